@@ -1,0 +1,39 @@
+# Everything a developer or a visitor runs. Nothing is needed first but Python >= 3.11.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast check fix setup bench clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+demo: setup ## files -> shards -> service -> training, with a report
+	$(BIN)/evofeed demo
+
+test: setup ## every test
+	$(BIN)/python -m pytest
+
+test-fast: setup ## what finishes while you wait
+	$(BIN)/python -m pytest -m "not slow and not cluster"
+
+check: setup ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

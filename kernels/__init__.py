@@ -1,0 +1,3 @@
+"""Fused Triton kernels, each beside its plain PyTorch reference."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Shards to batches that already lie on the GPU."""
+
+__all__: list[str] = []

@@ -1,0 +1,88 @@
+"""The `evofeed` command: one name per job, each loaded only when it is called.
+
+The table below is the whole of it; the commands live beside the rooms they
+belong to (`featurize/commands.py`, `store/commands.py`, ...). Nothing heavy is
+imported before a command runs, so `evofeed --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+
+from evofeed import __version__
+from evofeed.errors import EvofeedError
+
+# name: (module, Typer app or function, one line for --help)
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
+    "synth": ("evofeed.featurize.synth.commands", "synth", "Write a synthetic raw dataset."),
+    "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
+    "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
+    "shards": ("evofeed.store.commands", "shards", "Look inside shards."),
+    "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
+    "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
+    "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
+    "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
+    "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
+    "bench": ("evofeed.loader.commands", "bench", "Measure the loader on this machine."),
+}
+
+
+def help_text() -> str:
+    """The list of commands, as `evofeed --help` prints it."""
+    rows = "\n".join(f"  {name:<10} {line}" for name, (_, _, line) in COMMANDS.items())
+    return (
+        "Usage: evofeed COMMAND [ARGS]...\n\n"
+        "AlphaFold2 features at the speed of the GPU: text files to training batches.\n\n"
+        f"Commands:\n{rows}\n\n"
+        "Start with:    evofeed demo\n"
+        "One command:   evofeed COMMAND --help\n"
+        "Version:       evofeed --version"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; our own errors become one line and exit code 1."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print(help_text())
+    elif name == "--version":
+        print(f"evofeed {__version__}")
+    elif name not in COMMANDS:
+        sys.exit(_fail(f"no command {name!r}; `evofeed --help` lists them", 2))
+    else:
+        try:
+            _load(name)(args=rest, prog_name=f"evofeed {name}")
+        except EvofeedError as error:
+            sys.exit(_fail(str(error), 1))
+        except KeyboardInterrupt:
+            sys.exit(_fail("interrupted", 130))
+
+
+def _load(name: str) -> Any:
+    """The Typer app behind a command; a plain function becomes an app of one command."""
+    module, attribute, _ = COMMANDS[name]
+    try:
+        target: Any = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("evofeed"):
+            raise
+        sys.exit(_fail(f"{name} needs {error.name}: pip install 'evofeed[all]'", 1))
+    if isinstance(target, typer.Typer):
+        return target
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(target)
+    return app
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"evofeed: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Every error evofeed raises on purpose.
+
+They say that the *data or the world* is wrong and what to do next; a wrong
+*call* raises `ValueError` or `TypeError`. All of them survive pickling, because
+they cross process and Ray boundaries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EvofeedError(Exception):
+    """Base of all our errors: a message and where it happened.
+
+    Args:
+        message: what is wrong, with the offending value, and the next step.
+        path: the file, URL or shard at fault, if any.
+        line: 1-based line in `path`, if known.
+        item: the chain, job or dataset concerned, if any.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        item: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.line = line
+        self.item = item
+
+    def __str__(self) -> str:
+        place = self.path or ""
+        if self.line is not None:
+            place += f":{self.line}"
+        parts = [part for part in (self.item, place) if part]
+        return f"{': '.join(parts)}: {self.message}" if parts else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception pickles only positional args; ours are keyword-only.
+        return _rebuild, (type(self), self.message, self.__dict__.copy())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as plain JSON-ready values, for reports and ledgers."""
+        return {
+            "type": type(self).__name__,
+            "message": self.message,
+            "path": self.path,
+            "line": self.line,
+            "item": self.item,
+        }
+
+
+def _rebuild(cls: type[EvofeedError], message: str, state: dict[str, Any]) -> EvofeedError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class InputError(EvofeedError):
+    """A file we were given is wrong."""
+
+
+class MsaError(InputError):
+    """An alignment (a3m, Stockholm, FASTA) cannot be read as one."""
+
+
+class MmcifError(InputError):
+    """A structure file (mmCIF, PDB, ProteinNet) cannot be used."""
+
+
+class TemplateError(InputError):
+    """A template hit or its hit file (hhr, hmmsearch) cannot be used."""
+
+
+class FeatureError(EvofeedError):
+    """An array does not match the feature table."""
+
+
+class StoreError(EvofeedError):
+    """A dataset cannot be read or written."""
+
+
+class DatasetMissing(StoreError):
+    """No dataset, snapshot or ref of that name is there."""
+
+
+class ShardMissing(StoreError):
+    """A shard named by the manifest is not where it should be."""
+
+
+class ShardCorrupt(StoreError):
+    """Bytes do not match their checksum or the format; names shard and chain."""
+
+
+class SchemaMismatch(StoreError):
+    """The dataset was written with a format this reader does not know."""
+
+
+class RefConflict(StoreError):
+    """Somebody else moved the ref first: re-read it and try again."""
+
+
+class LoaderError(EvofeedError):
+    """The loader cannot go on."""
+
+
+class WorkerDied(LoaderError):
+    """A reader process died; carries what it said last."""
+
+
+class CannotResume(LoaderError):
+    """A saved loader state does not fit this dataset or configuration."""
+
+
+class JobError(EvofeedError):
+    """A featurize job cannot run or has failed."""
+
+
+class ServiceError(EvofeedError):
+    """The manifest service refused or failed."""
+
+
+class ManifestMissing(ServiceError):
+    """The service knows no such dataset, snapshot or ref."""
+
+
+class ManifestStale(ServiceError):
+    """The manifest was replaced while it was being read."""
+
+
+class TrainerError(EvofeedError):
+    """Training cannot start or go on."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint is incomplete or does not fit the model."""
+
+
+class KernelError(EvofeedError):
+    """A fused kernel cannot run."""
+
+
+class UnsupportedShape(KernelError):
+    """A fused kernel cannot take this shape or dtype; dispatch falls back."""

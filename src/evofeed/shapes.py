@@ -1,0 +1,24 @@
+"""Shape annotations (jaxtyping's) that cost nothing where jaxtyping is absent.
+
+A GPU machine that only trains does not need jaxtyping; there `Float[Tensor, "L 3"]`
+is simply `Tensor`. Under test the annotations are checked at run time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Bool", "Float", "Int", "Shaped", "UInt8"]
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped, UInt8
+else:
+    try:
+        from jaxtyping import Bool, Float, Int, Shaped, UInt8
+    except ImportError:
+
+        class _Plain:
+            def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+                return item[0]
+
+        Bool = Float = Int = Shaped = UInt8 = _Plain

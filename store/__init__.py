@@ -1,0 +1,3 @@
+"""Immutable Arrow shards of chain records, their index, and snapshots of them."""
+
+__all__: list[str] = []
