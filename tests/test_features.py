@@ -59,5 +59,5 @@ def test_names_are_unique_and_dimensions_are_known() -> None:
         names = [feature.name for feature in table]
         assert len(names) == len(set(names))
         for feature in table:
-            ragged = {d: 5 for d in "LNKTSE"} | {"Tm": 4}
+            ragged = dict.fromkeys("LNKTSE", 5) | {"Tm": 4}
             assert len(feature.shape(ragged)) == len(feature.dims)
