@@ -287,3 +287,24 @@ def _check(record: ChainRecord, feature: Feature, ok: bool, got: object) -> None
             f"{feature.dtype}{list(feature.shape(record.sizes))}",
             item=record.chain_id,
         )
+
+
+def table_markdown(features: tuple[Feature, ...]) -> str:
+    """The table as Markdown, as it stands in docs/features.md."""
+    lines = ["| name | shape | dtype | unit | from |", "| --- | --- | --- | --- | --- |"]
+    for f in features:
+        shape = ", ".join(f.dims)
+        lines.append(f"| `{f.name}` | [{shape}] | {f.dtype} | {f.unit} | {f.source} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print("# The features\n")
+    print("Printed from `evofeed.features` by `python -m evofeed.features > docs/features.md`.\n")
+    print("Dimensions: L residues, N MSA rows, K non-zero deletions, T templates of a chain;")
+    print("S clustered MSA rows, E extra MSA rows, Tm templates of a batch. Fixed axes carry")
+    print("their size in their name (atom37, torsion7, ...).\n")
+    print("## A chain record, as stored\n\n" + table_markdown(RECORD) + "\n")
+    print("## A batch, as the model gets it\n")
+    print("Rows from `msa_feat` on are made anew for each recycle and lead with that axis.\n")
+    print(table_markdown(BATCH))
