@@ -1,0 +1,139 @@
+"""The loop by itself, on a stand-in model: falling loss, resume, bad steps, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.loop.standin import TinyLoader, TinyModel, squared_error
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.distributed import World
+from evofeed.trainer.loop import CHECKPOINTS, Loop
+from evofeed.trainer.optim import OptimConfig
+from evofeed.trainer.runlog import RunLog, read_steps
+
+FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
+
+
+def config(steps: int, **changes: object) -> TrainConfig:
+    base = TrainConfig(steps=steps, precision="fp32", checkpoint_every=0, optim=FAST)
+    return base.replace(**changes)
+
+
+def loop(settings: TrainConfig, out: Path, **changes: object) -> Loop:
+    loader = changes.pop("loader", None) or TinyLoader()
+    return Loop(settings, TinyModel(), squared_error, loader, out=out, world=World(), **changes)
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    result = loop(config(120), tmp_path).run()
+    assert len(result.losses) == 120
+    assert sum(result.losses[-12:]) < 0.5 * sum(result.losses[:12])
+
+
+def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(tmp_path: Path) -> None:
+    whole = loop(config(20), tmp_path / "whole")
+    expected = whole.run()
+    first = loop(config(9), tmp_path / "parts").run()
+    second = loop(config(20), tmp_path / "parts")
+    assert second.resume() == 9
+    result = second.run()
+    assert first.losses + result.losses == expected.losses
+    for role, buffer in whole.optimizer.state().items():
+        assert torch.equal(buffer, second.optimizer.state()[role]), role
+
+
+@pytest.mark.parametrize("clip", ["global", "per_example"])
+def test_accumulating_is_the_same_as_a_larger_step_of_one_pass_each(
+    tmp_path: Path, clip: str
+) -> None:
+    optim = OptimConfig(warmup_steps=0, clip=clip)
+    a = loop(config(3, accumulate=2, optim=optim), tmp_path / "a")
+    a.run()
+    assert a.optimizer.updates.item() == 3
+    assert a.loader.state_dict() == {"position": 6}
+
+
+def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
+    tmp_path: Path,
+) -> None:
+    with RunLog(tmp_path, steps=6) as log:
+        run = loop(config(6), tmp_path, loader=TinyLoader(bad=(2, 3)), log=log)
+        result = run.run()
+    assert result.skipped == [2, 3]
+    assert run.optimizer.updates.item() == 4
+    assert all(torch.isfinite(buffer).all() for buffer in run.optimizer.state().values())
+    dumped = json.loads((tmp_path / "nonfinite" / "step_00000002.rank0.json").read_text())
+    assert dumped["samples"] == ["chain2"]
+    assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 1, 0, 0, 1, 1]
+
+
+def test_a_skipped_step_leaves_weights_moments_and_average_bit_equal(tmp_path: Path) -> None:
+    run = loop(config(2), tmp_path, loader=TinyLoader(bad=(2,)))
+    run.run()
+    before = {role: buffer.clone() for role, buffer in run.optimizer.state().items()}
+    run.optimizer.grad.fill_(float("inf"))
+    norm = run.optimizer.step(2)
+    assert not torch.isfinite(norm)
+    for role, buffer in run.optimizer.state().items():
+        assert torch.equal(buffer, before[role]), role
+
+
+def test_too_many_bad_steps_in_a_row_end_the_run_with_a_reason(tmp_path: Path) -> None:
+    run = loop(config(9, max_skipped=3), tmp_path, loader=TinyLoader(bad=(1, 2, 3, 4)))
+    with pytest.raises(TrainerError, match="3 steps in a row"):
+        run.run()
+
+
+def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
+    def kill_at_five(step: int) -> None:
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = loop(config(50), tmp_path, watch=kill_at_five).run()
+    assert result.stopped_by == "SIGTERM"
+    assert result.step == 6
+    assert result.checkpoint is not None and result.checkpoint.name == "step_00000006"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_every_second_of_the_run_belongs_to_a_part_of_a_step(tmp_path: Path) -> None:
+    with RunLog(tmp_path, steps=40) as log:
+        result = loop(config(40, checkpoint_every=7), tmp_path, log=log).run()
+    told = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
+    assert told == pytest.approx(result.seconds, rel=0.02)
+
+
+def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    class Empty(TinyLoader):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(TrainerError, match="no batch at all"):
+        loop(config(2), tmp_path, loader=Empty()).run()
+
+
+def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path: Path) -> None:
+    seen = []
+
+    def validate() -> dict[str, float]:
+        seen.append(torch.equal(run.optimizer.param, kept[-1]))
+        return {"lddt_ca": 0.5}
+
+    kept: list[torch.Tensor] = []
+
+    def note(step: int) -> None:
+        kept.append(run.optimizer.param.clone())
+
+    run = loop(config(4, validate_every=4), tmp_path, validate=validate, watch=note)
+    run.run()
+    assert seen == [False]
+    assert run.model.training
+    assert not torch.equal(run.optimizer.param, run.optimizer.ema)
+    assert (tmp_path / CHECKPOINTS).is_dir()

@@ -1,0 +1,103 @@
+"""Where the time of a step goes, on the device's own timeline.
+
+Every instant belongs to exactly one part: naming the next part ends the one
+before. On a GPU the boundaries are CUDA events on the training stream, so a data
+wait counts only where the GPU really stood still for it, and nothing here makes
+the CPU wait for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+PARTS = (
+    "data_wait",
+    "h2d",
+    "featurise",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "validation",
+    "checkpoint",
+    "other",
+)
+"""The parts of a step, in the order in which a report lists them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one step by part."""
+
+    step: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return sum(self.seconds.values())
+
+
+class StepClock:
+    """Notes when parts begin and hands out the seconds of finished steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
+        self._step = -1
+        self._open: dict[int, StepTimes] = {}
+
+    def begin(self, step: int, part: str = "data_wait") -> None:
+        """A new step begins here, with this part."""
+        self._step = step
+        self._open[step] = StepTimes(step=step)
+        self.part(part)
+
+    def part(self, name: str) -> None:
+        """From here on time belongs to `name`."""
+        if name not in PARTS:
+            raise ValueError(f"{name!r} is no part of a step; there are {', '.join(PARTS)}")
+        self._marks.append((self._step, name, self._now()))
+
+    def move(self, step: int, source: str, target: str, seconds: float) -> None:
+        """Say that `seconds` of a step's `source` were really `target`."""
+        times = self._open[step].seconds
+        times[target] = times.get(target, 0.0) + seconds
+        times[source] = times.get(source, 0.0) - seconds
+
+    def end(self) -> None:
+        """The last step ends here; waits for the device."""
+        self._marks.append((self._step + 1, "other", self._now()))
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def finished(self) -> list[StepTimes]:
+        """Steps whose every part is known by now, oldest first, each once."""
+        while len(self._marks) > 1 and self._done(self._marks[1][2]):
+            step, part, began = self._marks.popleft()
+            times = self._open[step].seconds
+            times[part] = times.get(part, 0.0) + _between(began, self._marks[0][2])
+        current = self._marks[0][0] if self._marks else 0
+        done = sorted(step for step in self._open if step < current)
+        return [self._open.pop(step) for step in done]
+
+    def _now(self) -> torch.cuda.Event | float:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _done(self, moment: torch.cuda.Event | float) -> bool:
+        return isinstance(moment, float) or bool(moment.query())  # type: ignore[no-untyped-call]
+
+
+def _between(began: torch.cuda.Event | float, ended: torch.cuda.Event | float) -> float:
+    if isinstance(began, float) and isinstance(ended, float):
+        return ended - began
+    assert isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event)
+    return float(began.elapsed_time(ended)) / 1e3

@@ -1,0 +1,353 @@
+"""The training loop: batches in, better weights out, every second accounted for.
+
+It knows nothing of proteins: any module that maps a batch to outputs, any loss
+that maps both to a scalar and named terms, any loader. `evofeed.trainer.train`
+puts the AlphaFold2 ones in.
+
+Two habits keep runs exact. Dropout is seeded anew for every sample from
+`(seed, number of the sample)`, so a resumed run, or the same batch spread over
+another number of ranks, draws the same masks. And no step waits for the device:
+a step's numbers are read one step later, by all ranks alike.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.checkpoint import Checkpoint, CheckpointWriter, newest_checkpoint, restore
+from evofeed.trainer.clock import StepClock
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.distributed import World
+from evofeed.trainer.flat import FlatOptimizer
+from evofeed.trainer.optim import learning_rate
+from evofeed.trainer.runlog import RunLog
+from evofeed.trainer.stream import BatchStream, Loader, num_recycles
+
+LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        out: the run's folder.
+        first_step: step it began at: 0, or where it resumed.
+        step: steps done in all.
+        losses: mean loss of every step done now.
+        skipped: steps without a finite gradient, which changed nothing.
+        seconds: wall time from the first wait for data to the end.
+        stopped_by: name of the signal that ended it early, or empty.
+        checkpoint: the last checkpoint written.
+    """
+
+    out: Path
+    first_step: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    stopped_by: str = ""
+    checkpoint: Path | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose numbers are still on their way from the device."""
+
+    step: int
+    numbers: Tensor
+    event: torch.cuda.Event | None
+    samples: list[str]
+
+
+class Loop:
+    """One rank's training loop over given parts.
+
+    Args:
+        config: what to compute.
+        model: maps a batch to outputs; moved nowhere, must be on the world's device.
+        loss: maps outputs and batch to a scalar and named terms.
+        loader: gives batches on the world's device, this rank's share.
+        out: folder for logs and checkpoints.
+        world: who else takes part.
+        log: where step lines go, on the first rank.
+        validate: called with the step every `validate_every` steps, under averaged weights.
+        watch: called before every step with its number, for the profiler.
+        provenance: kept in every checkpoint: dataset digest, versions.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        loss: LossFunction,
+        loader: Loader,
+        *,
+        out: Path,
+        world: World,
+        log: RunLog | None = None,
+        validate: Callable[[], dict[str, float]] | None = None,
+        watch: Callable[[int], None] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config, self.model, self.loss, self.world = config, model, loss, world
+        self.out, self.log, self.validate, self.watch = out, log, validate, watch
+        self.provenance = dict(provenance or {})
+        self.loader = loader
+        self.optimizer = FlatOptimizer(model, config.optim)
+        self.clock = StepClock(world.device)
+        self.result = TrainResult(out=out)
+        self.stream = BatchStream(loader)
+        self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        self._terms: list[str] = []
+        self._pending: _Pending | None = None
+        self._skipped_in_a_row = 0
+        self._asked = ""  # a signal reached this rank
+        self._stop = ""  # all ranks know, and stop after the same step
+
+    def resume(self) -> int:
+        """Go on from the newest complete checkpoint, if there is one; returns the next step."""
+        found = newest_checkpoint(self.out / CHECKPOINTS) if self.world.is_first else None
+        found = self.world.share(found)
+        if found is not None:
+            if self.world.is_first:  # the others get the buffers by broadcast
+                restore(found, self.optimizer)
+            self._take(found)
+        return self.result.step
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        if state["seed"] != self.config.seed:
+            raise TrainerError(
+                f"the checkpoint was written with seed {state['seed']}, this run has "
+                f"{self.config.seed}; it would not be the same run",
+                path=str(checkpoint.path),
+            )
+        self.loader.load_state_dict(state["loader"])
+        self.stream.epoch = state["epoch"]
+        self.result.first_step = self.result.step = checkpoint.step
+        self.result.skipped = list(state["skipped"])
+        self.result.checkpoint = checkpoint.path
+
+    def run(self) -> TrainResult:
+        """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
+        for buffer in (*self.optimizer.state().values(), self.optimizer.updates):
+            self.world.broadcast(buffer)
+        self.model.train()
+        began = time.perf_counter()
+        with self._signals():
+            for step in range(self.result.step, self.config.steps):
+                self._step(step)
+                if self._stop:
+                    break
+        self._finish()
+        self.result.seconds = time.perf_counter() - began
+        return self.result
+
+    def _step(self, step: int) -> None:
+        if self.watch:
+            self.watch(step)
+        config, clock = self.config, self.clock
+        clock.begin(step)
+        self.optimizer.zero_grad()
+        numbers: Tensor | None = None
+        samples: list[str] = []
+        for micro in range(config.accumulate):
+            clock.part("data_wait")
+            batch = next(self.stream)
+            samples += sample_names(batch, self.loader)
+            if micro == 0 and self.log:
+                self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
+            torch.manual_seed(self._sample_seed(step, micro))
+            part = self._backward(batch)
+            numbers = part if numbers is None else numbers + part
+        assert numbers is not None  # accumulate >= 1
+        clock.part("communication")
+        self.optimizer.gather(config.accumulate)
+        self.world.mean(self.optimizer.grad)
+        numbers = self._reduce(numbers)
+        clock.part("optimizer")
+        norm = self.optimizer.step(step)
+        clock.part("other")
+        self._read()
+        if self.world.size == 1 and self._asked:
+            self._stop = self._asked
+        self._pending = self._send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
+        self.result.step = step + 1
+        self._every(step + 1)
+        self._flush()
+
+    def _backward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Forward and backward of one batch; loss, stop flag, recycles and terms, on the device."""
+        self.clock.part("forward")
+        device = self.world.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            outputs = self.model(batch)
+        loss, terms = self.loss(outputs, batch)
+        self.clock.part("backward")
+        torch.autograd.backward(loss)
+        self.optimizer.end_sample()
+        self._terms = sorted(terms)
+        recycles = float(num_recycles(batch))
+        known = torch.tensor([bool(self._asked), recycles, recycles**2], dtype=torch.float64)
+        values = [loss.detach(), *(terms[name].detach() for name in self._terms)]
+        return torch.cat(
+            [known.to(device, non_blocking=True), torch.stack([v.double() for v in values])]
+        )
+
+    def _reduce(self, numbers: Tensor) -> Tensor:
+        numbers = numbers / self.config.accumulate
+        self.world.mean(numbers)
+        return numbers
+
+    def _send(self, step: int, numbers: Tensor, samples: list[str]) -> _Pending:
+        if self.world.device.type != "cuda":
+            return _Pending(step, numbers, None, samples)
+        there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        there.copy_(numbers, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return _Pending(step, there, event, samples)
+
+    def _read(self) -> None:
+        """Take in the numbers of the step before; all ranks see the same and act alike."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        if pending.event:
+            pending.event.synchronize()
+        stop, recycles, squares, loss, *terms, norm = pending.numbers.tolist()
+        if stop:
+            self._stop = self._asked or "a signal to another rank"
+        if abs(squares - recycles**2) > 1e-6 and self.config.accumulate == 1:
+            raise TrainerError(
+                f"step {pending.step}: the ranks ran different numbers of recycles, {recycles} on "
+                "average; the loader must draw one number per step"
+            )
+        finite = norm == norm and abs(norm) != float("inf")
+        if finite:
+            self._skipped_in_a_row = 0
+        else:
+            self._skip(pending, dict(zip(self._terms, terms, strict=True)))
+        self.result.losses.append(loss)
+        if self.log:
+            self.log.values(
+                pending.step,
+                loss=loss,
+                terms=dict(zip(self._terms, terms, strict=True)),
+                norm=norm,
+                rate=learning_rate(pending.step, self.config.optim),
+                recycles=recycles,
+                finite=finite,
+            )
+
+    def _skip(self, pending: _Pending, terms: dict[str, float]) -> None:
+        """Count a step without a finite gradient and write down what was in it."""
+        self.result.skipped.append(pending.step)
+        self._skipped_in_a_row += 1
+        folder = self.out / "nonfinite"
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = {"step": pending.step, "samples": pending.samples, "mean_terms": terms}
+        name = f"step_{pending.step:08d}.rank{self.world.rank}.json"
+        (folder / name).write_text(json.dumps(entry, default=str))
+        if self._skipped_in_a_row >= self.config.max_skipped:
+            raise TrainerError(
+                f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
+                "their samples are listed there, lower the learning rate or use precision fp32",
+                path=str(folder),
+            )
+
+    def _every(self, done: int) -> None:
+        config = self.config
+        if self.validate and config.validate_every and done % config.validate_every == 0:
+            self.clock.part("validation")
+            self._validate(done - 1)
+        if config.checkpoint_every and done % config.checkpoint_every == 0:
+            self.clock.part("checkpoint")
+            self._read()  # its outcome belongs into the checkpoint
+            self._save()
+        self.clock.part("other")
+
+    def _validate(self, step: int) -> None:
+        assert self.validate
+        self.optimizer.swap_ema()
+        self.model.eval()
+        metrics = self.validate()
+        self.model.train()
+        self.optimizer.swap_ema()
+        if self.log:
+            self.log.values(step, metrics=metrics)
+
+    def _save(self) -> None:
+        if not self.world.is_first:
+            return
+        state = {
+            "seed": self.config.seed,
+            "epoch": self.stream.epoch,
+            "skipped": self.result.skipped,
+            "loader": self.loader.state_dict(),
+            "config": self.config.to_dict(),
+            **self.provenance,
+        }
+        self.result.checkpoint = self._writer.save(self.optimizer, self.result.step, state)
+
+    def _finish(self) -> None:
+        self._read()
+        self.clock.part("checkpoint")
+        self._save()
+        self._writer.wait()
+        self.clock.end()
+        self._flush()
+        self.stream.close()
+        self.result.stopped_by = self._stop
+        self.world.barrier()
+
+    def _flush(self) -> None:
+        for times in self.clock.finished():
+            if self.log:
+                self.log.times(times)
+
+    def _sample_seed(self, step: int, micro: int) -> int:
+        """Seed of one sample's dropout; the same however a batch is spread over ranks."""
+        number = (step * self.config.accumulate + micro) * self.world.size + self.world.rank
+        return (self.config.seed * 1_000_003 + number) % 2**63
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note SIGTERM and SIGINT instead of dying of them; a second one is deadly again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def note(number: int, frame: Any) -> None:
+            self._asked = signal.Signals(number).name
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def sample_names(batch: Mapping[str, Tensor], loader: Loader) -> list[str]:
+    """Names of a batch's samples as the loader knows them, for reports of trouble."""
+    names = getattr(loader, "last_ids", None)
+    return [str(name) for name in names] if names else []

@@ -1,0 +1,72 @@
+"""An endless stream of batches from a loader of epochs, and what the trainer asks of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from evofeed.errors import TrainerError
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """What training needs of a loader; `evofeed.loader.FeatureLoader` is one."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Batches from where the state stands to the end of the epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch comes from, JSON-ready."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+
+
+class BatchStream:
+    """Batches without end: when an epoch is over the next begins.
+
+    Attributes:
+        epoch: epochs completed so far by this stream.
+        first: whether the last batch was the first of its epoch.
+    """
+
+    def __init__(self, loader: Loader, epoch: int = 0) -> None:
+        self.loader = loader
+        self.epoch = epoch
+        self.first = False
+        self._batches: Iterator[dict[str, Tensor]] | None = None
+
+    def __next__(self) -> dict[str, Tensor]:
+        """The next batch.
+
+        Raises:
+            TrainerError: a whole epoch held no batch.
+        """
+        self.first = self._batches is None
+        if self._batches is None:
+            self._batches = iter(self.loader)
+        batch = next(self._batches, None)
+        if batch is None and not self.first:
+            self.epoch, self.first = self.epoch + 1, True
+            self._batches = iter(self.loader)
+            batch = next(self._batches, None)
+        if batch is None:
+            raise TrainerError(
+                "the loader gave no batch at all: the dataset is empty, or every chain is filtered "
+                "out, or there are more ranks than chains"
+            )
+        return batch
+
+    def close(self) -> None:
+        """Let go of the loader's iterator, so that its threads and readers can end."""
+        close = getattr(self._batches, "close", None)
+        if close:
+            close()
+        self._batches = None
+
+
+def num_recycles(batch: dict[str, Tensor]) -> int:
+    """Passes through the model that a batch was made for (R): the first axis of `msa_feat`."""
+    return int(batch["msa_feat"].shape[0]) if "msa_feat" in batch else 1
