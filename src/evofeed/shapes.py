@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Bool", "Float", "Int", "Shaped", "UInt8"]
+__all__ = ["Bool", "Float", "Int", "Integer", "Shaped", "UInt8"]
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped, UInt8
+    from jaxtyping import Bool, Float, Int, Integer, Shaped, UInt8
 else:
     try:
-        from jaxtyping import Bool, Float, Int, Shaped, UInt8
+        from jaxtyping import Bool, Float, Int, Integer, Shaped, UInt8
     except ImportError:
 
         class _Plain:
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]
 
-        Bool = Float = Int = Shaped = UInt8 = _Plain
+        Bool = Float = Int = Integer = Shaped = UInt8 = _Plain

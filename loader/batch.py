@@ -1,0 +1,78 @@
+"""Features of samples into the padded tensors of a batch, and OpenFold's own layout."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from evofeed.features import BATCH
+from evofeed.loader.config import LoaderConfig
+
+_STRUCTURE: Final = frozenset(
+    """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
+    atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous
+    rigidgroups_gt_frames rigidgroups_gt_exists rigidgroups_group_exists
+    rigidgroups_group_is_ambiguous rigidgroups_alt_gt_frames pseudo_beta
+    pseudo_beta_mask backbone_rigid_tensor backbone_rigid_mask chi_angles_sin_cos
+    chi_mask""".split()
+)
+"""Features that only supervised batches have."""
+
+_STAGE: Final = {feature.name: feature.stage for feature in BATCH}
+
+
+def empty_batch(
+    config: LoaderConfig, *, num_res: int, batch_size: int, recycles: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Zeros in every feature of the table: `[B, ...]`, and `[R, B, ...]` for those of a recycle.
+
+    Args:
+        config: gives the number of clusters, extra rows and templates.
+        num_res: residues, padding included.
+        batch_size: samples (B).
+        recycles: recycling iterations that run, plus one (R).
+        device: where the batch lies.
+    """
+    sizes = {
+        "L": num_res,
+        "S": config.max_msa_clusters,
+        "E": config.max_extra_msa,
+        "Tm": config.max_templates,
+    }
+    batch = {}
+    for feature in BATCH:
+        if feature.name in _STRUCTURE and not config.supervised:
+            continue
+        lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
+        dtype = getattr(torch, feature.dtype)
+        batch[feature.name] = torch.zeros(*lead, *feature.shape(sizes), dtype=dtype, device=device)
+    return batch
+
+
+def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> None:
+    """Write one sample's features into the low corner of its place, `[b]` or `[r, b]`."""
+    for name, value in features.items():
+        place = batch[name][index]
+        place[tuple(slice(0, size) for size in value.shape)].copy_(value)
+
+
+def openfold_batch(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The dict OpenFold's model and loss take: recycling axis last, everything in it.
+
+    Features that are the same in all recycles are expanded, not copied; those of
+    a recycle are a view with the axis moved. `no_recycling_iters` and
+    `batch_idx` are added as OpenFold adds them.
+    """
+    recycles, batch_size = batch["msa_feat"].shape[:2]
+    device = batch["msa_feat"].device
+    out = {
+        name: value.movedim(0, -1)
+        if _STAGE.get(name) == "recycle"
+        else value[..., None].expand(*value.shape, recycles)
+        for name, value in batch.items()
+    }
+    iters = torch.full((batch_size, recycles), recycles - 1, dtype=torch.int64, device=device)
+    index = torch.arange(batch_size, device=device)[:, None].expand(batch_size, recycles)
+    return {**out, "no_recycling_iters": iters, "batch_idx": index}

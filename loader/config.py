@@ -1,0 +1,130 @@
+"""What the loader makes of a chain, and how chains are chosen: `LoaderConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["LoaderConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig:
+    """Sizes, probabilities and sampling rules of AlphaFold2 training (AF2 SI 1.2, 1.11)."""
+
+    crop_size: int | None = 256
+    """Residues in a batch; None keeps whole chains (batch_size 1)."""
+    max_msa_clusters: int = 128
+    """Rows of `msa_feat`."""
+    max_extra_msa: int = 1024
+    """Rows of `extra_msa`."""
+    max_templates: int = 4
+    """Templates in a batch."""
+    subsample_templates: bool = True
+    """Draw how many and which templates, as in training; else the first ones."""
+    num_blocks: int = 5
+    """Blocks of MSA rows deleted; 0 deletes none."""
+    block_fraction: float = 0.3
+    """Size of one deleted block, as a fraction of the rows."""
+    max_distillation_msa_clusters: int = 1000
+    """Rows kept of a distillation chain's MSA before clustering."""
+    masked_fraction: float = 0.15
+    """Cells of the clustered MSA that masked-MSA asks for."""
+    uniform_prob: float = 0.1
+    """Of the masked cells: replaced by a uniform amino acid."""
+    profile_prob: float = 0.1
+    """Of the masked cells: replaced by a draw from the column."""
+    same_prob: float = 0.1
+    """Of the masked cells: left as they are. The rest becomes [MASK]."""
+    max_recycling_iters: int = 3
+    """The largest number of recycling iterations."""
+    uniform_recycling: bool = True
+    """Draw the iterations from 0 to the largest; else always the largest."""
+    clamp_prob: float = 0.9
+    """Probability of the clamped FAPE loss."""
+    supervised: bool = True
+    """Make the ground-truth structure features."""
+    crop_first: bool = False
+    """Cluster only the cropped residues: faster, and not AF2's features."""
+
+    batch_size: int = 1
+    """Samples in one batch of one rank."""
+    global_batch_size: int | None = None
+    """Samples of one optimiser step over all ranks; they share the number of
+    recycling iterations. None: batch_size times the world size. Give it a number
+    to keep batches the same when the world size changes."""
+    epoch_len: int | None = None
+    """Samples in an epoch; None: every eligible chain once."""
+    weighted: bool = False
+    """Accept chains with AF2's length and cluster-size probabilities."""
+    max_resolution: float = 9.0
+    """Coarser structures are left out; ångström."""
+    max_aa_fraction: float = 0.8
+    """Chains with more of one amino acid than this are left out."""
+    allow_unknown: bool = True
+    """Keep chains with residues outside the twenty; OpenFold drops them."""
+    balance: bool = False
+    """Order the samples of an optimiser step by cost, so that ranks read alike."""
+    max_bad_chains: int = 100
+    """Chains that may be replaced because they cannot be read, before giving up."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, with the value in the message."""
+        for name in ("max_msa_clusters", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        for name in ("block_fraction", "masked_fraction", "clamp_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
+        if self.uniform_prob + self.profile_prob + self.same_prob > 1:
+            raise ValueError("uniform_prob + profile_prob + same_prob is more than 1")
+        if self.crop_size is None and self.batch_size > 1:
+            raise ValueError("whole chains (crop_size=None) need batch_size=1")
+        if self.crop_size is not None and self.crop_size < 1:
+            raise ValueError(f"crop_size must be at least 1, not {self.crop_size}")
+
+    @classmethod
+    def initial_training(cls, **changes: Any) -> LoaderConfig:
+        """AF2's initial training: crop 256, 128 clusters, 1024 extra rows (SI table 4)."""
+        return cls(**{"weighted": True, "allow_unknown": False, **changes})
+
+    @classmethod
+    def finetuning(cls, **changes: Any) -> LoaderConfig:
+        """AF2's fine-tuning: crop 384, 512 clusters, 5120 extra rows (SI table 4)."""
+        sizes = {"crop_size": 384, "max_msa_clusters": 512, "max_extra_msa": 5120}
+        return cls.initial_training(**{**sizes, **changes})
+
+    @classmethod
+    def prediction(cls, **changes: Any) -> LoaderConfig:
+        """Whole chains as OpenFold's `model_1` predicts them: nothing deleted or drawn away."""
+        sizes: dict[str, Any] = {
+            "crop_size": None,
+            "max_msa_clusters": 512,
+            "max_extra_msa": 5120,
+            "num_blocks": 0,
+            "subsample_templates": False,
+            "uniform_recycling": False,
+            "clamp_prob": 0.0,
+            "supervised": False,
+            "max_resolution": float("inf"),
+            "max_aa_fraction": 1.0,
+        }
+        return cls(**{**sizes, **changes})
+
+    def replace(self, **changes: Any) -> LoaderConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of every field that changes the stream of samples."""
+        fields = dataclasses.asdict(self)
+        for name in ("batch_size", "max_bad_chains"):
+            del fields[name]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

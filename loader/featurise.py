@@ -1,0 +1,195 @@
+"""A decoded chain on some device to the features of one sample.
+
+Two functions: `constant_features` once a sample, `recycle_features` once for each
+recycle that will run. They ask the device for nothing (every shape is known on
+the host beforehand), so a GPU gets its work without ever stopping the caller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import MsaDraws
+from evofeed.loader.transforms import clusters, structure
+from evofeed.loader.transforms import msa as msa_transforms
+from evofeed.loader.transforms.crop import Crop
+from evofeed.shapes import Float, Integer, Shaped
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain record as tensors on one device, full length; templates already chosen.
+
+    Shapes: `L` residues, `N` rows in the record's order, `T` chosen templates.
+    """
+
+    aatype: Integer[Tensor, " L"]
+    residue_index: Integer[Tensor, " L"]
+    msa: Integer[Tensor, "N L"]
+    deletions: Shaped[Tensor, "N L"]
+    profile_counts: Integer[Tensor, "L 22"]
+    template_aatype: Integer[Tensor, "T L"]
+    template_positions: Float[Tensor, "T L 37 3"]
+    template_mask: Float[Tensor, "T L 37"]
+    template_sum_probs: Float[Tensor, " T"]
+    positions: Float[Tensor, "L 37 3"] | None
+    mask: Float[Tensor, "L 37"] | None
+    resolution: float
+    is_distillation: bool
+
+    @property
+    def num_rows(self) -> int:
+        """MSA rows (N)."""
+        return self.msa.shape[0]
+
+    @property
+    def num_res(self) -> int:
+        """Residues (L)."""
+        return self.aatype.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MsaSample:
+    """One recycle's rows before they become features; full length, nothing padded."""
+
+    true_msa: Integer[Tensor, "M L"]
+    masked_msa: Integer[Tensor, "M L"]
+    bert_mask: Float[Tensor, "M L"]
+    deletions: Shaped[Tensor, "M L"]
+    extra_msa: Integer[Tensor, "E L"]
+    extra_deletions: Shaped[Tensor, "E L"]
+    cluster: Integer[Tensor, " E"]
+
+
+def constant_features(chain: Chain, crop: Crop, config: LoaderConfig) -> dict[str, Tensor]:
+    """Features that are the same in every recycle, cropped but not padded."""
+    aatype = chain.aatype.to(torch.int64)
+    whole = {
+        "aatype": aatype,
+        "residue_index": chain.residue_index.to(torch.int64),
+        "seq_mask": torch.ones(chain.num_res, device=aatype.device),
+        "target_feat": msa_transforms.make_target_feat(aatype),
+        **structure.make_atom14_masks(aatype),
+    }
+    if config.supervised:
+        whole |= _ground_truth(chain, aatype)
+    cut = slice(crop.start, crop.stop)
+    features = {name: value[cut] for name, value in whole.items()}
+    templates = structure.template_features(
+        chain.template_aatype.to(torch.int64),
+        chain.template_positions,
+        chain.template_mask,
+        chain.template_sum_probs,
+    )
+    for name, value in templates.items():
+        per_residue = value.dim() > 1 and name != "template_sum_probs"
+        features[name] = value[:, cut] if per_residue else value
+    return features
+
+
+def _ground_truth(chain: Chain, aatype: Tensor) -> dict[str, Tensor]:
+    positions, mask = chain.positions, chain.mask
+    if positions is None or mask is None:  # all unknown, so that no loss counts it
+        mask = torch.zeros(chain.num_res, 37, device=aatype.device)
+        positions = torch.zeros(chain.num_res, 37, 3, device=aatype.device)
+    return structure.structure_features(aatype, positions, mask)
+
+
+def sample_msa(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> MsaSample:
+    """Choose, mask and cluster the rows of one recycle (AF2 SI 1.2.6-1.2.7)."""
+    rows = _chosen_rows(chain, draws, config)
+    centre_rows = rows[: config.max_msa_clusters]
+    extra_rows = rows[config.max_msa_clusters :]
+    true_msa = chain.msa[centre_rows]
+    position = draws.mask_position(true_msa.shape[0], chain.num_res)
+    replacement = draws.replacement(true_msa, chain.profile_counts)
+    masked_msa, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
+    extra_msa = chain.msa[extra_rows]
+    return MsaSample(
+        true_msa=true_msa,
+        masked_msa=masked_msa,
+        bert_mask=bert_mask,
+        deletions=chain.deletions[centre_rows],
+        extra_msa=extra_msa,
+        extra_deletions=chain.deletions[extra_rows],
+        cluster=clusters.nearest_clusters(masked_msa, extra_msa),
+    )
+
+
+def _chosen_rows(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> Tensor:
+    """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
+    num_rows = chain.num_rows
+    kept = np.arange(num_rows)
+    size = msa_transforms.block_size(num_rows, config.block_fraction)
+    if config.num_blocks and size:
+        kept = msa_transforms.kept_rows(num_rows, draws.block_starts(num_rows), size)
+    rows = torch.from_numpy(kept).to(chain.msa.device, non_blocking=True)
+    if chain.is_distillation:
+        order = draws.distillation_order(len(rows) - 1)
+        rows = _query_first(rows, order)[: config.max_distillation_msa_clusters]
+    return _query_first(rows, draws.row_order(len(rows) - 1))
+
+
+def _query_first(rows: Tensor, order: Tensor) -> Tensor:
+    return torch.cat([rows[:1], rows[1:][order]])
+
+
+def recycle_features(
+    chain: Chain, crop: Crop, draws: MsaDraws, config: LoaderConfig
+) -> dict[str, Tensor]:
+    """Features of one recycle, cropped but not padded."""
+    if config.crop_first:
+        chain, crop = _crop_msa(chain, crop)
+    sample = sample_msa(chain, draws, config)
+    cut = slice(crop.start, crop.stop)
+    profile, deletion_mean = clusters.summarize_clusters(
+        sample.masked_msa[:, cut],
+        sample.deletions[:, cut],
+        sample.extra_msa[:, cut],
+        sample.extra_deletions[:, cut],
+        sample.cluster,
+    )
+    picked = draws.extra_order(sample.extra_msa.shape[0])[: config.max_extra_msa]
+    extra_deletions = sample.extra_deletions[:, cut][picked]
+    masked = sample.masked_msa[:, cut]
+    extra_msa = sample.extra_msa[:, cut][picked]
+    ones = torch.ones(max(masked.shape[0], len(picked)), crop.length, device=masked.device)
+    return {
+        "msa_feat": msa_transforms.make_msa_feat(
+            masked, sample.deletions[:, cut], profile, deletion_mean
+        ),
+        "msa_mask": ones[: masked.shape[0]],
+        "msa_row_mask": ones[: masked.shape[0], 0],
+        "bert_mask": sample.bert_mask[:, cut],
+        "true_msa": sample.true_msa[:, cut],
+        "extra_msa": extra_msa,
+        "extra_msa_mask": ones[: len(picked)],
+        "extra_msa_row_mask": ones[: len(picked), 0],
+        "extra_has_deletion": msa_transforms.has_deletion(extra_deletions),
+        "extra_deletion_value": msa_transforms.deletion_value(extra_deletions),
+    }
+
+
+def _crop_msa(chain: Chain, crop: Crop) -> tuple[Chain, Crop]:
+    """The chain's MSA cut to the crop: the declared, faster variant of the features."""
+    cut = slice(crop.start, crop.stop)
+    cropped = dataclasses.replace(
+        chain,
+        aatype=chain.aatype[cut],
+        residue_index=chain.residue_index[cut],
+        msa=chain.msa[:, cut],
+        deletions=chain.deletions[:, cut],
+        profile_counts=chain.profile_counts[cut],
+        template_aatype=chain.template_aatype[:, cut],
+        template_positions=chain.template_positions[:, cut],
+        template_mask=chain.template_mask[:, cut],
+        positions=None,
+        mask=None,
+    )
+    return cropped, Crop(0, crop.length, crop.templates)

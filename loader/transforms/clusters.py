@@ -1,0 +1,107 @@
+"""Extra rows to their nearest cluster centre, and what each cluster looks like.
+
+AF2 SI 1.2.7: every row that is no centre joins the centre it agrees with in most
+columns, gaps and masked cells agreeing with nothing; among equals the first
+centre wins. Agreements are whole numbers, computed as a matrix product of
+one-hot codes whose every partial sum is exact in the dtype used, so every device
+and every chunking gives the same assignment.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from evofeed.loader.transforms.msa import NUM_CODES
+from evofeed.residues import GAP
+from evofeed.shapes import Float, Integer
+
+_EXACT_COLUMNS: Final = 2048
+"""float16 holds every whole number up to here."""
+_CHUNK_BYTES: Final = 128 << 20
+"""Largest one-hot matrix built at a time."""
+
+
+def nearest_clusters_reference(
+    centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
+) -> Integer[Tensor, " E"]:
+    """The definition, one centre at a time: the oracle of `nearest_clusters`."""
+    best = torch.full((extra.shape[0],), -1, device=extra.device)
+    cluster = torch.zeros_like(best)
+    for m, centre in enumerate(centres):
+        agreement = ((extra == centre) & (centre < GAP)).sum(-1)
+        better = agreement > best
+        best = torch.where(better, agreement, best)
+        cluster = torch.where(better, m, cluster)
+    return cluster
+
+
+def nearest_clusters(
+    centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
+) -> Integer[Tensor, " E"]:
+    """`i64[E]` the first centre with most equal residues, for each extra row."""
+    if not extra.shape[0]:
+        return torch.zeros(0, dtype=torch.int64, device=extra.device)
+    dtype = torch.float16 if centres.is_cuda else torch.float32
+    num_res = centres.shape[1]
+    width = min(num_res, _EXACT_COLUMNS)
+    rows = max(64, _CHUNK_BYTES // (width * GAP * (2 if centres.is_cuda else 4)))
+    parts = []
+    for chunk in torch.split(extra, rows):
+        counts = torch.zeros(
+            chunk.shape[0], centres.shape[0], dtype=torch.int32, device=extra.device
+        )
+        for start in range(0, num_res, width):
+            cut = slice(start, start + width)
+            one = _residue_one_hot(chunk[:, cut], dtype)
+            two = _residue_one_hot(centres[:, cut], dtype)
+            counts += (one @ two.T).to(torch.int32)
+        parts.append(_first_argmax(counts))
+    return torch.cat(parts)
+
+
+def _residue_one_hot(codes: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[rows, columns * 21]`; gap and [MASK] are all zeros."""
+    steps = torch.arange(GAP, device=codes.device, dtype=codes.dtype)
+    return (codes[..., None] == steps).to(dtype).flatten(1)
+
+
+def _first_argmax(counts: Tensor) -> Tensor:
+    # The centre's number, counted from the end, breaks ties; no kernel's habit does.
+    last = counts.shape[1] - 1
+    number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int64)
+    best = (counts.to(torch.int64) * (last + 1) + number).amax(1)
+    return last - best % (last + 1)
+
+
+def summarize_clusters(
+    centres: Integer[Tensor, "M L"],
+    centre_deletions: Tensor,
+    extra: Integer[Tensor, "E L"],
+    extra_deletions: Tensor,
+    cluster: Integer[Tensor, " E"],
+) -> tuple[Float[Tensor, "M L 23"], Float[Tensor, "M L"]]:
+    """`cluster_profile` and `cluster_deletion_mean`: means over centre and members.
+
+    The sums are of whole numbers below 2**24 in float32: exact in any order, so
+    atomic adds on a GPU change nothing.
+    """
+    num_clusters, num_res = centres.shape
+    size = torch.zeros(num_clusters, device=centres.device)
+    size.index_add_(0, cluster, torch.ones(cluster.shape[0], device=centres.device))
+    total = (size + (1e-6 + 1.0))[:, None]
+    codes = centres.to(torch.int64)
+    column = torch.arange(num_res, device=centres.device)
+    profile = torch.zeros(num_clusters * num_res * NUM_CODES, device=centres.device)
+    cell = (cluster[:, None] * num_res + column) * NUM_CODES + extra
+    profile.index_add_(0, cell.flatten(), torch.ones(cell.numel(), device=centres.device))
+    profile = profile.view(num_clusters, num_res, NUM_CODES)
+    profile.scatter_add_(
+        -1, codes[..., None], torch.ones_like(codes[..., None], dtype=torch.float32)
+    )
+    deletions = centre_deletions.to(torch.float32).index_add(
+        0, cluster, extra_deletions.to(torch.float32)
+    )
+    return profile / total[..., None], deletions / total

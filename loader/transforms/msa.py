@@ -1,0 +1,118 @@
+"""Alignment rows to the model's MSA features (AF2 SI 1.2.6-1.2.9).
+
+Each function is one step and takes its random draws as arguments. `N` rows of
+the chain, `M` cluster centres, `E` extra rows, `L` residues; codes are restypes
+0-20, gap 21, [MASK] 22, as any integer dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.residues import GAP, MASK, RESTYPE_NUM
+from evofeed.shapes import Bool, Float, Integer
+
+NUM_CODES: Final = MASK + 1
+
+
+def block_size(num_rows: int, fraction: float) -> int:
+    """Rows in one deleted block: `floor(N * fraction)` in float32, as AF2 has it."""
+    return int(np.floor(np.float32(num_rows) * np.float32(fraction)))
+
+
+def kept_rows(num_rows: int, starts: Sequence[int], size: int) -> Integer[np.ndarray, " kept"]:
+    """Rows left when blocks of `size` rows from each start are deleted.
+
+    The query, row 0, always stays. Made on the host: its length decides the
+    shapes of everything after, which must be known without asking the GPU.
+    """
+    keep = np.ones(num_rows, bool)
+    if size:
+        for start in starts:
+            keep[start : start + size] = False
+    keep[0] = True
+    return np.flatnonzero(keep)
+
+
+def mask_msa(
+    msa: Integer[Tensor, "M L"], position: Bool[Tensor, "M L"], replacement: Integer[Tensor, "M L"]
+) -> tuple[Integer[Tensor, "M L"], Float[Tensor, "M L"]]:
+    """The MSA with the asked positions replaced, and `bert_mask`."""
+    return torch.where(position, replacement.to(msa.dtype), msa), position.to(torch.float32)
+
+
+def draw_replacement(
+    msa: Integer[Tensor, "M L"],
+    profile_counts: Integer[Tensor, "L 22"],
+    kind: Integer[Tensor, "M L"],
+    which: Integer[Tensor, "M L"],
+    probs: tuple[float, float, float],
+) -> Integer[Tensor, "M L"]:
+    """What each cell becomes if masked-MSA asks for it.
+
+    A mixture drawn in two steps, in integers only, so that every device agrees:
+    `kind` (32 random bits) chooses uniform amino acid, draw from the column's
+    profile, the cell itself, or [MASK]; `which` (32 random bits) chooses within.
+
+    Args:
+        msa: codes before masking.
+        profile_counts: occurrences of each code in each column.
+        kind: 0 to 2**32 - 1.
+        which: 0 to 2**32 - 1.
+        probs: of uniform, profile and same.
+    """
+    edges = [int(p * 2**32) for p in np.cumsum(probs)]
+    uniform = (which * RESTYPE_NUM) >> 32
+    cumulative = profile_counts.to(torch.int64).cumsum(-1)
+    # Kept as M passes over [L, 22] columns would be; searchsorted does it row by row.
+    target = (which * cumulative[:, -1]) >> 32
+    profile = torch.searchsorted(cumulative, target.T.contiguous(), right=True).T
+    drawn = torch.where(kind < edges[2], msa.to(torch.int64), MASK)
+    drawn = torch.where(kind < edges[1], profile, drawn)
+    return torch.where(kind < edges[0], uniform, drawn)
+
+
+def one_hot(codes: Integer[Tensor, "*S"], classes: int) -> Float[Tensor, "*S classes"]:
+    """`f32[..., classes]`; a code outside the classes gives zeros."""
+    steps = torch.arange(classes, device=codes.device, dtype=codes.dtype)
+    return (codes[..., None] == steps).to(torch.float32)
+
+
+def has_deletion(deletions: Tensor) -> Float[Tensor, "*S"]:
+    """1 where there is any deletion left of the cell."""
+    return deletions.to(torch.float32).clamp(0, 1)
+
+
+def deletion_value(deletions: Tensor) -> Float[Tensor, "*S"]:
+    """`2/pi atan(d/3)`, 0 to 1 (AF2 SI table 1)."""
+    return torch.atan(deletions.to(torch.float32) / 3) * (2 / math.pi)
+
+
+def make_msa_feat(
+    msa: Integer[Tensor, "M L"],
+    deletions: Tensor,
+    cluster_profile: Float[Tensor, "M L 23"],
+    cluster_deletion_mean: Float[Tensor, "M L"],
+) -> Float[Tensor, "M L 49"]:
+    """The 49 channels of the clustered MSA (AF2 SI table 1)."""
+    return torch.cat(
+        [
+            one_hot(msa, NUM_CODES),
+            has_deletion(deletions)[..., None],
+            deletion_value(deletions)[..., None],
+            cluster_profile,
+            deletion_value(cluster_deletion_mean)[..., None],
+        ],
+        dim=-1,
+    )
+
+
+def make_target_feat(aatype: Integer[Tensor, " L"]) -> Float[Tensor, "L 22"]:
+    """A break flag, always 0 within a chain, and one-hot `aatype` (AF2 SI table 1)."""
+    return torch.nn.functional.pad(one_hot(aatype, GAP), (1, 0))

@@ -1,0 +1,42 @@
+"""The same draws as `evofeed.loader.random`, made where the features are made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from evofeed.loader.random import MIX_1, MIX_2, STEP
+from evofeed.shapes import Integer
+
+_LOW_32: Final = (1 << 32) - 1
+
+
+def _signed(word: int) -> int:
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shift_xor(z: Tensor, shift: int) -> Tensor:
+    # `>>` keeps the sign in torch; the mask makes the shift logical.
+    return z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))
+
+
+def draws64(key: int, count: int, device: torch.device) -> Integer[Tensor, " count"]:
+    """`i64[count]`, the bit patterns of `evofeed.loader.random.draws64`."""
+    z = torch.arange(1, count + 1, device=device) * _signed(STEP) + _signed(key)
+    z = _shift_xor(z, 30) * _signed(MIX_1)
+    z = _shift_xor(z, 27) * _signed(MIX_2)
+    return _shift_xor(z, 31)
+
+
+def bits32(key: int, count: int, device: torch.device) -> Integer[Tensor, " count"]:
+    """The upper 32 bits of each draw, 0 to 2**32 - 1."""
+    return (draws64(key, count, device) >> 32) & _LOW_32
+
+
+def permutation(key: int, count: int, device: torch.device) -> Integer[Tensor, " count"]:
+    """A uniform permutation of `0 .. count - 1`: the order of `count` random keys."""
+    keys = (draws64(key, count, device) >> 1) & ((1 << 63) - 1)
+    return torch.argsort(keys, stable=True)

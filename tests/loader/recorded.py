@@ -1,0 +1,117 @@
+"""Golden chains and golden draws, read for replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.featurise import Chain
+from evofeed.loader.transforms.crop import Crop, crop_templates
+from evofeed.residues import HHBLITS_TO_RESTYPE
+
+
+@dataclasses.dataclass
+class Case:
+    """One recorded sample: where it lies and how it was made."""
+
+    draws: dict[str, np.ndarray]
+    final: dict[str, np.ndarray]
+    config: LoaderConfig
+    chain: Chain
+    crop: Crop
+
+
+def load_case(path: Path, device: str = "cpu") -> Case:
+    name = path.name.removesuffix(".draws.npz")
+    chain_name = re.sub(r"(\.crop\d+)?\.seed\d+$", "", name)
+    draws, final = dict(np.load(path)), dict(np.load(path.with_name(f"{name}.final.npz")))
+    raw = dict(np.load(path.with_name(f"{chain_name}.raw.npz")))
+    supervised = "all_atom_positions" in raw
+    preset = LoaderConfig.initial_training() if supervised else LoaderConfig.prediction()
+    config = preset.replace(
+        crop_size=final["aatype"].shape[0] if supervised else None,
+        max_msa_clusters=final["msa_feat"].shape[0],
+        max_extra_msa=final["extra_msa"].shape[0],
+        max_templates=final["template_mask"].shape[0],
+    )
+    chain, crop = chain_from_raw(raw, draws, config, torch.device(device))
+    return Case(draws, final, config, chain, crop)
+
+
+def recorded_crop(draws: dict[str, np.ndarray], config: LoaderConfig, length: int, T: int) -> Crop:
+    ints = [int(draws[k][0]) for k in sorted(draws) if ".random_crop_to_size.randint." in k]
+    first, order = 0, np.arange(T)
+    if T and config.subsample_templates:
+        first, order = ints.pop(0), draws["draw.random_crop_to_size.randperm.0"]
+    templates = crop_templates(T, config.max_templates, first, order)
+    return Crop(ints[1], min(length, config.crop_size or length), templates)
+
+
+def chain_from_raw(
+    raw: dict[str, np.ndarray],
+    draws: dict[str, np.ndarray],
+    config: LoaderConfig,
+    device: torch.device,
+) -> tuple[Chain, Crop]:
+    length = raw["msa"].shape[1]
+    crop = recorded_crop(draws, config, length, raw["template_aatype"].shape[0])
+    pick = list(crop.templates)
+    msa = HHBLITS_TO_RESTYPE[raw["msa"]]
+    counts = np.stack([(msa == code).sum(0) for code in range(22)], -1)
+
+    def on(value: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(device)
+
+    structure = "all_atom_positions" in raw
+    chain = Chain(
+        aatype=on(raw["aatype"].argmax(-1)),
+        residue_index=on(raw["residue_index"]),
+        msa=on(msa),
+        deletions=on(raw["deletion_matrix_int"]),
+        profile_counts=on(counts),
+        template_aatype=on(HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)][pick]),
+        template_positions=on(raw["template_all_atom_positions"][pick].reshape(-1, length, 37, 3)),
+        template_mask=on(raw["template_all_atom_mask"][pick].reshape(-1, length, 37)),
+        template_sum_probs=on(raw["template_sum_probs"][pick].reshape(-1)),
+        positions=on(raw["all_atom_positions"]) if structure else None,
+        mask=on(raw["all_atom_mask"]) if structure else None,
+        resolution=float(raw["resolution"][0]) if "resolution" in raw else 0.0,
+        is_distillation=bool(raw.get("is_distillation", 0)),
+    )
+    return chain, crop
+
+
+class RecordedDraws:
+    """`MsaDraws` that plays back what OpenFold drew."""
+
+    def __init__(self, draws: dict[str, np.ndarray], config: LoaderConfig, device: str = "cpu"):
+        self.draws = draws
+        self.config = config
+        self.device = device
+
+    def _of(self, name: str) -> Tensor:
+        return torch.from_numpy(self.draws[f"draw.{name}.0"]).to(self.device)
+
+    def block_starts(self, num_rows: int) -> list[int]:
+        return [int(i) for i in self._of("block_delete_msa.randint")]
+
+    def distillation_order(self, count: int) -> Tensor:
+        raise AssertionError("no recorded chain is a distillation chain")
+
+    def row_order(self, count: int) -> Tensor:
+        return self._of("sample_msa.randperm")
+
+    def mask_position(self, num_rows: int, num_res: int) -> Tensor:
+        return self._of("make_masked_msa.rand") < self.config.masked_fraction
+
+    def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
+        return self._of("shaped_categorical.categorical_sample").view(msa.shape).long()
+
+    def extra_order(self, count: int) -> Tensor:
+        return self._of("crop_extra_msa.randperm")

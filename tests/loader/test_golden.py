@@ -1,0 +1,121 @@
+"""Recorded draws, replayed, give the recorded features: integers exactly, floats to 1e-5."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import golden_files
+from tests.loader.recorded import Case, RecordedDraws, load_case
+from torch import Tensor
+
+from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.featurise import constant_features, recycle_features, sample_msa
+from evofeed.loader.transforms import structure
+from evofeed.loader.transforms.clusters import nearest_clusters_reference, summarize_clusters
+
+DRAWS = golden_files("data/golden/*.draws.npz")
+STRUCTURES = golden_files("data/golden/**/*.det.npz")
+SCALARS = {"seq_length", "resolution", "is_distillation", "use_clamped_fape"}
+
+
+@pytest.fixture(params=DRAWS, ids=lambda path: path.name)
+def case(request: pytest.FixtureRequest, golden: Path) -> Case:
+    return load_case(request.param)
+
+
+def same(got: Tensor, want: np.ndarray, name: str, atol: float = 1e-5) -> None:
+    expected = torch.from_numpy(want)
+    assert got.shape == expected.shape, name
+    if expected.is_floating_point():
+        torch.testing.assert_close(
+            got, expected, rtol=1e-5, atol=atol, msg=lambda m: f"{name}: {m}"
+        )
+    else:
+        assert torch.equal(got.long(), expected.long()), name
+
+
+def test_there_are_recorded_draws_to_replay(golden: Path) -> None:
+    assert len(DRAWS) >= 3
+    assert len(STRUCTURES) >= 3
+
+
+def test_the_rows_are_chosen_masked_and_clustered_as_recorded(case: Case) -> None:
+    draws = RecordedDraws(case.draws, case.config)
+    sample = sample_msa(case.chain, draws, case.config)
+    profile, deletion_mean = summarize_clusters(
+        sample.masked_msa,
+        sample.deletions,
+        sample.extra_msa,
+        sample.extra_deletions,
+        sample.cluster,
+    )
+    same(sample.masked_msa, case.draws["mid.masked_msa"], "masked_msa")
+    same(sample.extra_msa, case.draws["mid.full_extra_msa"], "full_extra_msa")
+    same(sample.cluster, case.draws["mid.extra_cluster_assignment"], "extra_cluster_assignment")
+    same(profile, case.draws["mid.cluster_profile"], "cluster_profile")
+    same(deletion_mean, case.draws["mid.cluster_deletion_mean"], "cluster_deletion_mean")
+    slow = nearest_clusters_reference(sample.masked_msa, sample.extra_msa)
+    assert torch.equal(slow, sample.cluster)
+
+
+def test_every_recorded_feature_comes_out_of_the_replay(case: Case) -> None:
+    draws = RecordedDraws(case.draws, case.config)
+    num_res = case.config.crop_size or case.chain.num_res
+    batch = empty_batch(
+        case.config, num_res=num_res, batch_size=1, recycles=1, device=torch.device("cpu")
+    )
+    put(batch, constant_features(case.chain, case.crop, case.config), 0)
+    put(batch, recycle_features(case.chain, case.crop, draws, case.config), 0, 0)
+    batch["seq_length"][:] = case.crop.length
+    batch["resolution"][:] = case.chain.resolution
+    batch["is_distillation"][:] = case.chain.is_distillation
+    compared = 0
+    for name, want in case.final.items():
+        got = batch[name][0]
+        got = got[0] if batch[name].dim() == want.ndim + 2 else got
+        if "sin_cos" in name:
+            known = case.final[_mask_of(name)] == 1
+            same(got[torch.from_numpy(known)], want[known], name, atol=1e-4)
+        else:
+            same(got, want, name)
+        compared += 1
+    assert compared == len(case.final) > 20
+    made_besides = set(batch) - set(case.final) - {"use_clamped_fape"}
+    assert not {name for name in made_besides if case.config.supervised}
+
+
+def _mask_of(name: str) -> str:
+    return {
+        "chi_angles_sin_cos": "chi_mask",
+        "template_torsion_angles_sin_cos": "template_torsion_angles_mask",
+        "template_alt_torsion_angles_sin_cos": "template_torsion_angles_mask",
+        "torsion_angles_sin_cos": "torsion_angles_mask",
+        "alt_torsion_angles_sin_cos": "torsion_angles_mask",
+    }[name]
+
+
+@pytest.mark.parametrize("path", STRUCTURES, ids=lambda path: str(path.name))
+def test_structure_features_of_every_recorded_chain_are_reproduced(
+    path: Path, golden: Path
+) -> None:
+    want = dict(np.load(path))
+    raw = dict(np.load(path.with_name(path.name.replace(".det.", ".raw."))))
+    aatype = torch.from_numpy(want["aatype"]).long()
+    features: dict[str, Any] = structure.make_atom14_masks(aatype)
+    if "all_atom_positions" in raw:
+        positions = torch.from_numpy(raw["all_atom_positions"])
+        mask = torch.from_numpy(raw["all_atom_mask"])
+        features |= structure.structure_features(aatype, positions, mask)
+        features |= structure.atom37_to_torsion_angles(aatype, positions, mask)
+    names = [name for name in want if name in features and want[name].size]
+    assert len(names) >= 4
+    for name in names:
+        if "sin_cos" in name:
+            known = want[_mask_of(name)] == 1
+            same(features[name][torch.from_numpy(known)], want[name][known], name, atol=1e-4)
+        else:
+            same(features[name], want[name], name)
