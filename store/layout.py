@@ -1,0 +1,175 @@
+"""The shard's columns, codec ids and column header: FORMAT.md as code.
+
+A shard is an Arrow IPC file with one record batch per chain. Every column but
+`chain_id` is LargeBinary and holds a 24-byte header and a payload, so a column
+can be located, checked and decoded without Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import pyarrow as pa
+import xxhash
+
+from evofeed.errors import SchemaMismatch, ShardCorrupt
+
+FORMAT_VERSION: Final = (1, 0)
+"""Major, minor. A reader refuses another major and reads every lower minor."""
+
+COLUMNS: Final = (
+    "dims",
+    "aatype",
+    "residue_index",
+    "hhblits_profile_counts",
+    "msa_order",
+    "deletion_row",
+    "deletion_column",
+    "deletion_count",
+    "msa",
+    "all_atom_mask",
+    "all_atom_positions",
+    "template_aatype",
+    "template_sum_probs",
+    "template_center",
+    "template_all_atom_mask",
+    "template_all_atom_positions",
+    "msa_source",
+    "msa_species",
+    "meta",
+)
+"""Binary columns in file order: what a training step needs first, the rest after."""
+
+COLUMN_NUMBER: Final = {name: number for number, name in enumerate(COLUMNS)}
+
+
+class Codec(IntEnum):
+    """How a payload's bytes become an array; FORMAT.md has the bits."""
+
+    RAW = 0
+    MSA5 = 1
+    UINT8 = 2
+    UINT16 = 3
+    RANGE = 4
+    RUNS = 5
+    STRINGS = 6
+    MASK37 = 7
+    FIXED = 8
+    JSON = 9
+
+
+class Compression(IntEnum):
+    """What was done to the payload as a whole, after its codec."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+_HEADER: Final = struct.Struct("<BBHIIIQ")
+HEADER_NBYTES: Final = _HEADER.size
+MAX_PAYLOAD: Final = 2**32 - 8
+"""Bytes in one column of one chain, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedColumn:
+    """One column of one chain as it lies in the shard.
+
+    `payload` is what was stored (compressed or not); `raw_nbytes` its size once
+    decompressed.
+    """
+
+    codec: Codec
+    payload: memoryview
+    compression: Compression = Compression.NONE
+    raw_nbytes: int = 0
+
+
+def column_seed(chain_id: str, column: str) -> int:
+    """Seed of a column's checksum: a buffer that moved to another place fails it."""
+    return int(xxhash.xxh3_64_intdigest(f"{chain_id}\0{column}".encode()))
+
+
+def _checksum(head: bytes, payload: memoryview | bytes, seed: int) -> int:
+    return int(xxhash.xxh3_64_intdigest(payload, seed ^ int.from_bytes(head[:8], "little")))
+
+
+def pack_column(chain_id: str, column: str, packed: PackedColumn) -> bytes:
+    """Header and payload of one column, ready to be stored."""
+    nbytes = len(packed.payload)
+    if max(nbytes, packed.raw_nbytes) > MAX_PAYLOAD:
+        raise ValueError(f"{chain_id}: column {column} needs {nbytes} bytes, over {MAX_PAYLOAD}")
+    fields = (int(packed.codec), int(packed.compression), 0, nbytes, packed.raw_nbytes, 0)
+    head = _HEADER.pack(*fields, 0)
+    total = _checksum(head, packed.payload, column_seed(chain_id, column))
+    return _HEADER.pack(*fields, total) + bytes(packed.payload)
+
+
+def unpack_column(
+    data: memoryview, chain_id: str, column: str, path: str, *, verify: bool = True
+) -> PackedColumn:
+    """The column that starts at the first byte of `data`; padding may follow it.
+
+    Raises:
+        ShardCorrupt: the header does not fit the bytes or the checksum is wrong.
+    """
+
+    def corrupt(why: str) -> ShardCorrupt:
+        return ShardCorrupt(f"column {column}: {why}", path=path, item=chain_id)
+
+    if len(data) < HEADER_NBYTES:
+        raise corrupt(f"{len(data)} bytes are too few for a column header")
+    codec, compression, zero, nbytes, raw_nbytes, spare, total = _HEADER.unpack_from(data)
+    if zero or spare or codec not in Codec.__members__.values() or compression > 1:
+        raise corrupt(f"unknown codec {codec} or compression {compression}")
+    if HEADER_NBYTES + nbytes > len(data) or (not compression and raw_nbytes != nbytes):
+        raise corrupt(f"it claims {nbytes} bytes and {len(data) - HEADER_NBYTES} are there")
+    payload = data[HEADER_NBYTES : HEADER_NBYTES + nbytes]
+    if verify and total != _checksum(bytes(data[:8]), payload, column_seed(chain_id, column)):
+        raise corrupt("checksum does not match")
+    return PackedColumn(Codec(codec), payload, Compression(compression), raw_nbytes)
+
+
+def arrow_schema() -> pa.Schema:
+    """Schema of every shard this version writes."""
+    fields = [pa.field("chain_id", pa.large_utf8(), nullable=False)]
+    fields += [pa.field(name, pa.large_binary(), nullable=False) for name in COLUMNS]
+    return pa.schema(
+        fields,
+        metadata={
+            "evofeed.format": "evofeed-shard",
+            "evofeed.version": "{}.{}".format(*FORMAT_VERSION),
+            "evofeed.codecs": json.dumps({c.name: int(c) for c in Codec}, separators=(",", ":")),
+        },
+    )
+
+
+def check_version(version: Any, path: str) -> None:
+    """Refuse a format this reader does not know.
+
+    Raises:
+        SchemaMismatch: another major version, or none.
+    """
+    try:
+        major, minor = (int(part) for part in version)
+    except (TypeError, ValueError):
+        raise SchemaMismatch(f"no format version but {version!r}", path=path) from None
+    if major != FORMAT_VERSION[0] or minor > FORMAT_VERSION[1] or minor < 0:
+        ours = "{}.{}".format(*FORMAT_VERSION)
+        raise SchemaMismatch(
+            f"format {major}.{minor}, this evofeed reads up to {ours}: upgrade evofeed", path=path
+        )
+
+
+def check_schema(schema: pa.Schema, path: str) -> None:
+    """Refuse a file that is no shard of ours, or of a version we do not know."""
+    metadata = schema.metadata or {}
+    if metadata.get(b"evofeed.format") != b"evofeed-shard":
+        raise SchemaMismatch("an Arrow file, but no evofeed shard", path=path)
+    check_version(metadata.get(b"evofeed.version", b"").decode(errors="replace").split("."), path)
+    if not schema.equals(arrow_schema()):
+        raise ShardCorrupt("columns are not those of its format version", path=path)

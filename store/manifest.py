@@ -1,0 +1,126 @@
+"""The manifest: one small canonical JSON file that *is* a snapshot.
+
+Its sha256 is the snapshot's digest. It holds no time and no host, so the same
+chains, configuration and parent give the same digest wherever they are made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from evofeed.errors import ShardCorrupt
+from evofeed.store.layout import FORMAT_VERSION, check_version
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What refs, datasets and chain ids may be called: safe in any path or URL."""
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardEntry:
+    """A written shard: small, JSON-ready, all that a commit needs to know."""
+
+    name: str
+    """File name below `shards/`: the sha256 and `.arrow`."""
+    sha256: str
+    nbytes: int
+    chains: int
+    """How many chains it holds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ShardEntry:
+        """The entry back from `to_dict`."""
+        entry = cls(**{k: values[k] for k in ("name", "sha256", "nbytes", "chains")})
+        if not DIGEST.fullmatch(entry.sha256) or entry.name != f"{entry.sha256}.arrow":
+            raise ValueError(f"no shard entry: {values!r}")
+        if min(int(entry.nbytes), int(entry.chains)) < 0:
+            raise ValueError(f"no shard entry: {values!r}")
+        return entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a snapshot holds."""
+
+    shards: tuple[ShardEntry, ...]
+    """Sorted by name."""
+    index_sha256: str
+    index_nbytes: int
+    num_chains: int
+    parent: str | None = None
+    """Digest of the snapshot this one was made from."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """How the chains were made; free form."""
+    dropped: tuple[dict[str, Any], ...] = ()
+    """Inputs that gave no chain, each with its reason."""
+    version: tuple[int, int] = FORMAT_VERSION
+
+    def to_bytes(self) -> bytes:
+        """Canonical bytes: sorted keys, no spaces, ASCII."""
+        values = {
+            "format": "evofeed-dataset",
+            "version": list(self.version),
+            "shards": [shard.to_dict() for shard in self.shards],
+            "index": {"sha256": self.index_sha256, "nbytes": self.index_nbytes},
+            "num_chains": self.num_chains,
+            "parent": self.parent,
+            "config": self.config,
+            "dropped": list(self.dropped),
+        }
+        return canonical_json(values)
+
+    @property
+    def digest(self) -> str:
+        """The snapshot's name: sha256 of the canonical bytes, in hex."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, digest: str, path: str) -> Manifest:
+        """The manifest, its digest checked.
+
+        Raises:
+            ShardCorrupt: the bytes are not those of `digest`, or no manifest.
+            SchemaMismatch: another major version.
+        """
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise ShardCorrupt(f"manifest has sha256 {found[:12]}, not {digest[:12]}", path=path)
+        try:
+            values = json.loads(data)
+            check_version(values["version"], path)
+            return cls(
+                shards=tuple(ShardEntry.from_dict(shard) for shard in values["shards"]),
+                index_sha256=str(values["index"]["sha256"]),
+                index_nbytes=int(values["index"]["nbytes"]),
+                num_chains=int(values["num_chains"]),
+                parent=values["parent"],
+                config=dict(values["config"]),
+                dropped=tuple(values["dropped"]),
+                version=(int(values["version"][0]), int(values["version"][1])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
+
+
+def canonical_json(values: Any) -> bytes:
+    """JSON with one spelling."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that is safe in any path or URL.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{what} {name!r}: use letters, digits, '.', '_', '-', at most 128")
+    return name

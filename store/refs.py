@@ -1,0 +1,82 @@
+"""Refs: names that point at snapshots and move only by compare-and-swap."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
+from evofeed.store.manifest import DIGEST, canonical_json, check_name
+from evofeed.store.storage import Storage, now
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A name, the digest it points at, and since when (UTC, ISO 8601)."""
+
+    name: str
+    digest: str
+    updated_at: str
+
+
+def read_ref(storage: Storage, name: str) -> Ref:
+    """The ref of that name.
+
+    Raises:
+        DatasetMissing: there is none.
+        ShardCorrupt: its file is damaged.
+    """
+    try:
+        return _parse(storage.read(f"refs/{check_name(name, 'ref')}"), name, storage.uri)
+    except ShardMissing:
+        raise DatasetMissing(
+            f"no ref {name!r}: `evofeed snapshots ls` lists what is there", path=storage.uri
+        ) from None
+
+
+def _parse(data: bytes, name: str, uri: str) -> Ref:
+    try:
+        values = json.loads(data)
+        ref = Ref(name, str(values["digest"]), str(values.get("updated_at", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ShardCorrupt(f"ref {name!r} does not parse", path=f"{uri}/refs/{name}") from None
+    if not DIGEST.fullmatch(ref.digest):
+        raise ShardCorrupt(f"ref {name!r} holds no digest", path=f"{uri}/refs/{name}")
+    return ref
+
+
+def list_refs(storage: Storage) -> list[Ref]:
+    """All refs, by name."""
+    names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
+    return [read_ref(storage, name) for name in names if not name.startswith(".")]
+
+
+def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Ref:
+    """Point a ref at a snapshot if it still points at `expect` (None: does not exist).
+
+    Already pointing at `digest` counts as done, so a publisher that died after
+    moving the ref may simply run again.
+
+    Raises:
+        RefConflict: somebody else moved it; says where it is now.
+    """
+    key = f"refs/{check_name(name, 'ref')}"
+    try:
+        held: bytes | None = storage.read(key)
+    except ShardMissing:
+        held = None
+    current = _parse(held, name, storage.uri) if held is not None else None
+    if current is not None and current.digest == digest:
+        return current
+    new = Ref(name, digest, now())
+    values = {"name": name, "digest": digest, "updated_at": new.updated_at}
+    found = current.digest if current else None
+    if found == expect and storage.swap(key, held, canonical_json(values)):
+        return new
+    if found == expect:
+        return move_ref(storage, name, digest, expect)  # lost a race: say who is there now
+    raise RefConflict(
+        f"ref {name!r} is at {found and found[:12]}, not at {expect and expect[:12]}: "
+        "open the dataset again and commit on top of what is there",
+        path=storage.uri,
+    )

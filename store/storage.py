@@ -1,0 +1,214 @@
+"""Where a dataset's files lie: one small interface, and the local folder.
+
+Keys are relative, '/'-separated: `refs/main`, `snapshots/<digest>/manifest.json`,
+`snapshots/<digest>/index.arrow`, `shards/<sha256>.arrow`, `parts/<sha256>.arrow`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from evofeed.errors import ShardMissing, StoreError
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A file of a dataset: key, size and age."""
+
+    key: str
+    nbytes: int
+    modified: float
+    """Unix time in seconds."""
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """What a dataset needs of the place it lies in."""
+
+    @property
+    def uri(self) -> str:
+        """The dataset's address, as given."""
+
+    def read(self, key: str) -> bytes:
+        """All bytes of a file; `ShardMissing` if it is not there."""
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from `offset`; `ShardMissing`, or `StoreError` if the file is shorter."""
+
+    def put(self, key: str, data: Bytes) -> None:
+        """Create or replace a file so that no reader ever sees half of it."""
+
+    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
+        """Put `new` if the file still holds `old` (None: is absent); False if it does not."""
+
+    def files(self, prefix: str) -> Iterator[StoredObject]:
+        """Files whose key begins with `prefix`, temporary ones included, in key order."""
+
+    def delete(self, key: str) -> None:
+        """Remove a file; no error if it is gone."""
+
+
+class LocalStorage:
+    """A folder. Writes go aside, are synced, and are renamed into place."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def uri(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    def path(self, key: str) -> Path:
+        """Where a key lies. Keys are ours and already checked, never a user's raw text."""
+        return self.root / key
+
+    def read(self, key: str) -> bytes:
+        """All bytes of a file."""
+        try:
+            return self.path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ShardMissing("no such file", path=str(self.path(key))) from None
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with one positioned read."""
+        done, descriptor = 0, self._descriptor(key)
+        while done < len(out):  # the kernel may return less than asked, above 2 GiB or on a signal
+            got = os.preadv(descriptor, [out[done:]], offset + done)
+            if not got:
+                raise StoreError(
+                    f"file ends at byte {offset + done}, {offset + len(out)} expected: truncated",
+                    path=str(self.path(key)),
+                )
+            done += got
+
+    def _descriptor(self, key: str) -> int:
+        with self._lock:
+            if key in self._open:
+                self._open.move_to_end(key)
+                return self._open[key]
+        try:
+            descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ShardMissing("no such file", path=str(self.path(key))) from None
+        with self._lock:
+            self._open[key] = descriptor
+        return descriptor
+
+    def put(self, key: str, data: Bytes) -> None:
+        """Write aside, sync, rename, sync the folder."""
+        target = self.path(key)
+        aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with aside.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.replace(target)
+            finally:
+                aside.unlink(missing_ok=True)
+            _sync_folder(target.parent)
+        except OSError as error:
+            raise _write_error(error, target, len(data)) from error
+
+    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
+        """Compare and replace under a file lock: atomic among processes of this host."""
+        target = self.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (target.parent / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                current: bytes | None = target.read_bytes()
+            except FileNotFoundError:
+                current = None
+            if current != old:
+                return False
+            self.put(key, new)
+            return True
+
+    def files(self, prefix: str) -> Iterator[StoredObject]:
+        """Files below a prefix, in key order."""
+        folder = self.root / prefix
+        for path in sorted(folder.rglob("*") if folder.is_dir() else []):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if path.is_file():
+                    stat = path.stat()
+                    key = path.relative_to(self.root).as_posix()
+                    yield StoredObject(key, stat.st_size, stat.st_mtime)
+
+    def delete(self, key: str) -> None:
+        """Remove a file and, if that leaves it empty, its folder."""
+        path = self.path(key)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if path.parent.parent != self.root:
+                path.parent.rmdir()
+
+    def close(self) -> None:
+        """Close the shard files held open."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
+        return LocalStorage, (str(self.root),)  # descriptors stay where they were opened
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_error(error: OSError, path: Path, nbytes: int) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return StoreError(
+            f"no room for {nbytes} bytes ({os.strerror(error.errno)}): "
+            "free space or raise the limit, then run the same command again",
+            path=str(path),
+        )
+    return StoreError(f"cannot write: {error}", path=str(path))
+
+
+def now() -> str:
+    """This moment in UTC, ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def open_storage(uri: str | os.PathLike[str]) -> Storage:
+    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`."""
+    text = os.fspath(uri)
+    if text.startswith(("http://", "https://")):
+        from evofeed.store.http import HttpStorage
+
+        return HttpStorage(text)
+    if text.startswith("s3://"):
+        from evofeed.store.s3 import S3Storage
+
+        return S3Storage(text)
+    if "://" in text and not text.startswith("file://"):
+        raise ValueError(f"{text}: use a path, file://, s3:// or http(s)://")
+    return LocalStorage(text.removeprefix("file://"))

@@ -1,0 +1,138 @@
+"""Building a snapshot: shards in, one atomic commit out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from evofeed.features import ChainRecord
+from evofeed.store.encode import encode_record
+from evofeed.store.index import index_bytes, sort_index
+from evofeed.store.layout import PackedColumn
+from evofeed.store.manifest import Manifest, ShardEntry, canonical_json, check_name
+from evofeed.store.refs import move_ref
+from evofeed.store.shard import read_part, shard_bytes, store_shard
+from evofeed.store.storage import Storage, open_storage
+
+SHARD_NBYTES = 256 << 20
+"""Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A published state of a dataset."""
+
+    digest: str
+    manifest: Manifest
+
+
+class DatasetWriter:
+    """Collects shards and publishes them as one snapshot.
+
+    Records given to `add` are encoded at once and written when a shard is full;
+    shards written elsewhere come in by `add_shard`. Nothing is visible to any
+    reader before `commit`.
+    """
+
+    def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES) -> None:
+        self.storage = open_storage(uri)
+        self.shard_nbytes = shard_nbytes
+        self._entries: dict[str, ShardEntry] = {}
+        self._pending: dict[str, dict[str, PackedColumn]] = {}
+        self._pending_nbytes = 0
+
+    def add(self, record: ChainRecord) -> None:
+        """Add one chain; writes a shard whenever enough have come together."""
+        if check_name(record.chain_id, "chain id") in self._pending:
+            raise ValueError(f"chain {record.chain_id} was added before")
+        columns = encode_record(record)
+        self._pending[record.chain_id] = columns
+        self._pending_nbytes += sum(len(column.payload) for column in columns.values())
+        if self._pending_nbytes >= self.shard_nbytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what `add` has collected as a shard."""
+        if self._pending:
+            self.add_shard(store_shard(self.storage, shard_bytes(self._pending)))
+        self._pending, self._pending_nbytes = {}, 0
+
+    def add_shard(self, entry: ShardEntry) -> None:
+        """Add a shard that `write_shard` made; adding it twice is adding it once."""
+        self._entries[entry.name] = entry
+
+    def commit(
+        self,
+        ref: str = "main",
+        *,
+        expect: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        dropped: Iterable[Mapping[str, Any]] = (),
+        cluster_sizes: Mapping[str, int] | None = None,
+    ) -> Snapshot:
+        """Publish everything added as a new snapshot and move `ref` to it.
+
+        Args:
+            ref: the name to move.
+            expect: digest the ref must have now, which becomes the parent; None if
+                it must not exist. Committing the same again succeeds.
+            config: how the chains were made, kept in the manifest.
+            dropped: inputs that gave no chain, each `{"chain_id", "reason", ...}`.
+            cluster_sizes: size of each chain's sequence cluster, for sampling.
+
+        Raises:
+            RefConflict: the ref moved meanwhile; nothing was published.
+            ValueError: a chain is in two shards.
+        """
+        self.flush()
+        entries = sorted(self._entries.values())
+        table = sort_index([read_part(self.storage, entry) for entry in entries])
+        if cluster_sizes is not None:
+            table = with_cluster_sizes(table, cluster_sizes)
+        snapshot = write_snapshot(
+            self.storage,
+            table,
+            entries,
+            parent=expect,
+            config=dict(config or {}),
+            dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
+        )
+        move_ref(self.storage, ref, snapshot.digest, expect)
+        return snapshot
+
+
+def with_cluster_sizes(table: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
+    """The index with `cluster_size` filled in; -1 for chains without one."""
+    values = [int(sizes.get(chain_id, -1)) for chain_id in table["chain_id"].to_pylist()]
+    where = table.schema.get_field_index("cluster_size")
+    return table.set_column(where, table.schema.field(where), pa.array(values, pa.int32()))
+
+
+def write_snapshot(
+    storage: Storage,
+    table: pa.Table,
+    entries: Iterable[ShardEntry],
+    *,
+    parent: str | None,
+    config: dict[str, Any],
+    dropped: tuple[dict[str, Any], ...] = (),
+) -> Snapshot:
+    """Store index and manifest of a snapshot; no ref moves."""
+    index = index_bytes(table)
+    manifest = Manifest(
+        shards=tuple(sorted(entries)),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+        index_nbytes=len(index),
+        num_chains=table.num_rows,
+        parent=parent,
+        config=config,
+        dropped=dropped,
+    )
+    folder = f"snapshots/{manifest.digest}"
+    storage.put(f"{folder}/index.arrow", index)
+    storage.put(f"{folder}/manifest.json", manifest.to_bytes())  # last: it marks completeness
+    return Snapshot(manifest.digest, manifest)

@@ -1,0 +1,120 @@
+"""Writing, committing, opening and reading a dataset on disk."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt
+from evofeed.store import Dataset, DatasetWriter, ShardEntry, write_shard
+
+
+def write(folder: Path, records, **commit):
+    writer = DatasetWriter(str(folder))
+    for record in records:
+        writer.add(record)
+    return writer.commit(**commit)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_field_of_a_record_comes_back_bit_for_bit(tmp_path, seed):
+    record = random_record(seed, has_structure=seed % 3 > 0)
+    write(tmp_path, [record])
+    assert_same(Dataset.open(tmp_path)[record.chain_id], record)
+
+
+def test_a_chain_without_templates_and_with_one_row_comes_back(tmp_path):
+    record = random_record(1, num_res=1, num_alignments=1, num_templates=0)
+    write(tmp_path, [record])
+    assert_same(Dataset.open(tmp_path)[0], record)
+
+
+def test_the_same_records_in_any_order_give_the_same_digest(tmp_path):
+    records = [random_record(seed) for seed in range(4)]
+    one = write(tmp_path / "a", records)
+    two = write(tmp_path / "b", records[::-1])
+    assert one.digest == two.digest
+    assert len(Dataset.open(tmp_path / "b")) == 4
+
+
+def test_shards_written_anywhere_are_committed_together(tmp_path):
+    records = [random_record(seed) for seed in range(6)]
+    entries = [write_shard(str(tmp_path), records[:3]), write_shard(str(tmp_path), records[3:])]
+    assert entries[0] == write_shard(str(tmp_path), records[:3])
+    writer = DatasetWriter(str(tmp_path))
+    for entry in entries:
+        writer.add_shard(ShardEntry.from_dict(entry.to_dict()))
+    writer.commit(config={"max_msa_rows": 5}, dropped=[{"chain_id": "bad_A", "reason": "no MSA"}])
+    dataset = Dataset.open(f"file://{tmp_path}")
+    assert dataset.manifest.config == {"max_msa_rows": 5}
+    assert dataset.manifest.dropped[0]["reason"] == "no MSA"
+    for record in records:
+        assert_same(dataset[record.chain_id], record)
+
+
+def test_a_ref_moves_only_from_where_it_was_expected(tmp_path):
+    first = write(tmp_path, [random_record(1)])
+    assert write(tmp_path, [random_record(1)]).digest == first.digest
+    with pytest.raises(RefConflict, match=first.digest[:12]):
+        write(tmp_path, [random_record(2)])
+    second = write(tmp_path, [random_record(2)], expect=first.digest)
+    assert second.manifest.parent == first.digest
+    assert Dataset.open(tmp_path).digest == second.digest
+    assert Dataset.open(tmp_path, snapshot=first.digest).digest == first.digest
+
+
+def test_the_index_says_where_and_what_each_chain_is(tmp_path):
+    record = random_record(5)
+    write(tmp_path, [record, random_record(6)])
+    row = Dataset.open(tmp_path).index.to_pylist()[0]
+    assert row["chain_id"] == record.chain_id and row["num_res"] == record.num_res
+    assert row["num_deletions"] == len(record.deletion_count)
+    most = np.bincount(record.aatype).max() / record.num_res
+    assert row["max_aa_fraction"] == pytest.approx(most)
+    assert row["cluster_size"] == -1 and row["has_structure"] and row["cost"] > 0
+    assert (tmp_path / "shards" / row["shard"]).stat().st_size >= row["offset"] + row["nbytes"]
+
+
+def test_a_crop_takes_a_window_and_rows_of_every_feature(tmp_path):
+    record = random_record(7, num_res=40, num_alignments=30, num_templates=2)
+    write(tmp_path, [record])
+    rows = [0, 7, 3]
+    (crop,) = Dataset.open(tmp_path).read([record.chain_id], residues=slice(10, 25), rows=rows)
+    assert np.array_equal(crop["msa"], record.msa[rows, 10:25])
+    assert np.array_equal(crop["template_aatype"], record.template_aatype[:, 10:25])
+    assert crop["msa_species"].tolist() == [record.msa_species[row] for row in rows]
+    dense = np.zeros([3, 15], np.int32)
+    dense[crop["deletion_row"], crop["deletion_column"]] = crop["deletion_count"]
+    assert np.array_equal(dense, record.deletion_matrix()[rows, 10:25])
+
+
+def test_a_flipped_bit_is_named_with_shard_and_chain(tmp_path):
+    records = [random_record(seed) for seed in range(3)]
+    write(tmp_path, records)
+    assert Dataset.open(tmp_path).verify(deep=True) == []
+    (shard,) = (tmp_path / "shards").iterdir()
+    damaged = bytearray(shard.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    shard.write_bytes(damaged)
+    dataset = Dataset.open(tmp_path)
+    faults = dataset.verify()
+    assert [type(fault) for fault in faults] == [ShardCorrupt]
+    assert shard.name in str(faults[0]) and faults[0].item in {r.chain_id for r in records}
+
+
+def test_a_dataset_survives_pickling(tmp_path):
+    write(tmp_path, [random_record(3)])
+    dataset = pickle.loads(pickle.dumps(Dataset.open(tmp_path)))
+    assert_same(dataset[0], random_record(3))
+
+
+def test_a_missing_dataset_says_so(tmp_path):
+    with pytest.raises(DatasetMissing, match="no ref 'main'"):
+        Dataset.open(tmp_path)
+    with pytest.raises(KeyError, match="no chain"):
+        write(tmp_path, [random_record(3)])
+        Dataset.open(tmp_path)["nothere"]
