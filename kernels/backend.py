@@ -1,0 +1,91 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,no-any-return"
+"""Where a kernel may run: Triton if it is installed, and on which tensors.
+
+`triton` and `tl` are imported from here, so that every module of this package
+imports on a machine without Triton; there `usable` says no and the callers
+take their PyTorch path. On a CPU the kernels run only under Triton's
+interpreter and only inside `interpreted()`: it is for tests, and slow.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "HAS_TRITON",
+    "INTERPRETER",
+    "compute_dtype",
+    "interpreted",
+    "sm_count",
+    "tl",
+    "triton",
+    "usable",
+]
+
+try:
+    import triton
+    import triton.language as tl
+
+    HAS_TRITON = True
+except ImportError:  # macOS, Windows, or a CPU-only install
+    HAS_TRITON = False
+
+    class _Absent:
+        """Stands where a Triton name stood; a kernel is defined with it, never run."""
+
+        def __getattr__(self, name: str) -> Any:
+            return _Absent()
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return args[0] if args and callable(args[0]) else _Absent()
+
+    triton, tl = _Absent(), _Absent()
+
+INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+_interpreting = False
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Lets kernels take CPU tensors (needs TRITON_INTERPRET=1 before the first import)."""
+    global _interpreting
+    before, _interpreting = _interpreting, True
+    try:
+        yield
+    finally:
+        _interpreting = before
+
+
+def usable(*tensors: Tensor | None) -> bool:
+    """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU."""
+    if not HAS_TRITON:
+        return False
+    present = [tensor for tensor in tensors if tensor is not None]
+    if INTERPRETER:
+        return _interpreting and all(tensor.device.type == "cpu" for tensor in present)
+    device = present[0].device
+    return device.type == "cuda" and all(tensor.device == device for tensor in present)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type matrix products run in: autocast's where it is on, else the tensor's own."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype is torch.float32:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+_sm_counts: dict[int, int] = {}
+
+
+def sm_count(x: Tensor) -> int:
+    """Streaming multiprocessors of the tensor's GPU (4 under the interpreter)."""
+    if x.device.type != "cuda":
+        return 4
+    index = x.device.index or 0
+    if index not in _sm_counts:
+        _sm_counts[index] = torch.cuda.get_device_properties(index).multi_processor_count
+    return _sm_counts[index]

@@ -1,0 +1,146 @@
+"""`to_fused` and `to_torch`: swap a model's modules for fused ones and back, in place.
+
+A swapped module keeps its identity: only its class changes, to a subclass of
+its own class with another `forward`. So parameters, hooks, tied modules,
+optimizers, DDP wrappers and state_dict keys stay as they were, and
+`isinstance` still holds. What a fused forward cannot take (a CPU tensor, an
+odd dtype, an argument it does not know) it hands to the original forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.norm import layer_norm, supported
+
+__all__ = ["Fused", "SwapReport", "register", "to_fused", "to_torch"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Fused:
+    """Marks a module whose class was swapped; `torch_class` is what it was before."""
+
+    torch_class: type[nn.Module]
+    mixin: type[Fused]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The swapped class is made at run time: pickle and deepcopy rebuild it.
+        return _rebuild, (self.torch_class, self.mixin), self.__dict__
+
+
+class FusedLayerNorm(Fused):
+    """Forward of a swapped layer norm."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the original's, in one kernel, in the dtype of `x`."""
+        if x.numel() == 0 or not supported(x, self.weight, self.bias):
+            return super().forward(x)  # type: ignore[misc,no-any-return]
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class SwapReport:
+    """What one walk changed.
+
+    Attributes:
+        swapped: qualified names of the modules that are fused now.
+        kept: names of modules that look fusable but override `forward` or have
+            an odd shape, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.swapped: list[str] = []
+        self.kept: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"SwapReport({len(self.swapped)} swapped, {len(self.kept)} kept: {self.kept})"
+
+
+# Each rule looks at a module and answers with a mixin, a reason to keep it, or None.
+Rule = Callable[[nn.Module], "type[Fused] | str | None"]
+_rules: list[Rule] = []
+_classes: dict[tuple[type[nn.Module], type[Fused]], type[nn.Module]] = {}
+
+
+def register(rule: Rule) -> Rule:
+    """Adds a rule; rules are asked in order and the first answer counts."""
+    _rules.append(rule)
+    return rule
+
+
+@register
+def _layer_norm_rule(module: nn.Module) -> type[Fused] | str | None:
+    cls = type(module)
+    if isinstance(module, nn.LayerNorm):
+        if cls.forward is not nn.LayerNorm.forward:
+            return f"{cls.__name__} overrides nn.LayerNorm.forward"
+        if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
+            return "not an affine norm of one axis"
+        return FusedLayerNorm
+    if cls.__name__ == "LayerNorm":  # OpenFold's and our trainer's own
+        parts = [getattr(module, name, None) for name in ("weight", "bias")]
+        if all(isinstance(part, Tensor) and part.ndim == 1 for part in parts):
+            return FusedLayerNorm if hasattr(module, "eps") else "has no eps"
+    return None
+
+
+def _fused_class(cls: type[nn.Module], mixin: type[Fused]) -> type[nn.Module]:
+    key = (cls, mixin)
+    if key not in _classes:
+        names = {"torch_class": cls, "mixin": mixin, "__module__": cls.__module__}
+        _classes[key] = type(f"Fused{cls.__name__}", (mixin, cls), names)
+    return _classes[key]
+
+
+def _rebuild(cls: type[nn.Module], mixin: type[Fused]) -> nn.Module:
+    fused = _fused_class(cls, mixin)
+    return fused.__new__(fused)
+
+
+def _walk(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, module) for name, module in model.named_modules() if not _frozen(module)]
+
+
+def _frozen(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)  # its forward is compiled already
+
+
+def to_fused(model: Model, report: SwapReport | None = None) -> Model:
+    """Swaps every module of `model` that has a fused form, in place, and returns it.
+
+    Idempotent; reaches modules inside DDP or other wrappers, and a module that
+    is used in several places once. state_dict keys do not change.
+
+    Args:
+        model: any module.
+        report: filled with what was swapped and what was kept, if given.
+    """
+    report = SwapReport() if report is None else report
+    for name, module in _walk(model):
+        if isinstance(module, Fused):
+            report.swapped.append(name)
+            continue
+        answers = (rule(module) for rule in _rules)
+        answer = next((found for found in answers if found is not None), None)
+        if isinstance(answer, str):
+            report.kept[name] = answer
+        elif answer is not None:
+            object.__setattr__(module, "__class__", _fused_class(type(module), answer))
+            report.swapped.append(name)
+    return model
+
+
+def to_torch(model: Model) -> Model:
+    """Undoes `to_fused`, in place, and returns the model."""
+    for _, module in _walk(model):
+        if isinstance(module, Fused):
+            object.__setattr__(module, "__class__", module.torch_class)
+    return model
