@@ -83,7 +83,8 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
     """What to multiply gradients of this norm by: at most 1, 0-dim, on the same device."""
-    return torch.clamp(max_norm / (norm + _NORM_EPS), max=1.0)
+    coefficient: Tensor = max_norm / (norm + _NORM_EPS)
+    return coefficient.clamp(max=1.0)
 
 
 def adam_update(

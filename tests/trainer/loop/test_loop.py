@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.loop.standin import TinyLoader, TinyModel, squared_error
+from loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
