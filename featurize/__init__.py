@@ -1,3 +1,19 @@
 """Text in, named arrays out: alignments, hits and structures become chain records."""
 
-__all__: list[str] = []
+from evofeed.featurize.chain import featurize_chain
+from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
+from evofeed.featurize.discover import discover
+from evofeed.featurize.openfold_raw import to_openfold_raw
+from evofeed.featurize.reading import FileRef
+from evofeed.featurize.sources import ChainSource
+
+__all__ = [
+    "ChainSource",
+    "CropConfig",
+    "FeaturizeConfig",
+    "FileRef",
+    "InputCaps",
+    "discover",
+    "featurize_chain",
+    "to_openfold_raw",
+]

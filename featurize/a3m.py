@@ -1,0 +1,86 @@
+"""A3M and aligned FASTA: text -> `Msa`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evofeed.errors import MsaError
+from evofeed.featurize import msa_kernels as kernels
+from evofeed.featurize.config import InputCaps
+from evofeed.featurize.msa import Msa
+from evofeed.featurize.reading import line_of
+from evofeed.residues import MSA_LETTER_TO_RESTYPE
+from evofeed.shapes import UInt8
+
+
+def parse_a3m(
+    data: bytes, *, path: str = "", strict_letters: bool = False, caps: InputCaps | None = None
+) -> Msa:
+    """The alignment of an a3m file, its first record being the query.
+
+    Lower-case letters are insertions relative to the query; they vanish and are
+    counted at the next column, `AggC` counts 2 at `C`. Insertions after the last
+    column are dropped (AF2 SI 1.2.1). Blank lines and lines with `#` are skipped.
+
+    Args:
+        data: content of the file.
+        path: its name, for errors.
+        strict_letters: refuse '.', which else is padding in insertion columns.
+        caps: sizes beyond which the file is refused.
+
+    Raises:
+        MsaError: no record, residues before the first header, a byte that is no
+            residue, or a row whose length is not the query's; names the line.
+    """
+    caps = caps or InputCaps()
+    text = np.frombuffer(data, np.uint8)
+    table = _table(strict_letters)
+    rows, columns, runs = kernels.count_a3m(text, table)
+    check_size(rows, columns, caps, path)
+    letters = np.empty([rows, columns], np.uint8)
+    names = np.empty([rows, 2], np.int64)
+    at_row, at_column, counts = (np.empty(runs, np.int32) for _ in range(3))
+    status, byte, found, row, width = kernels.fill_a3m(
+        text, table, letters, names, at_row, at_column, counts
+    )
+    if status != kernels.OK:
+        raise MsaError(
+            _complaint(data, status, byte, row, width, columns),
+            path=path or None,
+            line=line_of(data, byte),
+        )
+    return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names)
+
+
+def check_size(rows: int, columns: int, caps: InputCaps, path: str) -> None:
+    """Refuse empty and oversized alignments before anything is allocated."""
+    if rows == 0 or columns == 0:
+        raise MsaError("no aligned sequence in it", path=path or None)
+    for name, got, cap in (
+        ("rows", rows, caps.max_rows),
+        ("columns", columns, caps.max_columns),
+        ("cells", rows * columns, caps.max_cells),
+    ):
+        if got > cap:
+            raise MsaError(
+                f"{got} {name}, more than the cap of {cap}; raise InputCaps.max_{name} if meant",
+                path=path or None,
+            )
+
+
+def _table(strict_letters: bool) -> UInt8[np.ndarray, "256"]:
+    table = np.full(256, kernels.INVALID, np.uint8)
+    known = np.flatnonzero(MSA_LETTER_TO_RESTYPE != 255)
+    table[known] = known
+    table[ord("a") : ord("z") + 1] = kernels.INSERTION
+    if not strict_letters:
+        table[ord(".")] = kernels.SKIP
+    return table
+
+
+def _complaint(data: bytes, status: int, byte: int, row: int, width: int, columns: int) -> str:
+    if status == kernels.NO_HEADER:
+        return "residues before the first '>' header"
+    if status == kernels.BAD_LETTER:
+        return f"{chr(data[byte])!r} is no residue letter (row {row + 1}, column {width + 1})"
+    return f"row {row + 1} has {width} aligned columns, the query has {columns}"

@@ -1,0 +1,237 @@
+"""One chain end to end: the files in, its record out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from evofeed.errors import EvofeedError, InputError, MsaError
+from evofeed.features import ChainRecord
+from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
+from evofeed.featurize.sources import ChainSource, Role
+from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.structure_files import parse_structure
+from evofeed.residues import RESTYPES, UNKNOWN
+from evofeed.shapes import Float, UInt8
+
+_DEFAULT = FeaturizeConfig()
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """Reads files and remembers what was read and what was left out."""
+
+    config: FeaturizeConfig
+    digests: dict[str, str] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+    def read(self, ref: FileRef) -> bytes:
+        data = read_bytes(ref, self.config.caps)
+        self.digests[ref.name] = sha256(data)
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """What a chain is, before alignments and templates."""
+
+    sequence: str
+    description: str
+    positions: Float[np.ndarray, "L 37 3"] | None = None
+    mask: UInt8[np.ndarray, "L 37"] | None = None
+    resolution: float = 0.0
+    release_date: str = ""
+    method: str = ""
+
+
+def featurize_chain(source: ChainSource, config: FeaturizeConfig = _DEFAULT) -> ChainRecord:
+    """The record of one chain, full length.
+
+    Args:
+        source: its files, as `discover` gives them.
+        config: strictness, template rules and caps.
+
+    Returns:
+        A validated record; `dropped` lists what was left out and why.
+
+    Raises:
+        InputError: an input of the chain is missing or wrong (MsaError, MmcifError
+            and TemplateError are kinds of it); names file and line where it can.
+    """
+    inputs = _Inputs(config)
+    try:
+        files = source.alignment_files(config)
+        msas, names = _alignments(files, inputs)
+        target = _target(source, inputs, msas)
+        return _record(source, target, msas, names, inputs).validate()
+    except EvofeedError as error:
+        error.item = error.item or source.chain_id
+        raise
+
+
+def _alignments(
+    files: Sequence[tuple[Role, FileRef]], inputs: _Inputs
+) -> tuple[list[Msa], list[str]]:
+    msas, names = [], []
+    for role, ref in files:
+        if role not in ("a3m", "stockholm"):
+            continue
+        parse = parse_a3m if role == "a3m" else parse_stockholm
+        msas.append(
+            parse(
+                inputs.read(ref),
+                path=str(ref.path),
+                strict_letters=inputs.config.strict_letters,
+                caps=inputs.config.caps,
+            )
+        )
+        names.append(ref.plain_name)
+    return msas, names
+
+
+def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Target:
+    ref = source.structure_ref()
+    if ref is not None:
+        return _from_structure(source, ref, inputs)
+    if source.sequence:
+        return _Target(source.sequence, source.description or source.chain_id)
+    if source.fasta is not None:
+        return _from_fasta(source, inputs)
+    if msas:
+        inputs.dropped.append("no structure or FASTA: the sequence is the alignment's query")
+        return _Target(msas[0].query, source.description or source.chain_id)
+    raise InputError("no structure, no FASTA and no alignment: nothing to featurise")
+
+
+def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Target:
+    config = inputs.config
+    structure = parse_structure(
+        inputs.read(ref),
+        ref.plain_name,
+        path=ref.path,
+        config=config,
+        is_distillation=source.is_distillation,
+    )
+    name = source.author_chain
+    if name not in structure.sequences:
+        raise InputError(
+            f"no protein chain {name!r}, only {', '.join(structure.sequences) or 'none'}",
+            path=ref.path,
+        )
+    if config.require_release_date and structure.lacks_date:
+        raise InputError("no revision history, so no release date", path=ref.path)
+    chain = structure.chain(name)
+    inputs.dropped += [f"{ref.plain_name}: {note}" for note in chain.notes]
+    return _Target(
+        sequence=chain.sequence,
+        description=structure.description(name),
+        positions=chain.positions,
+        mask=chain.mask,
+        resolution=structure.resolution,
+        release_date=structure.release_date,
+        method=structure.method,
+    )
+
+
+def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:
+    ref = file_ref(source.fasta or "")
+    records = parse_fasta(inputs.read(ref), path=ref.path, caps=inputs.config.caps)
+    named = [r for r in records if r.name == source.chain_id] if len(records) > 1 else records
+    if len(named) != 1:
+        raise InputError(
+            f"{len(named)} sequences named {source.chain_id!r} among {len(records)}", path=ref.path
+        )
+    return _Target(named[0].sequence, named[0].description)
+
+
+def _record(
+    source: ChainSource,
+    target: _Target,
+    msas: Sequence[Msa],
+    names: Sequence[str],
+    inputs: _Inputs,
+) -> ChainRecord:
+    config = inputs.config
+    num_res = len(target.sequence)
+    _check_queries(target.sequence, msas, names, inputs)
+    if not msas:
+        inputs.dropped.append("no alignment: the MSA is the query alone")
+    merged = merge(msas or [single_row(target.sequence)], config.max_msa_rows)
+    templates = no_templates(num_res)
+    return ChainRecord(
+        chain_id=source.chain_id,
+        sequence=target.sequence,
+        description=target.description,
+        aatype=sequence_aatype(target.sequence),
+        residue_index=np.arange(num_res, dtype=np.int32),
+        **_msa_fields(merged),
+        msa_sources=tuple(names) or ("query",),
+        all_atom_positions=target.positions,
+        all_atom_mask=target.mask,
+        **templates,
+        resolution=target.resolution,
+        release_date=target.release_date,
+        method=target.method,
+        is_distillation=source.is_distillation,
+        inputs=inputs.digests,
+        config_digest=config.digest,
+        dropped=tuple(inputs.dropped),
+    )
+
+
+def _check_queries(
+    sequence: str, msas: Sequence[Msa], names: Sequence[str], inputs: _Inputs
+) -> None:
+    if not inputs.config.check_query:
+        return
+    for msa, name in zip(msas, names, strict=True):
+        query = msa.query
+        if len(query) != len(sequence) or msa.letters.shape[1] != len(sequence):
+            raise MsaError(
+                f"the query of {name} has {msa.letters.shape[1]} columns, the chain has "
+                f"{len(sequence)} residues: alignment and structure do not belong together"
+            )
+        other = sum(a != b for a, b in zip(query, sequence, strict=True))
+        if other:
+            inputs.dropped.append(f"{name}: the query differs from the chain in {other} letters")
+
+
+def _msa_fields(merged: MergedMsa) -> dict[str, Any]:
+    return {
+        "msa": merged.msa,
+        "deletion_row": merged.deletion_row,
+        "deletion_column": merged.deletion_column,
+        "deletion_count": merged.deletion_count,
+        "msa_source": merged.source,
+        "msa_species": merged.species,
+        "hhblits_profile_counts": merged.counts,
+    }
+
+
+def sequence_aatype(sequence: str) -> UInt8[np.ndarray, " L"]:
+    """Restype codes of a sequence; all but the twenty amino acids are X."""
+    table = np.full(128, UNKNOWN, np.uint8)
+    for code, letter in enumerate(RESTYPES):
+        table[ord(letter)] = code
+    return table[np.frombuffer(sequence.encode("ascii"), np.uint8)]
+
+
+def no_templates(num_res: int) -> dict[str, Any]:
+    """Template fields of a chain without templates."""
+    return {
+        "template_aatype": np.zeros([0, num_res], np.uint8),
+        "template_all_atom_positions": np.zeros([0, num_res, 37, 3], np.float32),
+        "template_all_atom_mask": np.zeros([0, num_res, 37], np.uint8),
+        "template_center": np.zeros([0, 3], np.float32),
+        "template_sum_probs": np.zeros([0], np.float32),
+        "template_domain_names": (),
+        "template_sequence": (),
+        "template_release_date": (),
+    }

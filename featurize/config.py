@@ -1,0 +1,173 @@
+"""How chains are featurised: the safe AF2 way, or OpenFold's to the bit.
+
+Each field in which our default departs from OpenFold says why. `openfold()`
+sets them all back, surprises included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputCaps:
+    """How large an input may be before it is refused; nothing is allocated first."""
+
+    max_file_bytes: int = 8 << 30
+    """Bytes of one file after decompression."""
+    max_ratio: int = 400
+    """Decompressed over compressed bytes, beyond the first 64 MiB: a bomb's mark."""
+    max_rows: int = 4_000_000
+    """Rows of one alignment file."""
+    max_columns: int = 100_000
+    """Residues of a chain."""
+    max_cells: int = 8 << 30
+    """Rows times residues of one alignment."""
+    max_atoms: int = 20_000_000
+    """Atom records of one structure file."""
+    max_hits: int = 200_000
+    """Template hits of one file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturizeConfig:
+    """What `featurize_chain` does where formats, AF2 and OpenFold leave a choice."""
+
+    # alignments
+    strict_letters: bool = False
+    """OpenFold: refuse '.' in alignments and lower-case residues in Stockholm files.
+    Ours: '.' is a gap in an insertion column, as the formats say, and case is ignored."""
+    ragged_rows: Literal["error", "drop"] = "error"
+    """What to do with a row whose length differs from the query's; `drop` counts it."""
+    hit_names: Literal["any", "openfold"] = "any"
+    """OpenFold knows hmmsearch output as `hmm_output.sto` on disk but only as
+    `hmmsearch_output.sto` in an alignment_db, and reads the other as an alignment.
+    Ours: both names, and AlphaFold's `pdb_hits.sto`, are template hits everywhere."""
+    subfolders: bool = True
+    """Look into `a3m/` and `hhr/` below a chain's folder, as OpenProteinSet ships them.
+    OpenFold does not: an un-flattened tree trains on empty alignments without a word."""
+    check_query: bool = True
+    """Refuse an alignment whose query has another length than the chain, naming both,
+    and note differing letters. OpenFold does not look."""
+    max_msa_rows: int | None = None
+    """Rows kept, the first ones after deduplication; None keeps all."""
+
+    # structures
+    require_entry_id: bool = False
+    """OpenFold cannot parse an entry with neither revision history nor `_entry.id`."""
+    require_release_date: bool = False
+    """OpenFold cannot featurise an entry without revision history. Ours: date unknown."""
+    require_observed_chains: bool = False
+    """OpenFold refuses a whole entry if one protein chain has no atom at all.
+    Ours: that chain alone is missing."""
+    collapse_heterogeneity: bool = True
+    """A position with two residue types (microheterogeneity) counts once, first type.
+    OpenFold counts it twice, which shifts every later residue against its atoms."""
+    strict_pdb: bool = False
+    """OpenFold refuses legacy PDB files with several models, insertion codes, or chain
+    ids other than A-Z. Ours: first model, all residues in order, any id."""
+    confidence_threshold: float = 50.0
+    """Distillation only: a residue is kept if any atom's B factor (pLDDT) exceeds this."""
+
+    # templates
+    max_templates: int = 20
+    """Featurised templates kept per chain; training draws 4 of them. OpenFold: 4."""
+    max_template_date: str = "2021-10-10"
+    """No template released later than this ISO date (inclusive bound)."""
+    exclude_same_pdb: bool = True
+    """AF2: no template from the query's own entry. OpenFold dropped the rule, so a chain
+    can see itself or its symmetry mate."""
+    released_before_days: int | None = 60
+    """AF2: a template must be that many days older than the query's release. OpenFold
+    dropped the rule. None or an unknown query date: only `max_template_date` counts."""
+    min_align_ratio: float = 0.1
+    """Aligned columns over query length must exceed this (AF2)."""
+    max_subsequence_ratio: float = 0.95
+    """A hit that is an exact piece of the query longer than this share is a duplicate (AF2)."""
+    old_hhr: bool = True
+    """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
+    require_template_date: bool = False
+    """OpenFold fails the chain if a template's entry has no revision history. Ours: the
+    template is skipped and listed, for nobody can tell that it is no leak."""
+    realign: Literal["biopython", "never"] = "biopython"
+    """How a hit whose sequence differs from its structure's is mapped onto it. OpenFold
+    runs kalign; Biopython's global alignment gives the same mapping at >= 90 % identity
+    but for the placing of gaps."""
+
+    caps: InputCaps = field(default_factory=InputCaps)
+
+    def __post_init__(self) -> None:
+        if self.max_templates < 0:
+            raise ValueError(f"max_templates is {self.max_templates}, must be >= 0")
+        if self.max_msa_rows is not None and self.max_msa_rows < 1:
+            raise ValueError(f"max_msa_rows is {self.max_msa_rows}, must be >= 1 or None")
+        year, *_ = self.max_template_date.split("-")
+        if len(self.max_template_date) != 10 or not year.isdigit():
+            raise ValueError(f"max_template_date is {self.max_template_date!r}, not YYYY-MM-DD")
+
+    @classmethod
+    def openfold(cls, **changes: Any) -> FeaturizeConfig:
+        """OpenFold's behaviour (commit ce0029e), in all it does to well-formed input."""
+        preset: dict[str, Any] = {
+            "strict_letters": True,
+            "hit_names": "openfold",
+            "subfolders": False,
+            "check_query": False,
+            "require_entry_id": True,
+            "require_release_date": True,
+            "require_observed_chains": True,
+            "collapse_heterogeneity": False,
+            "strict_pdb": True,
+            "max_templates": 4,
+            "exclude_same_pdb": False,
+            "released_before_days": None,
+            "old_hhr": False,
+            "require_template_date": True,
+        }
+        return cls(**{**preset, **changes})
+
+    def replace(self, **changes: Any) -> FeaturizeConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the settings, the same in every process."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CropConfig:
+    """What is cut off offline, by work and never by time."""
+
+    max_msa_rows: int | None = None
+    """MSA rows kept per chain."""
+    msa_budget: float | None = None
+    """Cells kept per chain: rows <= msa_budget / residues. 5e7 is High-Flyer's rule."""
+    max_templates: int = 20
+    """Featurised templates kept per chain."""
+    residue_crop: int | None = None
+    """Residues of a window; None keeps chains whole."""
+    views: int = 1
+    """Windows cut from a chain that is longer than `residue_crop`."""
+    seed: int = 0
+    """Windows are a pure function of this, the chain's id and the view."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_msa_rows", "msa_budget", "residue_crop", "views"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, must be >= 1")
+        if self.max_templates < 0:
+            raise ValueError(f"max_templates is {self.max_templates}, must be >= 0")
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the settings, the same in every process."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()

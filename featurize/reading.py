@@ -1,0 +1,128 @@
+"""Bytes of one input, wherever they lie: a file, a span of a db, plain, gz or zst."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from evofeed.errors import InputError
+from evofeed.featurize.config import InputCaps
+
+_FREE_BYTES = 64 << 20
+"""Below this a ratio proves nothing: an alignment of one family packs a hundredfold."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """One input: a file, or a span of one.
+
+    Attributes:
+        name: file name that says its kind, e.g. `uniref90_hits.sto`.
+        path: the file that holds it.
+        offset: where it starts in the file.
+        size: its bytes; None is the rest of the file.
+    """
+
+    name: str
+    path: str
+    offset: int = 0
+    size: int | None = None
+
+    @property
+    def plain_name(self) -> str:
+        """The name without a compression suffix."""
+        return self.name.removesuffix(".gz").removesuffix(".zst")
+
+    def nbytes(self) -> int:
+        """Bytes it takes where it lies (compressed if it is); 0 if it is not there."""
+        if self.size is not None:
+            return self.size
+        try:
+            return Path(self.path).stat().st_size
+        except OSError:
+            return 0
+
+
+def file_ref(path: str | Path) -> FileRef:
+    """A whole file."""
+    return FileRef(Path(path).name, str(path))
+
+
+def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
+    """The decompressed content of an input.
+
+    Raises:
+        InputError: not there, too large, a decompression bomb, or a damaged stream.
+    """
+    caps = caps or InputCaps()
+    raw = _read_span(ref, caps)
+    if ref.name.endswith(".gz"):
+        return _inflate(ref, gzip.GzipFile(fileobj=io.BytesIO(raw)), len(raw), caps)
+    if ref.name.endswith(".zst"):
+        import zstandard
+
+        unzst = zstandard.ZstdDecompressor()
+        stream = unzst.stream_reader(io.BytesIO(raw), read_across_frames=True)
+        return _inflate(ref, stream, len(raw), caps)
+    return raw
+
+
+def sha256(data: bytes) -> str:
+    """Hex digest that names this content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def line_of(data: bytes, offset: int) -> int:
+    """Line number, from 1, of a byte."""
+    return data.count(b"\n", 0, offset) + 1
+
+
+def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
+    try:
+        if ref.size is None and ref.nbytes() > caps.max_file_bytes:
+            raise InputError(
+                f"{ref.nbytes()} bytes, more than the cap of {caps.max_file_bytes}; "
+                "raise InputCaps.max_file_bytes if this is meant",
+                path=ref.path,
+            )
+        with Path(ref.path).open("rb") as handle:
+            handle.seek(ref.offset)
+            data = handle.read(-1 if ref.size is None else ref.size)
+    except FileNotFoundError:
+        raise InputError("no such file", path=ref.path) from None
+    except (OSError, OverflowError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", path=ref.path) from None
+    if ref.size is not None and len(data) != ref.size:
+        raise InputError(
+            f"{ref.name} should span bytes {ref.offset}-{ref.offset + ref.size}, but the file "
+            "ends before: index and db do not belong together",
+            path=ref.path,
+        )
+    return data
+
+
+def _inflate(ref: FileRef, stream: IO[bytes], packed: int, caps: InputCaps) -> bytes:
+    ceiling = min(caps.max_file_bytes, max(_FREE_BYTES, caps.max_ratio * packed))
+    pieces: list[bytes] = []
+    total = 0
+    try:
+        # Bounded bites out, not in: one bite of a bomb must not fill the memory by itself.
+        while piece := stream.read(_CHUNK):
+            total += len(piece)
+            if total > ceiling:
+                raise InputError(
+                    f"unpacks to more than {ceiling} bytes from {packed}: a decompression "
+                    "bomb, or InputCaps.max_ratio is too low",
+                    path=ref.path,
+                )
+            pieces.append(piece)
+    except InputError:
+        raise
+    except Exception as error:  # zlib, gzip and zstandard each have errors of their own
+        raise InputError(f"damaged compressed stream: {error}", path=ref.path) from None
+    return b"".join(pieces)

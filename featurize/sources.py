@@ -1,0 +1,143 @@
+"""What belongs to one chain: the files its features are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from evofeed.errors import InputError
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.reading import FileRef, file_ref
+
+Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
+
+_HMMSEARCH_STEMS: Final = ("hmm_output", "hmmsearch_output", "pdb_hits")
+_PAIRING_STEMS: Final = ("uniprot_hits",)
+"""Alignments for pairing chains of a complex; never part of a monomer's MSA."""
+SUBFOLDERS: Final = ("a3m", "hhr")
+"""OpenProteinSet's folders inside a chain's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSource:
+    """One chain to featurise, as `discover` finds it. Small, picklable, JSON-ready.
+
+    Attributes:
+        chain_id: name of the record, usually `<entry>_<author's chain id>`.
+        alignment_dir: folder of its alignments and template hits.
+        structure: mmCIF, PDB or ProteinNet file.
+        fasta: file with its sequence, where there is no structure.
+        template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
+        alignments: instead of a folder: files or spans of a db.
+        structure_span: `(offset, size)` in `structure`, if that is a db.
+        structure_name: file name of the structure inside such a db.
+        structure_chain: author's chain id; the part after the last `_` if empty.
+        sequence: the sequence itself, if it is in no file of its own.
+        description: header of that sequence.
+        is_distillation: the structure is a prediction; its B factors are pLDDT.
+    """
+
+    chain_id: str
+    alignment_dir: str | None = None
+    structure: str | None = None
+    fasta: str | None = None
+    template_mmcif_dir: str | None = None
+    alignments: tuple[FileRef, ...] = ()
+    structure_span: tuple[int, int] | None = None
+    structure_name: str = ""
+    structure_chain: str = ""
+    sequence: str = ""
+    description: str = ""
+    is_distillation: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("alignment_dir", "structure", "fasta", "template_mmcif_dir"):
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+
+    @property
+    def entry_id(self) -> str:
+        """The part of `chain_id` before the last `_`."""
+        return self.chain_id.rpartition("_")[0] or self.chain_id
+
+    @property
+    def author_chain(self) -> str:
+        """Chain id to look for in the structure."""
+        return self.structure_chain or self.chain_id.rpartition("_")[2]
+
+    def structure_ref(self) -> FileRef | None:
+        """The structure as an input to read."""
+        if self.structure is None:
+            return None
+        if self.structure_span is None:
+            return file_ref(self.structure)
+        return FileRef(self.structure_name, self.structure, *self.structure_span)
+
+    def alignment_files(self, config: FeaturizeConfig | None = None) -> list[tuple[Role, FileRef]]:
+        """Its alignments and hits in canonical order: by file name, whatever lists first."""
+        config = config or FeaturizeConfig()
+        refs = list(self.alignments) or list(self._listed(config.subfolders))
+        in_db = bool(self.alignments)
+        refs.sort(key=lambda ref: (ref.name, ref.path, ref.offset))
+        return [(role_of(ref.plain_name, config, in_db), ref) for ref in refs]
+
+    def _listed(self, subfolders: bool) -> Iterator[FileRef]:
+        if self.alignment_dir is None:
+            return
+        folder = Path(self.alignment_dir)
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            raise InputError(
+                f"alignment folder cannot be listed: {error.strerror}",
+                path=str(folder),
+                item=self.chain_id,
+            ) from None
+        for entry in entries:
+            if entry.is_file():
+                yield file_ref(entry.path)
+            elif subfolders and entry.name in SUBFOLDERS:
+                yield from (file_ref(e.path) for e in os.scandir(entry.path) if e.is_file())
+
+    def nbytes(self) -> int:
+        """Bytes of its inputs where they lie: a cheap measure of the work it makes."""
+        total = sum(ref.nbytes() for role, ref in self.alignment_files() if role != "other")
+        structure = self.structure_ref()
+        return total + (structure.nbytes() if structure else 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ChainSource:
+        """The inverse of `to_dict`, after JSON too."""
+        span = values.get("structure_span")
+        return cls(
+            **{
+                **values,
+                "alignments": tuple(FileRef(**ref) for ref in values.get("alignments", ())),
+                "structure_span": (span[0], span[1]) if span else None,
+            }
+        )
+
+
+def role_of(name: str, config: FeaturizeConfig, in_db: bool = False) -> Role:
+    """What a file of a chain's folder is for, by its name without compression suffix."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix == "a3m":
+        return "a3m"
+    if suffix == "hhr":
+        return "hhr"
+    if suffix != "sto" or stem in _PAIRING_STEMS:
+        return "other"
+    if config.hit_names == "any":
+        return "hmmsearch" if stem in _HMMSEARCH_STEMS else "stockholm"
+    if stem == ("hmmsearch_output" if in_db else "hmm_output"):
+        return "hmmsearch"
+    return "other" if stem == "hmm_output" else "stockholm"

@@ -1,0 +1,22 @@
+"""Species mnemonics in the headers of UniProt sequences."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# db|accession[_isoform]|entry_species[_n], e.g. tr|A0A146SKV9|A0A146SKV9_FUNHE;
+# the trailing _n is small BFD's. UniProt knowledge base, "entry name".
+_ENTRY: Final = re.compile(
+    r"(?:tr|sp)\|[A-Za-z0-9]{6,10}(?:_\d)?\|[A-Za-z0-9]+_(?P<species>[A-Za-z0-9]{1,5})(?:_\d+)?$"
+)
+
+
+def species_of(header: str) -> str:
+    """Mnemonic of a header's first word, '' where there is none.
+
+    `sp|P61626|LYSC_HUMAN/1-148 Lysozyme` gives `HUMAN`.
+    """
+    words = header.split(maxsplit=1)
+    match = _ENTRY.match(words[0].partition("/")[0]) if words else None
+    return match["species"] if match else ""
