@@ -1,0 +1,162 @@
+"""A family of simulated chains: who they are, where they sit, what a search finds.
+
+Everything random comes from one generator per family, so family 7 is the same
+whether ten chains are written or ten thousand.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from evofeed.featurize.synth import fold as folds
+from evofeed.featurize.synth.evolve import BACKGROUND, Family, evolve_family
+from evofeed.featurize.synth.formats import Hit
+from evofeed.featurize.synth.mmcif import Entry, Model
+from evofeed.residues import GAP
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_FIRST_RELEASE = datetime.date(1996, 1, 3)
+_RELEASE_DAYS = 9000  # to August 2020: before AF2's own template cut-off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A chain with a structure: `row` over its family's columns, and its entry."""
+
+    chain_id: str
+    row: np.ndarray
+    ss: str
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySet:
+    """The members of one family and the homologs that a search would find."""
+
+    family: Family
+    members: tuple[Member, ...]
+
+
+def entry_id(number: int) -> str:
+    """A PDB-like id: a digit from 1, then three letters or digits; unique by number."""
+    scattered = number * 7919 % (9 * 36**3)  # neighbours in a family should not be neighbours here
+    first, rest = divmod(scattered, 36**3)
+    return f"{first + 1}{_DIGITS[rest // 1296]}{_DIGITS[rest // 36 % 36]}{_DIGITS[rest % 36]}"
+
+
+def simulate_family(
+    seed: int, number: int, num_members: int, first_entry: int, mean_length: int, mean_depth: int
+) -> FamilySet:
+    """Family `number` of the set `seed`, with `num_members` chains."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
+    length = int(np.clip(rng.lognormal(np.log(mean_length), 0.35), 30, 8 * mean_length))
+    leaves = int(np.clip(rng.lognormal(np.log(mean_depth), 0.8), 16, 12 * mean_depth))
+    family = evolve_family(rng, length, leaves)
+    picked = rng.choice(np.arange(1, leaves + 1), size=num_members, replace=num_members > leaves)
+    members = tuple(
+        _member(rng, family, int(leaf), first_entry + k) for k, leaf in enumerate(picked)
+    )
+    return FamilySet(family=family, members=members)
+
+
+def _member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
+    """A homolog given a structure: the family's fold, loops it lacks built, ends frayed."""
+    row = family.rows[leaf].copy()
+    lacks = family.core & (row == GAP)
+    row[lacks] = rng.choice(20, size=int(lacks.sum()), p=BACKGROUND)
+    core = np.flatnonzero(family.core)
+    start, end = rng.integers(0, 4), rng.integers(0, 4)  # another construct of the same domain
+    row[: core[start]] = GAP
+    row[core[len(core) - 1 - end] + 1 :] = GAP
+    row, model, ss = _structure(rng, family, row)
+    name = entry_id(number)
+    method = str(rng.choice(_METHODS, p=[0.88, 0.07, 0.05]))
+    resolution = None if method == "SOLUTION NMR" else round(float(rng.gamma(6, 0.35) + 0.9), 2)
+    released = _FIRST_RELEASE + datetime.timedelta(days=int(rng.integers(_RELEASE_DAYS)))
+    entry = Entry(
+        entry_id=name,
+        method=method,
+        resolution=resolution,
+        release_date=released.isoformat(),
+        num_models=2 if method == "SOLUTION NMR" else 1,
+        chains=(model,),
+    )
+    return Member(chain_id=f"{name}_{model.author_id}", row=row, ss=ss, entry=entry)
+
+
+_METHODS = ["X-RAY DIFFRACTION", "ELECTRON MICROSCOPY", "SOLUTION NMR"]
+
+
+def _structure(
+    rng: np.random.Generator, family: Family, row: np.ndarray
+) -> tuple[np.ndarray, Model, str]:
+    """The member's atoms. Insertions and frayed ends are in the sequence, not in the density."""
+    has = row != GAP
+    core = family.core[has]
+    at = (np.cumsum(family.core) - 1)[has]  # core index of each residue of the member
+    aatype = row[has].astype(np.int64)
+    fold = family.fold
+    wobble = rng.normal(0, np.radians(0.8), [2, len(fold.ss)])  # homologs differ by about 1-2 A
+    mine = folds.Fold(ss=fold.ss, phi=fold.phi + wobble[0], psi=fold.psi + wobble[1])
+    whole = np.zeros(len(fold.ss), np.int64)
+    whole[at[core]] = aatype[core]
+    atoms = np.zeros([len(aatype), 14, 3])
+    atoms[core] = folds.all_atoms(rng, whole, mine)[at[core]] + rng.uniform(5, 60, 3)
+    resolved = core.copy()
+    resolved[: rng.integers(0, 3)] = False
+    resolved[len(resolved) - rng.integers(0, 3) :] = False
+    model = Model(
+        author_id=str(rng.choice(list("ABCDLX"), p=[0.7, 0.1, 0.05, 0.05, 0.05, 0.05])),
+        aatype=aatype,
+        atoms=atoms,
+        resolved=resolved,
+        first_number=int(rng.integers(1, 40)),
+        selenium=bool(rng.random() < 0.06),
+    )
+    ss = "".join(fold.ss[i] if c else folds.LOOP for i, c in zip(at, core, strict=True))
+    return row, model, ss
+
+
+def homologs(rng: np.random.Generator, family: Family, share: float) -> np.ndarray:
+    """Rows one database has: a share of the family, some as fragments, none aligned to nothing."""
+    leaves = family.rows[1:]
+    rows = leaves[rng.random(len(leaves)) < share].copy()
+    columns = rows.shape[1]
+    for row in rows[rng.random(len(rows)) < 0.3]:  # a copy: fragments are appended, not swapped
+        start, end = sorted(rng.integers(0, columns, 2).tolist())
+        if end - start > columns // 3:
+            fragment = np.full(columns, GAP, np.uint8)
+            fragment[start:end] = row[start:end]
+            rows = np.concatenate([rows, fragment[None]])
+    return rows
+
+
+def template_hits(rng: np.random.Generator, member: Member, others: list[Member]) -> list[Hit]:
+    """Hits of a member against the set: itself and its family first, a weak stranger last."""
+    hits = [
+        Hit(
+            name=other.chain_id[:4].upper() + other.chain_id[4:],
+            description="Simulated protein; family member {synthetic construct}",
+            query=member.row,
+            template=other.row,
+            ss=other.ss,
+            prob=round(100 - 5 * float(rng.random()) ** 3, 2),
+        )
+        for other in others
+    ]
+    identity = [np.mean(member.row[h.query != GAP] == h.template[h.query != GAP]) for h in hits]
+    return [hits[k] for k in np.argsort(np.array(identity), kind="stable")[::-1]]
+
+
+def family_sizes(seed: int, num_chains: int, mean_members: int) -> Iterator[int]:
+    """How many chains each family has, `num_chains` in all."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 2**31])))
+    left = num_chains
+    while left:
+        size = min(left, 1 + int(rng.geometric(1 / mean_members)))
+        yield size
+        left -= size

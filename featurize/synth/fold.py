@@ -1,0 +1,225 @@
+"""Backbones that could be proteins: helices, strands and loops, compact, self-avoiding.
+
+A chain is grown segment by segment from ideal bond geometry (Engh and Huber 1991);
+each segment picks, among many random loops before it, the one that does not
+touch what is there and keeps the whole most compact. Frames are AF2's backbone
+frames: CA at the origin, C on x, N in the upper xy half-plane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from evofeed.residue_geometry import (
+    ATOM14_GROUP,
+    ATOM14_MASK,
+    ATOM14_POSITIONS,
+    CHI_MASK,
+    DEFAULT_FRAMES,
+)
+from evofeed.shapes import Float, Int
+
+HELIX, STRAND, LOOP = "HEC"
+_PHI_PSI = {HELIX: (-62.0, -43.0), STRAND: (-120.0, 130.0)}
+_LOOP_BASINS = np.array([(-65, -40), (-75, 145), (-120, 130), (-90, 0), (-60, 140), (57, 40)])
+_LOOP_WEIGHTS = np.array([0.25, 0.25, 0.2, 0.15, 0.1, 0.05])
+_CANDIDATES = 384
+_MIN_DISTANCE = 3.7  # ångström between CA or side-chain centroids of residues >= 3 apart
+_CENTROID = np.array([-0.9, -1.3, -2.0])  # about the middle of a side chain, in the CA frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Secondary structure (`H`, `E`, `C`) and torsions in radians, `f64[L]` each."""
+
+    ss: str
+    phi: np.ndarray
+    psi: np.ndarray
+
+
+def random_fold(rng: np.random.Generator, num_res: int) -> Fold:
+    """A compact, self-avoiding fold of `num_res` residues."""
+    best: tuple[int, Fold] | None = None
+    for _ in range(6):
+        clashes, fold = _grow(rng, _segments(rng, num_res))
+        if best is None or clashes < best[0]:
+            best = clashes, fold
+        if clashes == 0:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _segments(rng: np.random.Generator, num_res: int) -> list[str]:
+    """Secondary structure as runs, loops between, `num_res` letters in all."""
+    helical = rng.choice([0.9, 0.5, 0.1])  # all alpha, mixed, all beta
+    runs: list[str] = [LOOP * int(rng.integers(1, 4))]
+    while sum(map(len, runs)) < num_res:
+        helix = rng.random() < helical
+        length = int(rng.integers(8, 19)) if helix else int(rng.integers(4, 9))
+        runs += [(HELIX if helix else STRAND) * length, LOOP * int(rng.integers(2, 7))]
+    runs[-1] = runs[-1][: max(0, len(runs[-1]) - sum(map(len, runs)) + num_res)]
+    if not runs[-1]:
+        excess = sum(map(len, runs)) - num_res
+        runs[-2] = runs[-2][: len(runs[-2]) - excess]
+    return [run for run in runs if run]
+
+
+def _grow(rng: np.random.Generator, runs: list[str]) -> tuple[int, Fold]:
+    total = sum(map(len, runs))
+    phi, psi = np.zeros(total), np.zeros(total)
+    points = np.zeros([total, 2, 3])
+    rot, origin, done, clashes = np.eye(3), np.zeros(3), 0, 0
+    for k in range(0, len(runs), 2):  # a loop and the helix or strand after it
+        ss = "".join(runs[k : k + 2])
+        span = slice(done, done + len(ss))
+        angles = _draw_torsions(rng, ss, _CANDIDATES)
+        # the frame of the first residue of a segment already depends on its own phi
+        rots, origins = _walk(rot, origin, angles, first=done == 0, psi_before=psi[done - 1])
+        new = np.stack([origins, origins + rots @ _CENTROID], axis=2)
+        bad, energy = _score(points[:done], new)
+        pick = int(np.lexsort([energy, bad])[0])
+        clashes += int(bad[pick])
+        phi[span], psi[span] = angles[pick].T
+        points[span] = new[pick]
+        rot, origin, done = rots[pick, -1], origins[pick, -1], done + len(ss)
+    return clashes, Fold(ss="".join(runs), phi=phi, psi=psi)
+
+
+def _draw_torsions(rng: np.random.Generator, ss: str, count: int) -> Float[np.ndarray, "K n 2"]:
+    """Phi and psi for `count` tries of a segment, radians."""
+    basin = rng.choice(len(_LOOP_BASINS), size=[count, len(ss)], p=_LOOP_WEIGHTS)
+    angles = _LOOP_BASINS[basin] + rng.normal(0, 12, [count, len(ss), 2])
+    for i, kind in enumerate(ss):
+        if kind != LOOP:
+            angles[:, i] = _PHI_PSI[kind] + rng.normal(0, 3, [count, 2])
+    return np.radians(angles)
+
+
+def _walk(
+    rot: np.ndarray, origin: np.ndarray, angles: np.ndarray, *, first: bool, psi_before: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Frames `[K, n, 3, 3]`, `[K, n, 3]` of K tries of a segment that follows a residue."""
+    count, length, _ = angles.shape
+    psi = np.concatenate([np.full([count, 1], psi_before), angles[:, :-1, 1]], axis=1)
+    step_rot, step_origin = _steps(psi, angles[:, :, 0])
+    rots, origins = np.empty([count, length, 3, 3]), np.empty([count, length, 3])
+    now_rot, now = np.broadcast_to(rot, [count, 3, 3]), np.broadcast_to(origin, [count, 3])
+    for i in range(length):
+        if not (first and i == 0):
+            now = now + np.einsum("kij,kj->ki", now_rot, step_origin[:, i])
+            now_rot = now_rot @ step_rot[:, i]
+        rots[:, i], origins[:, i] = now_rot, now
+    return rots, origins
+
+
+def _steps(psi: np.ndarray, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rigid step from a residue's frame to the next one's, trans peptide bond."""
+    n = np.broadcast_to(np.array([-0.525, 1.363, 0.0]), (*psi.shape, 3))
+    ca = np.zeros_like(n)
+    c = np.broadcast_to(np.array([1.526, 0.0, 0.0]), n.shape)
+    next_n = _extend(n, ca, c, 1.329, np.radians(116.6), psi)
+    next_ca = _extend(ca, c, next_n, 1.460, np.radians(121.7), np.full_like(psi, np.pi))
+    next_c = _extend(c, next_n, next_ca, 1.526, np.radians(111.07), phi)
+    ex = _unit(next_c - next_ca)
+    hint = next_n - next_ca
+    ey = _unit(hint - ex * (hint * ex).sum(-1, keepdims=True))
+    return np.stack([ex, ey, np.cross(ex, ey)], axis=-1), next_ca
+
+
+def _extend(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, length: float, angle: float, torsion: np.ndarray
+) -> np.ndarray:
+    """The atom bonded to `c` at this length, angle a-b-c frame and torsion (radians)."""
+    bc = _unit(c - b)
+    normal = _unit(np.cross(b - a, bc))
+    side = np.cross(normal, bc)
+    x = -length * np.cos(angle)
+    y = length * np.sin(angle)
+    return (
+        c + x * bc + y * (np.cos(torsion)[..., None] * side + np.sin(torsion)[..., None] * normal)
+    )
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return np.asarray(vector / np.linalg.norm(vector, axis=-1, keepdims=True))
+
+
+@njit(cache=True, nogil=True)
+def _score(placed: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Per try: clashes with what is placed, and an energy (spread minus contacts)."""
+    clashes, energy = np.zeros(len(new)), np.zeros(len(new))
+    done, length = len(placed), new.shape[1]
+    middle = np.zeros(3)
+    for j in range(done):
+        middle += placed[j, 0] / done
+    for k in range(len(new)):
+        for i in range(length):
+            for x in range(3):
+                energy[k] += 0.06 * (new[k, i, 0, x] - middle[x]) ** 2 * (done > 0)
+            for j in range(done + i - 2):  # neighbours in sequence may be close
+                for a in range(2):
+                    for b in range(2):
+                        other = placed[j, b] if j < done else new[k, j - done, b]
+                        square = 0.0
+                        for x in range(3):
+                            square += (new[k, i, a, x] - other[x]) ** 2
+                        clashes[k] += square < _MIN_DISTANCE**2
+                        energy[k] -= a == 1 and b == 1 and square < 64.0
+    return clashes, energy
+
+
+def frames(fold: Fold) -> tuple[Float[np.ndarray, "L 3 3"], Float[np.ndarray, "L 3"]]:
+    """Backbone frames of a fold, centred on the mean CA."""
+    angles = np.stack([fold.phi, fold.psi], axis=-1)[None]
+    rots, origins = _walk(np.eye(3), np.zeros(3), angles, first=True, psi_before=0.0)
+    return rots[0], origins[0] - origins[0].mean(axis=0)
+
+
+def centroids(rots: np.ndarray, origins: np.ndarray) -> Float[np.ndarray, "L 3"]:
+    """Where the middle of each side chain lies."""
+    return np.asarray(origins + rots @ _CENTROID)
+
+
+def all_atoms(
+    rng: np.random.Generator, aatype: Int[np.ndarray, "L"], fold: Fold
+) -> Float[np.ndarray, "L 14 3"]:
+    """Every heavy atom (atom14 slots), side chains in the least crowded of some rotamers."""
+    rots, origins = frames(fold)
+    tries = 3
+    staggered = rng.choice([-60.0, 180.0, 60.0], size=[tries, len(aatype), 4], p=[0.5, 0.35, 0.15])
+    chi = np.radians(staggered + rng.normal(0, 8, staggered.shape)) * CHI_MASK[aatype]
+    atoms = np.stack([_place(aatype, rots, origins, fold.psi, one) for one in chi])
+    mask = ATOM14_MASK[aatype][None, :, 4:, None]
+    tips = (atoms[:, :, 4:] * mask).sum(2) / np.maximum(mask.sum(2), 1)
+    crowd = np.linalg.norm(tips[:, :, None] - centroids(rots, origins)[None, None], axis=-1)
+    crowd[:, np.arange(len(aatype)), np.arange(len(aatype))] = np.inf
+    best = crowd.min(-1).argmax(0)
+    return np.asarray(atoms[best, np.arange(len(aatype))])
+
+
+def _place(
+    aatype: np.ndarray, rots: np.ndarray, origins: np.ndarray, psi: np.ndarray, chi: np.ndarray
+) -> np.ndarray:
+    """Atoms from the ideal positions of their rigid groups (AF2 SI algorithm 24)."""
+    torsion = np.concatenate([psi[:, None], chi], axis=1)
+    local = DEFAULT_FRAMES[aatype].astype(np.float64)
+    groups = np.tile(np.eye(4), [len(aatype), 8, 1, 1])
+    for k in range(5):
+        turned = local[:, 3 + k] @ _turn_x(torsion[:, k])
+        groups[:, 3 + k] = turned if k < 2 else groups[:, 2 + k] @ turned
+    home = groups[np.arange(len(aatype))[:, None], ATOM14_GROUP[aatype]]
+    ideal = ATOM14_POSITIONS[aatype]
+    inside = np.einsum("laij,laj->lai", home[..., :3, :3], ideal) + home[..., :3, 3]
+    return np.asarray(np.einsum("lij,laj->lai", rots, inside) + origins[:, None])
+
+
+def _turn_x(angle: np.ndarray) -> np.ndarray:
+    turn = np.tile(np.eye(4), [len(angle), 1, 1])
+    turn[:, 1, 1] = turn[:, 2, 2] = np.cos(angle)
+    turn[:, 2, 1] = np.sin(angle)
+    turn[:, 1, 2] = -np.sin(angle)
+    return turn

@@ -1,0 +1,193 @@
+"""A whole simulated dataset on disk, in the layout of OpenProteinSet (flattened)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evofeed.featurize.synth import formats
+from evofeed.featurize.synth.families import (
+    FamilySet,
+    Member,
+    family_sizes,
+    homologs,
+    simulate_family,
+    template_hits,
+)
+from evofeed.featurize.synth.mmcif import mmcif
+from evofeed.residues import GAP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthReport:
+    """What was written, and what was damaged on purpose."""
+
+    out_dir: str
+    num_chains: int
+    num_families: int
+    num_bytes: int
+    broken: tuple[dict[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready values."""
+        return asdict(self)
+
+
+def write_synthetic(
+    out_dir: str | Path,
+    num_chains: int,
+    seed: int = 0,
+    *,
+    broken: float = 0.0,
+    mean_length: int = 100,
+    mean_depth: int = 120,
+    mean_members: int = 6,
+    progress: Callable[[int], None] | None = None,
+) -> SynthReport:
+    """Write `num_chains` simulated chains; the same arguments give the same bytes.
+
+    `out_dir` gets `alignments/<id>_<chain>/{bfd_uniclust_hits.a3m, uniref90_hits.sto,
+    mgnify_hits.sto, pdb70_hits.hhr}`, `mmcif/<id>.cif`, `clusters.txt` (one family a
+    line) and, where `broken` > 0, `broken.json` with what was damaged and how.
+
+    Args:
+        out_dir: made if missing; must hold no other dataset.
+        num_chains: at least 1.
+        seed: of everything random.
+        broken: fraction of chains to damage, in turn in each of the ways of `damage`.
+        mean_length: residues of a typical chain.
+        mean_depth: homologs of a typical family.
+        mean_members: chains with a structure in a typical family.
+        progress: called after each family with the number of chains it had.
+    """
+    if num_chains < 1 or not 0 <= broken <= 1 or mean_length < 30 or mean_depth < 16:
+        raise ValueError(
+            f"num_chains={num_chains} broken={broken} mean_length={mean_length} "
+            f"mean_depth={mean_depth}: want >= 1, a fraction, >= 30 and >= 16"
+        )
+    root = Path(out_dir)
+    if (root / "alignments").exists():
+        raise ValueError(f"{root} already holds alignments; choose an empty folder")
+    (root / "mmcif").mkdir(parents=True)
+    clusters, done, num_bytes = [], 0, 0
+    previous: FamilySet | None = None
+    for number, size in enumerate(family_sizes(seed, num_chains, mean_members)):
+        family = simulate_family(seed, number, size, done, mean_length, mean_depth)
+        num_bytes += _write_family(root, seed, number, family, previous)
+        clusters.append(" ".join(m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members))
+        previous, done = family, done + size
+        if progress:
+            progress(size)
+    (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
+    damaged: list[dict[str, str]] = []
+    if broken:
+        from evofeed.featurize.synth.damage import damage
+
+        damaged = damage(root, broken, seed)
+        (root / "broken.json").write_text(json.dumps(damaged, indent=1) + "\n")
+    return SynthReport(
+        out_dir=str(root),
+        num_chains=num_chains,
+        num_families=len(clusters),
+        num_bytes=num_bytes,
+        broken=tuple(damaged),
+    )
+
+
+def _write_family(
+    root: Path, seed: int, number: int, family: FamilySet, previous: FamilySet | None
+) -> int:
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number, 1])))
+    num_bytes = 0
+    for member in family.members:
+        folder = root / "alignments" / member.chain_id
+        folder.mkdir(parents=True)
+        stranger = [] if previous is None else [_stranger(rng, member, previous.members[0])]
+        files = _alignment_files(rng, member, family, stranger)
+        for name, text in files.items():
+            num_bytes += (folder / name).write_bytes(text.encode())
+        path = root / "mmcif" / f"{member.entry.entry_id}.cif"
+        num_bytes += path.write_bytes(mmcif(member.entry).encode())
+    return num_bytes
+
+
+def _alignment_files(
+    rng: np.random.Generator, member: Member, family: FamilySet, stranger: list[formats.Hit]
+) -> dict[str, str]:
+    query = member.row[None]
+    files = {}
+    for database, share in (("uniref90", 0.6), ("mgnify", 0.4), ("bfd_uniclust", 0.7)):
+        rows = _best_first(member.row, homologs(rng, family.family, share))
+        names = [_name(rng, database, row) for row in rows]
+        rows = np.concatenate([query, rows])
+        if database == "bfd_uniclust":
+            titles = [f"{n} Simulated homolog n=1" for n in names]
+            files["bfd_uniclust_hits.a3m"] = formats.a3m([member.chain_id, *titles], rows)
+        else:
+            text = formats.stockholm(
+                [member.chain_id, *names],
+                [""] + ["[subseq from] simulated homolog"] * len(names),
+                rows,
+            )
+            files[f"{database}_hits.sto"] = text
+    hits = template_hits(rng, member, list(family.members)) + stranger
+    files["pdb70_hits.hhr"] = formats.hhr(
+        member.chain_id, member.row, len(family.family.rows), hits
+    )
+    return files
+
+
+def _best_first(query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows by how much of the query they repeat, as a search by E-value would list them."""
+    same = ((rows == query) & (query != GAP)).sum(axis=1)
+    shared = ((rows != GAP) & (query != GAP)).sum(axis=1)
+    return rows[np.argsort(-same, kind="stable")][: int((shared > 9).sum())]
+
+
+def _name(rng: np.random.Generator, database: str, row: np.ndarray) -> str:
+    where = np.flatnonzero(row != GAP)
+    start = int(rng.integers(1, 300))
+    span = f"{start}-{start + len(where) - 1}"
+    number = int(rng.integers(10**8))
+    if database == "mgnify":
+        return f"MGYP{number:012d}/{span}"
+    return f"UniRef{'90' if database == 'uniref90' else '100'}_S{number:08d}/{span}"
+
+
+def _stranger(rng: np.random.Generator, member: Member, other: Member) -> formats.Hit:
+    """A weak hit to another family: a short stretch aligned without gaps."""
+    mine, theirs = np.flatnonzero(member.row != GAP), np.flatnonzero(other.row != GAP)
+    length = int(min(rng.integers(8, 25), len(mine), len(theirs)))
+    start, at = rng.integers(len(mine) - length + 1), rng.integers(len(theirs) - length + 1)
+    # lay both out on columns of their own: what comes before, the stretch, what follows
+    before, after = int(start), len(mine) - int(start) - length
+    t_before, t_after = int(at), len(theirs) - int(at) - length
+    gap = np.uint8(GAP)
+    q = np.concatenate(
+        [
+            member.row[mine[:before]],
+            np.full(t_before, gap),
+            member.row[mine[before : before + length]],
+        ]
+        + [member.row[mine[before + length :]], np.full(t_after, gap)]
+    )
+    t = np.concatenate(
+        [
+            np.full(before, gap),
+            other.row[theirs[:t_before]],
+            other.row[theirs[t_before : t_before + length]],
+        ]
+        + [np.full(after, gap), other.row[theirs[t_before + length :]]]
+    )
+    return formats.Hit(
+        name=other.chain_id[:4].upper() + other.chain_id[4:],
+        description="Simulated protein; another family {synthetic construct}",
+        query=q,
+        template=t,
+        ss=other.ss,
+        prob=round(float(rng.uniform(1, 30)), 2),
+    )
