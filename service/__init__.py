@@ -1,3 +1,7 @@
-"""FastAPI: catalog, manifests, plans and jobs over shard datasets."""
+"""The manifest service: datasets, snapshots, chains, plans and jobs over HTTP."""
 
-__all__: list[str] = []
+from evofeed.service.app import create_app
+from evofeed.service.server import serving
+from evofeed.service.settings import ServiceSettings
+
+__all__ = ["ServiceSettings", "create_app", "serving"]

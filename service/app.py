@@ -1,0 +1,56 @@
+"""The application: settings in, FastAPI out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from evofeed import __version__
+from evofeed.service.edge import Edge
+from evofeed.service.openapi import describe_api
+from evofeed.service.problems import install_problems
+from evofeed.service.routes import ROUTERS
+from evofeed.service.settings import ServiceSettings
+from evofeed.service.state import Service
+
+_ABOUT = (
+    "Snapshots, manifests, chains, plans and jobs of evofeed datasets. Immutable things carry "
+    "an ETag and never change; refs move by compare-and-swap; errors are problem JSON."
+)
+
+
+def create_app(settings: ServiceSettings | None = None) -> FastAPI:
+    """The service as an ASGI application.
+
+    Args:
+        settings: how it runs; read from `EVOFEED_*` variables if None.
+
+    Raises:
+        ServiceError: the database does not answer or needs migrating.
+    """
+    service = Service.start(settings or ServiceSettings())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="evofeed",
+        version=__version__,
+        description=_ABOUT,
+        lifespan=lifespan,
+        openapi_url=None,  # served by a scoped route of ours
+        docs_url=None,  # FastAPI's pages load scripts from a CDN; the dashboard has its own
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.service = service
+    install_problems(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    describe_api(app)
+    app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
+    return app

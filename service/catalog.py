@@ -1,0 +1,205 @@
+"""Datasets by name, and what their stores hold, kept open.
+
+The store is the truth: refs lie there, so that a reader of the bare folder and
+a reader of the service agree. The database adds names and the refs' history.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from evofeed.errors import StoreError
+from evofeed.service.audit import record
+from evofeed.service.database import Database
+from evofeed.service.problems import Problem
+from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
+from evofeed.service.tables import DatasetRow
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
+
+
+class Catalog:
+    """The datasets of one service; safe to use from many threads.
+
+    Args:
+        database: where names are kept.
+        snapshots: snapshots held open at once; the longest unused are closed.
+    """
+
+    def __init__(self, database: Database, snapshots: int = 32) -> None:
+        self._database = database
+        self._views: OrderedDict[str, StoreView] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
+        self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
+        self._max_snapshots = snapshots
+        self._lock = threading.Lock()
+
+    def register(
+        self,
+        name: str,
+        uri: str,
+        *,
+        description: str = "",
+        principal: str = "local",
+        replace: bool = False,
+    ) -> DatasetRow:
+        """Make a dataset known by name.
+
+        Registering the same name and URI again changes nothing. `replace` lets a
+        name move to another URI (only the command line may do that).
+
+        Raises:
+            Problem: 409, the name (or one that differs in case only) is taken;
+                422, the URI is none of ours.
+        """
+        try:
+            StoreView.check_uri(uri)
+        except ValueError as error:
+            raise Problem(422, "bad_uri", str(error), next="give a path or such a URI") from None
+        try:
+            with self._database.write() as session:
+                row = _find(session, name)
+                if row is None:
+                    row = DatasetRow(name=name, folded=name.casefold(), created_at=time.time())
+                    session.add(row)
+                elif row.uri != uri and not replace:
+                    raise _taken(name)
+                elif row.uri == uri:
+                    session.expunge(row)
+                    return row
+                row.uri, row.description = uri, description
+                record(session, principal, "dataset.register", name, uri=uri)
+                session.flush()
+                session.refresh(row)
+                session.expunge(row)
+        except IntegrityError:
+            raise _taken(name) from None
+        return row
+
+    def remove(self, name: str, principal: str) -> None:
+        """Forget a dataset's name and history; its files stay where they are.
+
+        Raises:
+            Problem: 404.
+        """
+        self.dataset(name)
+        with self._database.write() as session:
+            session.execute(delete(DatasetRow).where(DatasetRow.name == name))
+            record(session, principal, "dataset.remove", name)
+
+    def dataset(self, name: str) -> DatasetRow:
+        """A dataset's row.
+
+        Raises:
+            Problem: 404.
+        """
+        with self._database.read() as session:
+            row = _find(session, name)
+        if row is None:
+            raise Problem(404, "not_found", f"no dataset {name!r}", next="list: GET /v1/datasets")
+        return row
+
+    def datasets(
+        self, after: str = "", limit: int = 1000, only: frozenset[str] | None = None
+    ) -> list[DatasetRow]:
+        """Datasets in order of name, beginning behind `after`; `only` those, if given."""
+        query = select(DatasetRow).where(DatasetRow.name > after)
+        if only is not None:
+            query = query.where(DatasetRow.name.in_(sorted(only)))
+        with self._database.read() as session:
+            return list(session.scalars(query.order_by(DatasetRow.name).limit(limit)))
+
+    def count(self) -> int:
+        """Datasets there are."""
+        with self._database.read() as session:
+            return session.scalar(select(func.count()).select_from(DatasetRow)) or 0
+
+    def view(self, name: str) -> StoreView:
+        """The store behind a dataset.
+
+        Raises:
+            Problem: 404, no such dataset; 503, its place cannot be reached.
+        """
+        uri = self.dataset(name).uri
+        try:
+            return self._cached(self._views, uri, lambda: StoreView(uri), 256)
+        except (StoreError, OSError) as error:
+            raise _away(name, error) from None
+
+    def snapshot(self, name: str, digest: str) -> OpenSnapshot:
+        """A snapshot, opened once and kept.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+        """
+        view = self.view(name)
+        return self._cached(
+            self._snapshots,
+            (view.uri, digest),
+            lambda: view.open_snapshot(digest),
+            self._max_snapshots,
+        )
+
+    def shard(self, name: str, shard: str) -> ShardFile:
+        """A shard that some snapshot of the dataset lists.
+
+        Raises:
+            Problem: 404, no snapshot lists it.
+        """
+        view = self.view(name)
+        return self._cached(
+            self._shards, (view.uri, shard), lambda: view.find_shard(shard), 100_000
+        )
+
+    def close(self) -> None:
+        """Let go of everything held open."""
+        with self._lock:
+            self._snapshots.clear()
+            self._shards.clear()
+            self._views.clear()
+
+    def _cached(
+        self, cache: OrderedDict[_K, _T], key: _K, make: Callable[[], _T], limit: int
+    ) -> _T:
+        with self._lock:
+            if key in cache:
+                cache.move_to_end(key)
+                return cache[key]
+        made = make()  # outside the lock: a slow store holds up nobody else
+        with self._lock:
+            made = cache.setdefault(key, made)
+            while len(cache) > limit:
+                cache.popitem(last=False)
+        return made
+
+
+def _find(session: Session, name: str) -> DatasetRow | None:
+    return session.scalar(select(DatasetRow).where(DatasetRow.name == name))
+
+
+def _taken(name: str) -> Problem:
+    return Problem(
+        409,
+        "name_taken",
+        f"dataset {name!r} exists with another URI, or a name that differs in case only",
+        next="choose another name, or remove that one with DELETE /v1/datasets/{name}",
+    )
+
+
+def _away(name: str, error: Exception) -> Problem:
+    return Problem(
+        503,
+        "store_unreachable",
+        f"the store of dataset {name!r} cannot be reached: {error}",
+        next="check the disk or bucket, then retry",
+        headers={"Retry-After": "5"},
+    )

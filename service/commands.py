@@ -1,0 +1,79 @@
+"""`evofeed serve`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from evofeed.service.settings import ServiceSettings
+
+
+def serve(
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="NAME=URI, repeatable: a dataset to serve.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address, 127.0.0.1 if not given.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port, 8461 if not given; 0 picks a free one.")
+    ] = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Serve datasets over HTTP: manifests, chains, plans, jobs and a dashboard.
+
+    Example: evofeed serve --dataset demo=./demo-dataset
+
+    Further settings come from EVOFEED_* variables (EVOFEED_DATABASE_URL, EVOFEED_AUTH, ...).
+    """
+    from evofeed.service.settings import load_settings
+
+    changes = {"host": host, "port": port, "datasets": _pairs(dataset or [])}
+    settings = load_settings(**{name: value for name, value in changes.items() if value})
+    if port == 0:
+        settings = settings.with_changes(port=0)
+    if migrate:
+        from evofeed.service.database import Database
+
+        database = Database(settings.url)
+        database.upgrade()
+        database.close()
+        typer.echo(json.dumps({"migrated": True}) if as_json else "the database is up to date")
+        return
+    _run(settings, as_json)
+
+
+def _run(settings: ServiceSettings, as_json: bool) -> None:
+    """Serve until SIGINT or SIGTERM, then stop cleanly with exit code 0."""
+    from evofeed.service.server import serving
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with serving(settings) as url:
+        if as_json:
+            names = sorted(settings.datasets)
+            typer.echo(json.dumps({"url": url, "datasets": names, "auth": settings.auth_on}))
+        else:
+            typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
+            for name in sorted(settings.datasets):
+                typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
+        sys.stdout.flush()
+        stop.wait()
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    pairs = {}
+    for item in given:
+        name, equals, uri = item.partition("=")
+        if not equals or not uri:
+            raise typer.BadParameter(f"{item!r}: write NAME=URI", param_hint="--dataset")
+        pairs[name] = uri
+    return pairs

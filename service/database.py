@@ -1,0 +1,137 @@
+"""The database: one engine, short transactions, migrations.
+
+SQLite embedded by default, PostgreSQL by URL; the same code runs on both, with
+plain synchronous sessions in worker threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.orm import Session
+
+from evofeed.errors import ServiceError
+
+
+class Database:
+    """Sessions on one database.
+
+    Raises:
+        ServiceError: the URL cannot be read, or the database does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._url = make_url(url)
+        except ArgumentError:
+            # The URL may hold a password: name the setting, never the value.
+            raise ServiceError(
+                "EVOFEED_DATABASE_URL is no database URL; use sqlite:///FILE or "
+                "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+            ) from None
+        if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
+            self._url = self._url.set(drivername="postgresql+psycopg")
+        self.is_sqlite = self._url.get_backend_name() == "sqlite"
+        if self.is_sqlite and self._url.database:
+            Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
+        self.engine = create_engine(self._url, **options)
+        if self.is_sqlite:
+            _prepare_sqlite(self.engine)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading; nothing is committed."""
+        with Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session whose work is committed at the end, all or nothing."""
+        # IMMEDIATE takes SQLite's write lock at once; a lock taken later fails without waiting.
+        engine = self.engine.execution_options(immediate=True)
+        with Session(engine) as session, session.begin():
+            yield session
+
+    def upgrade(self) -> None:
+        """Apply the migrations that are missing."""
+        try:
+            with self.engine.execution_options(immediate=True).begin() as connection:
+                if not self.is_sqlite:  # two services may start at once
+                    connection.execute(text("SELECT pg_advisory_xact_lock(4046203)"))
+                config = _alembic()
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        except OperationalError as error:
+            raise _unreachable(self._url.render_as_string(hide_password=True), error) from None
+
+    def is_current(self) -> bool:
+        """True if the database answers and holds the newest tables.
+
+        Raises:
+            ServiceError: the database does not answer.
+        """
+        try:
+            with self.engine.connect() as connection:
+                at = MigrationContext.configure(connection).get_current_revision()
+        except OperationalError as error:
+            raise _unreachable(self._url.render_as_string(hide_password=True), error) from None
+        return at == ScriptDirectory.from_config(_alembic()).get_current_head()
+
+    def require_current(self) -> None:
+        """Refuse a database whose tables are not the newest.
+
+        Raises:
+            ServiceError: it does not answer, or needs `evofeed serve --migrate`.
+        """
+        if not self.is_current():
+            raise ServiceError(
+                "the database lacks the newest tables: run `evofeed serve --migrate` once",
+                path=self._url.render_as_string(hide_password=True),
+            )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _unreachable(url: str, error: OperationalError) -> ServiceError:
+    reason = str(error.orig).strip().splitlines()[0] if error.orig else "no answer"
+    return ServiceError(
+        f"the database does not answer ({reason}); start it or unset EVOFEED_DATABASE_URL",
+        path=url,
+    )
+
+
+def _prepare_sqlite(engine: Any) -> None:
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        for pragma in (
+            "journal_mode=WAL",
+            "busy_timeout=5000",
+            "foreign_keys=ON",
+            "synchronous=NORMAL",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get("immediate", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

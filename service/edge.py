@@ -1,0 +1,139 @@
+"""What every request passes first and every response last.
+
+Request ids, the body cap, the Host check, security headers, counters and one
+log line; plain ASGI, so that streaming bodies stay streams.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evofeed.service.metrics import Metrics
+from evofeed.service.problems import Problem, unexpected
+from evofeed.service.settings import ServiceSettings
+
+_log = logging.getLogger("evofeed.service.access")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+class Edge:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
+            scope["path"] = f"/v1{scope['path']}"
+        exchange = _Exchange(scope, send)
+        try:
+            if problem := self._refusal(scope):
+                await problem.response()(scope, receive, exchange.send)
+            else:
+                await self._app(scope, _capped(receive, self._settings.max_body), exchange.send)
+        except Exception as error:
+            problem = unexpected(error, exchange.request_id)
+            if exchange.status:  # the head is out: only a broken stream can tell now
+                raise
+            await problem.response()(scope, receive, exchange.send)
+        finally:
+            self._account(scope, exchange)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        headers = Headers(scope=scope)
+        host = re.sub(r":\d+$", "", headers.get("host", ""))
+        if self._settings.hosts and host not in self._settings.hosts:
+            return Problem(
+                421,
+                "wrong_host",
+                f"this service does not answer for host {host[:80]!r}",
+                next="use its own address, or add the name to EVOFEED_ALLOWED_HOSTS",
+            )
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:19]) > self._settings.max_body:
+            return Problem(
+                413,
+                "body_too_large",
+                f"a body may have {self._settings.max_body} bytes",
+                next="send less, or raise EVOFEED_MAX_BODY",
+                headers={"Connection": "close"},
+            )
+        return None
+
+    def _account(self, scope: Scope, exchange: _Exchange) -> None:
+        seconds = time.monotonic() - exchange.began
+        endpoint = getattr(scope.get("endpoint"), "__name__", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.request(endpoint, method, exchange.status, seconds, exchange.sent)
+        if _log.isEnabledFor(logging.INFO):
+            # Path only: a query string may hold a cursor or a signature.
+            line = {
+                "request_id": exchange.request_id,
+                "method": method,
+                "path": scope["path"],
+                "status": exchange.status,
+                "seconds": round(seconds, 6),
+                "bytes": exchange.sent,
+            }
+            _log.info("%s", json.dumps(line))
+
+
+class _Exchange:
+    """What went out for one request."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        self.began = time.monotonic()
+        self.status, self.sent = 0, 0
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on, with our headers on its head."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self.request_id
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        else:
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+
+def _capped(receive: Receive, limit: int) -> Receive:
+    """`receive` that refuses a body growing past `limit` (it may come without a length)."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise HTTPException(413, f"a body may have {limit} bytes")
+        return message
+
+    return counted

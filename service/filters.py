@@ -1,0 +1,207 @@
+"""Which chains: a typed filter, evaluated exactly on the Arrow index.
+
+A filter is JSON, never text in a query language:
+
+    {"all": [{"column": "num_res", "op": "<=", "value": 384},
+             {"not": {"column": "method", "op": "in", "value": ["SOLUTION NMR"]}}]}
+
+Logic is two-valued: a comparison with an unknown value (resolution 0, empty
+date, cluster size -1, null) is false; `{"op": "known"}` asks for that itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.service.problems import Problem
+
+MAX_NODES: Final = 200
+MAX_DEPTH: Final = 16
+MAX_VALUES: Final = 10_000
+
+_COMPARE: Final = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
+_UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
+_PHYSICAL: Final = ("shard", "offset", "nbytes", "checksum")  # where bytes lie, not what they mean
+
+
+def filterable(schema: pa.Schema) -> dict[str, str]:
+    """Columns a filter may name: each `integer`, `number`, `boolean`, `text` or `date`."""
+    kinds = {field.name: _kind(field) for field in schema if field.name not in _PHYSICAL}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def match(table: pa.Table, node: Any) -> pa.ChunkedArray | pa.Array:
+    """A boolean for each row of the index: does the chain pass?
+
+    Args:
+        table: index rows.
+        node: the filter, as parsed JSON; None passes every row.
+
+    Raises:
+        Problem: the filter is malformed, too large, or names an unknown column; says where.
+    """
+    if node is None:
+        return pa.repeat(pa.scalar(True), table.num_rows)
+    return _Evaluator(table).node(node, "where", 0)
+
+
+def check(schema: pa.Schema, node: Any) -> None:
+    """Refuse a malformed filter, without rows.
+
+    Raises:
+        Problem: as `match`.
+    """
+    match(schema.empty_table(), node)
+
+
+class _Evaluator:
+    """One walk over a filter; counts nodes so that no filter is endless."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._kinds = filterable(table.schema)
+        self._nodes = 0
+
+    def node(self, node: Any, where: str, depth: int) -> Any:
+        self._nodes += 1
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise _bad(where, f"more than {MAX_NODES} terms or {MAX_DEPTH} levels")
+        if not isinstance(node, dict):
+            raise _bad(where, f"expected an object, got {_shown(node)}")
+        if set(node) == {"not"}:
+            return pc.invert(self.node(node["not"], f"{where}.not", depth + 1))
+        for word, combine, empty in (("all", pc.and_, True), ("any", pc.or_, False)):
+            if set(node) == {word}:
+                return self._combine(node[word], combine, empty, f"{where}.{word}", depth)
+        return self._compare(node, where)
+
+    def _combine(self, nodes: Any, combine: Any, empty: bool, where: str, depth: int) -> Any:
+        if not isinstance(nodes, list):
+            raise _bad(where, f"expected a list, got {_shown(nodes)}")
+        mask: Any = pa.repeat(pa.scalar(empty), self._table.num_rows)
+        for i, child in enumerate(nodes):
+            mask = combine(mask, self.node(child, f"{where}[{i}]", depth + 1))
+        return mask
+
+    def _compare(self, node: dict[str, Any], where: str) -> Any:
+        column, op = node.get("column"), node.get("op")
+        kind = self._kinds.get(column) if isinstance(column, str) else None
+        if kind is None:
+            raise _bad(f"{where}.column", f"{_shown(column)} is none of {sorted(self._kinds)}")
+        if set(node) - {"column", "op", "value"}:
+            raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
+        values = _plain(self._table[column])
+        known = _known(values, str(column), kind)
+        if op == "known":
+            if "value" in node:
+                raise _bad(f"{where}.value", "`known` takes no value")
+            return known
+        if op == "in":
+            return pc.and_(known, self._in(values, node.get("value"), kind, f"{where}.value"))
+        if not isinstance(op, str) or op not in _COMPARE:
+            raise _bad(f"{where}.op", f"{_shown(op)} is none of {[*_COMPARE, 'in', 'known']}")
+        value = _value(node.get("value"), kind, f"{where}.value")
+        left, right = _comparable(values, value, kind)
+        return pc.and_(known, pc.fill_null(_COMPARE[op](left, right), False))
+
+    def _in(self, values: Any, wanted: Any, kind: str, where: str) -> Any:
+        if not isinstance(wanted, list) or len(wanted) > MAX_VALUES:
+            raise _bad(where, f"expected a list of at most {MAX_VALUES} values")
+        items = [_value(item, kind, f"{where}[{i}]") for i, item in enumerate(wanted)]
+        if kind == "integer":
+            return pc.is_in(pc.cast(values, pa.float64()), pa.array(items, pa.float64()))
+        if pa.types.is_date(values.type):
+            items = [datetime.date.fromisoformat(item) for item in items]
+        return pc.is_in(values, pa.array(items, values.type))
+
+
+def _plain(values: Any) -> Any:
+    """A column as values, where the index keeps codes of a dictionary."""
+    kind = values.type
+    return pc.cast(values, kind.value_type) if pa.types.is_dictionary(kind) else values
+
+
+def _kind(field: pa.Field) -> str:
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if field.name == "release_date" or pa.types.is_date(kind):
+        return "date"  # as text it is ISO, which sorts as dates do
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_floating(kind):
+        return "number"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else ""
+
+
+def _known(values: Any, column: str, kind: str) -> Any:
+    known = pc.is_valid(values)
+    if column in _UNKNOWN:
+        known = pc.and_(known, pc.fill_null(pc.not_equal(values, _UNKNOWN[column]), False))
+    elif kind == "text" or (kind == "date" and not pa.types.is_date(values.type)):
+        known = pc.and_(known, pc.fill_null(pc.not_equal(values, ""), False))
+    if kind == "number":
+        known = pc.and_(known, pc.fill_null(pc.invert(pc.is_nan(values)), False))
+    return known
+
+
+def _value(value: Any, kind: str, where: str) -> Any:
+    if kind in ("integer", "number"):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _bad(where, f"expected a number, got {_shown(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _bad(where, "expected a finite number")
+        if abs(value) >= 2**53:
+            raise _bad(where, f"{_shown(value)} is out of range")
+        return float(value)
+    if kind == "boolean":
+        if not isinstance(value, bool):
+            raise _bad(where, f"expected true or false, got {_shown(value)}")
+        return value
+    if not isinstance(value, str) or len(value) > 256 or not value.isprintable():
+        raise _bad(where, f"expected printable text of at most 256 letters, got {_shown(value)}")
+    if kind == "date":
+        try:
+            return datetime.date.fromisoformat(value).isoformat()
+        except ValueError:
+            raise _bad(where, f"expected an ISO date, got {_shown(value)}") from None
+    return value
+
+
+def _comparable(values: Any, value: Any, kind: str) -> tuple[Any, Any]:
+    if kind == "integer":  # float64 holds them all, and a bound such as 384.5 too
+        return pc.cast(values, pa.float64()), pa.scalar(value, pa.float64())
+    if pa.types.is_date(values.type):
+        return values, pa.scalar(datetime.date.fromisoformat(value), values.type)
+    # In the column's own type: 1.7 asked is the 1.7 that was stored, in float32 as well.
+    return values, pa.scalar(value, values.type)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _bad(where: str, what: str) -> Problem:
+    return Problem(
+        422,
+        "bad_filter",
+        f"{where}: {what}",
+        next="GET /v1/config lists the operators, the snapshot's `columns` the columns",
+        errors=[{"where": where, "what": what}],
+    )

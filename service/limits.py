@@ -1,0 +1,59 @@
+"""How often a principal may ask: a token bucket each, in memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from evofeed.service.problems import Problem
+
+_MAX_BUCKETS = 10_000  # principals remembered; the longest silent ones are forgotten first
+
+
+class RateLimiter:
+    """Refuses what exceeds `rate` a second once `burst` is spent; says until when.
+
+    Args:
+        rate: requests a second; 0 refuses nothing.
+        burst: requests at once.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def spend(self, principal: str) -> None:
+        """Take one request from a principal's bucket.
+
+        Raises:
+            Problem: 429 with Retry-After.
+        """
+        if not self._rate:
+            return
+        with self._lock:
+            now = self._clock()
+            level, then = self._buckets.pop(principal, (float(self._burst), now))
+            level = min(float(self._burst), level + (now - then) * self._rate)
+            allowed = level >= 1.0
+            self._buckets[principal] = (level - 1.0 if allowed else level, now)
+            if len(self._buckets) > _MAX_BUCKETS:
+                self._buckets.popitem(last=False)
+        if not allowed:
+            raise self._refusal((1.0 - level) / self._rate)
+
+    def _refusal(self, seconds: float) -> Problem:
+        wait = max(1, math.ceil(seconds))
+        return Problem(
+            429,
+            "rate_limited",
+            f"more than {self._rate:g} requests a second (burst {self._burst})",
+            next=f"wait {wait} s; shard bytes are not counted",
+            headers={"Retry-After": str(wait)},
+        )

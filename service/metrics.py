@@ -1,0 +1,52 @@
+"""Counters for Prometheus, labelled by endpoint name so that no path can flood them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The service's own registry: nothing global, so that two services can share a process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "evofeed_requests_total",
+            "Requests answered.",
+            ["endpoint", "method", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "evofeed_request_seconds",
+            "Time from the request's head to the response's last byte.",
+            ["endpoint"],
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            registry=self.registry,
+        )
+        self.sent = Counter(
+            "evofeed_sent_bytes_total", "Body bytes sent.", ["endpoint"], registry=self.registry
+        )
+        self.refused = Counter(
+            "evofeed_refused_total",
+            "Requests refused before an endpoint: 401, 403, 413, 421, 429.",
+            ["status"],
+            registry=self.registry,
+        )
+        self.datasets = Gauge("evofeed_datasets", "Datasets registered.", registry=self.registry)
+        self.jobs = Gauge("evofeed_jobs", "Jobs by state.", ["state"], registry=self.registry)
+
+    def request(self, endpoint: str, method: str, status: int, seconds: float, sent: int) -> None:
+        """Count one answered request."""
+        self.requests.labels(endpoint, method, str(status)).inc()
+        self.seconds.labels(endpoint).observe(seconds)
+        self.sent.labels(endpoint).inc(sent)
+        if status in (401, 403, 413, 421, 429):
+            self.refused.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,1 @@
+"""Alembic migrations; the service applies them to its embedded SQLite at start."""

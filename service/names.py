@@ -1,0 +1,30 @@
+"""Names that may appear in a URL, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from fastapi import Path
+from pydantic import StringConstraints
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""Datasets and refs: no slash, no dot first, no space, ASCII only."""
+
+DIGEST_PATTERN: Final = r"^[0-9a-f]{64}$"
+"""Snapshot digests: sha256 of the canonical manifest, hexadecimal."""
+
+SHARD_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}(\.[a-z0-9]{1,16}){0,2}$"
+"""Shard file names as manifests list them; never a path."""
+
+DatasetName = Annotated[str, Path(pattern=NAME_PATTERN, description="dataset name")]
+RefName = Annotated[str, Path(pattern=NAME_PATTERN, description="ref, such as `main`")]
+Digest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="snapshot digest, sha256")]
+ShardName = Annotated[str, Path(pattern=SHARD_PATTERN, description="shard file name")]
+NewName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+DigestValue = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+
+
+def is_name(text: str) -> bool:
+    """True if `text` may name a dataset or a ref."""
+    return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")

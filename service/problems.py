@@ -1,0 +1,159 @@
+"""What a refused request answers: problem JSON with a code, what is wrong, and the next step.
+
+RFC 9457 (`application/problem+json`) with two members of our own: `code`, a
+stable word for programs, and `next`, what the caller should do about it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from evofeed.errors import (
+    DatasetMissing,
+    EvofeedError,
+    InputError,
+    ManifestMissing,
+    RefConflict,
+    SchemaMismatch,
+    ServiceError,
+    ShardCorrupt,
+    ShardMissing,
+)
+
+_log = logging.getLogger("evofeed.service")
+
+
+class Problem(ServiceError):
+    """A request refused on purpose.
+
+    Args:
+        status: HTTP status.
+        code: stable word, `snake_case`.
+        message: what is wrong, with the offending value.
+        next: what the caller should do.
+        headers: extra response headers (`Retry-After`, `ETag`, ...).
+        errors: one `{"where", "what"}` for each wrong field.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        next: str,  # noqa: A002 - the field's name in the answer
+        headers: Mapping[str, str] | None = None,
+        errors: list[dict[str, str]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.next = next
+        self.headers = dict(headers or {})
+        self.errors = errors or []
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object that is sent."""
+        body: dict[str, Any] = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.message,
+            "next": self.next,
+        }
+        return body | ({"errors": self.errors} if self.errors else {})
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return Response(
+            json.dumps(self.body()),
+            self.status,
+            {"Cache-Control": "no-store", **self.headers},
+            "application/problem+json",
+        )
+
+
+# First match wins, so the narrow classes come first.
+_STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
+    (DatasetMissing, 404, "not_found", "list what is there with GET /v1/datasets"),
+    (ManifestMissing, 404, "not_found", "list what is there with GET /v1/datasets"),
+    (ShardMissing, 404, "shard_missing", "read the manifest again; run `evofeed snapshots verify`"),
+    (RefConflict, 412, "ref_moved", "read the ref again and retry with its new ETag"),
+    (ShardCorrupt, 502, "shard_corrupt", "run `evofeed snapshots verify` on the dataset"),
+    (SchemaMismatch, 502, "unknown_format", "update the service"),
+    (InputError, 422, "bad_input", "correct the value and send the request again"),
+    (EvofeedError, 502, "store_failed", "retry; if it stays, read the service's log"),
+)
+
+
+def as_problem(error: EvofeedError) -> Problem:
+    """One of our errors as the problem to answer with."""
+    if isinstance(error, Problem):
+        return error
+    for kind, status, code, next_step in _STATUS:
+        if isinstance(error, kind):
+            return Problem(status, code, error.message, next=next_step)
+    raise AssertionError(f"{type(error).__name__} is an EvofeedError and has a row")
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    errors = [
+        {"where": ".".join(str(part) for part in item["loc"]), "what": str(item["msg"])}
+        for item in error.errors()
+    ]
+    first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "the request is malformed"
+    return Problem(
+        422, "bad_request", first, next="see /openapi.json for this route", errors=errors
+    )
+
+
+def _from_http(error: HTTPException) -> Problem:
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
+    return Problem(
+        error.status_code,
+        code,
+        str(error.detail),
+        next="see /openapi.json for the routes there are",
+        headers=error.headers,
+    )
+
+
+def unexpected(error: Exception, request_id: str) -> Problem:
+    """The answer to our own bug: nothing of it leaves the log."""
+    _log.error("unexpected error, request %s", request_id, exc_info=error)
+    return Problem(
+        500,
+        "internal_error",
+        "the service failed on this request",
+        next=f"give the request id {request_id} to whoever runs the service",
+    )
+
+
+def install_problems(app: FastAPI) -> None:
+    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest."""
+
+    def on_evofeed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, EvofeedError)
+        return as_problem(error).response()
+
+    def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _invalid(error).response()
+
+    def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _from_http(error).response()
+
+    app.add_exception_handler(EvofeedError, on_evofeed)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)

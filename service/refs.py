@@ -1,0 +1,116 @@
+"""Refs: names that point at snapshots, moved by compare-and-swap, with a history."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select
+
+from evofeed.errors import RefConflict
+from evofeed.service.audit import record
+from evofeed.service.catalog import Catalog
+from evofeed.service.database import Database
+from evofeed.service.problems import Problem
+from evofeed.service.tables import RefMove
+from evofeed.store.refs import Ref
+
+
+def move_ref(
+    catalog: Catalog,
+    database: Database,
+    *,
+    dataset: str,
+    ref: str,
+    digest: str,
+    expect: str | None,
+    principal: str,
+) -> Ref:
+    """Point a ref at a snapshot if it still stands where the caller thinks.
+
+    The store's own compare-and-swap decides; then the move is written to the
+    history and the audit.
+
+    Args:
+        catalog: the datasets.
+        database: the history.
+        dataset: its name.
+        ref: the ref's name.
+        digest: a snapshot that is there and complete.
+        expect: digest it points at now; None, it does not exist yet.
+        principal: who moves it.
+
+    Raises:
+        Problem: 404, no such dataset or snapshot; 412, it stands elsewhere.
+    """
+    row = catalog.dataset(dataset)
+    catalog.snapshot(dataset, digest)  # never point at what is not there
+    view = catalog.view(dataset)
+    try:
+        moved = view.move_ref(ref, digest, expect)
+    except RefConflict as error:
+        now = next((r for r in view.refs() if r.name == ref), None)
+        raise Problem(
+            412,
+            "ref_moved",
+            error.message,
+            next="read the ref again and retry with its ETag in If-Match",
+            headers={"ETag": f'"{now.digest}"'} if now else {},
+        ) from None
+    if expect == digest:  # nothing moved
+        return moved
+    with database.write() as session:
+        session.add(
+            RefMove(
+                dataset_id=row.id,
+                ref=ref,
+                digest=digest,
+                previous=expect,
+                moved_at=time.time(),
+                principal=principal,
+            )
+        )
+        record(session, principal, "ref.move", f"{dataset}/{ref}", to=digest, previous=expect)
+    return moved
+
+
+def note_ref(database: Database, dataset_id: int, ref: Ref) -> None:
+    """Write a move the service did not make itself into the history.
+
+    A `DatasetWriter` moves refs in the store without asking us; we learn of it
+    when somebody reads the ref.
+    """
+    query = (
+        select(RefMove)
+        .where(RefMove.dataset_id == dataset_id, RefMove.ref == ref.name)
+        .order_by(RefMove.id.desc())
+        .limit(1)
+    )
+    with database.read() as session:
+        last = session.scalar(query)
+    if last is not None and last.digest == ref.digest:
+        return
+    with database.write() as session:
+        last = session.scalar(query)
+        if last is None or last.digest != ref.digest:
+            session.add(
+                RefMove(
+                    dataset_id=dataset_id,
+                    ref=ref.name,
+                    digest=ref.digest,
+                    previous=last.digest if last else None,
+                    moved_at=time.time(),
+                    principal="store",
+                )
+            )
+
+
+def ref_history(database: Database, dataset_id: int, ref: str, limit: int) -> list[RefMove]:
+    """Moves of a ref, newest first."""
+    query = (
+        select(RefMove)
+        .where(RefMove.dataset_id == dataset_id, RefMove.ref == ref)
+        .order_by(RefMove.id.desc())
+        .limit(limit)
+    )
+    with database.read() as session:
+        return list(session.scalars(query))

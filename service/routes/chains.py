@@ -1,0 +1,188 @@
+"""Chains of a snapshot: pages with typed filters, and one by its id."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from evofeed.service import chains
+from evofeed.service.names import DatasetName, Digest, NewName
+from evofeed.service.problems import Problem
+from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.state import Service
+
+router = make_router("/v1/datasets/{name}", "chains")
+
+
+class ChainSearch(BaseModel):
+    """A page of chains, as JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    where: dict[str, Any] | None = Field(None, description="filter, see /v1/config")
+    columns: list[str] | None = Field(None, max_length=64)
+    limit: int = Field(100, ge=1, le=chains.MAX_PAGE)
+    cursor: str | None = Field(None, max_length=256)
+    count: bool = Field(False, description="also count all that match")
+
+
+class ChainQuery(BaseModel):
+    """A page of chains, as query parameters; all that are given must hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    min_length: int | None = Field(None, ge=0, le=2**31, description="residues")
+    max_length: int | None = Field(None, ge=0, le=2**31, description="residues")
+    min_depth: int | None = Field(None, ge=0, le=2**31, description="MSA rows")
+    max_depth: int | None = Field(None, ge=0, le=2**31, description="MSA rows")
+    min_templates: int | None = Field(None, ge=0, le=2**31)
+    max_resolution: float | None = Field(
+        None, gt=0, le=1e6, description="ångström; known ones only"
+    )
+    released_from: datetime.date | None = Field(None, description="this day or later")
+    released_before: datetime.date | None = Field(None, description="earlier than this day")
+    method: list[str] | None = Field(None, max_length=32)
+    split: list[str] | None = Field(None, max_length=32)
+    is_distillation: bool | None = None
+    has_structure: bool | None = None
+    where: str | None = Field(None, max_length=100_000, description="filter as JSON")
+    columns: str | None = Field(None, max_length=2000, description="comma-separated")
+    limit: int = Field(100, ge=1, le=chains.MAX_PAGE)
+    cursor: str | None = Field(None, max_length=256)
+    count: bool = False
+
+    def search(self) -> ChainSearch:
+        """The same question as JSON."""
+        terms = [
+            {"column": column, "op": op, "value": value}
+            for column, op, value in (
+                ("num_res", ">=", self.min_length),
+                ("num_res", "<=", self.max_length),
+                ("num_alignments", ">=", self.min_depth),
+                ("num_alignments", "<=", self.max_depth),
+                ("num_templates", ">=", self.min_templates),
+                ("resolution", "<=", self.max_resolution),
+                ("release_date", ">=", self.released_from and self.released_from.isoformat()),
+                ("release_date", "<", self.released_before and self.released_before.isoformat()),
+                ("method", "in", self.method),
+                ("split", "in", self.split),
+                ("is_distillation", "==", self.is_distillation),
+                ("has_structure", "==", self.has_structure),
+            )
+            if value is not None
+        ]
+        if self.where is not None:
+            terms.append(_parse(self.where))
+        return ChainSearch(
+            where={"all": terms} if terms else None,
+            columns=self.columns.split(",") if self.columns else None,
+            limit=self.limit,
+            cursor=self.cursor,
+            count=self.count,
+        )
+
+
+class ChainPage(BaseModel):
+    """Chains in index order."""
+
+    snapshot: str = Field(description="digest the page was read from")
+    chains: list[dict[str, Any]]
+    next: str | None = Field(description="cursor of the next page; null at the end")
+    matched: int | None = Field(description="all that match, if counted")
+
+
+@router.get("/snapshots/{digest}/chains", response_model=ChainPage)
+@scope("read")
+def list_chains(
+    service: ServiceDep, name: DatasetName, digest: Digest, query: Annotated[ChainQuery, Query()]
+) -> Response:
+    """Chains of a snapshot that pass every filter given."""
+    return _page(service, name, digest, query.search())
+
+
+@router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
+@scope("read")
+def search_chains(
+    service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
+) -> Response:
+    """The same with the filter as a JSON body, for long ones."""
+    return _page(service, name, digest, search)
+
+
+class RefChainQuery(ChainQuery):
+    """As ChainQuery, on the snapshot a ref points at."""
+
+    ref: NewName = "main"
+
+
+@router.get("/chains", response_model=ChainPage)
+@scope("read")
+def list_ref_chains(
+    service: ServiceDep, name: DatasetName, query: Annotated[RefChainQuery, Query()]
+) -> Response:
+    """Chains of the snapshot a ref points at; later pages stay on that snapshot."""
+    search = query.search()
+    if search.cursor:
+        _, digest = service.signer.read(search.cursor, _query(name, search))
+    else:
+        digest = service.catalog.view(name).ref(query.ref).digest
+    return _page(service, name, digest, search)
+
+
+@router.get("/snapshots/{digest}/chains/{chain_id}")
+@scope("read")
+def get_chain(
+    service: ServiceDep, name: DatasetName, digest: Digest, chain_id: str
+) -> dict[str, Any]:
+    """One chain's row of the index."""
+    row = chains.one(service.catalog.snapshot(name, digest).index, chain_id)
+    if row is None:
+        raise Problem(
+            404,
+            "not_found",
+            f"no chain {chain_id[:80]!r} in this snapshot",
+            next="ids are case-sensitive; list them with .../chains",
+        )
+    return row
+
+
+def _page(service: Service, name: str, digest: str, search: ChainSearch) -> Response:
+    index = service.catalog.snapshot(name, digest).index
+    query = _query(name, search)
+    start = 0
+    if search.cursor:
+        start, pinned = service.signer.read(search.cursor, query)
+        if pinned != digest:
+            raise Problem(
+                422, "bad_cursor", "the cursor belongs to another snapshot", next="begin anew"
+            )
+    columns = chains.columns_of(index, search.columns)
+    found = chains.page(index, search.where, columns, start, search.limit)
+    more = found.next_row
+    body = {
+        "snapshot": digest,
+        "chains": found.rows,
+        "next": None if more is None else service.signer.write(more, digest, query),
+        "matched": chains.count(index, search.where) if search.count else None,
+    }
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+    return Response(text, media_type="application/json", headers={"Cache-Control": "private"})
+
+
+def _query(name: str, search: ChainSearch) -> str:
+    """All that a listing depends on beside the snapshot; the page size may change midway."""
+    return json.dumps([name, search.where, search.columns], sort_keys=True)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Problem(
+            422, "bad_filter", "`where` is not JSON", next="see /v1/config for the operators"
+        ) from None

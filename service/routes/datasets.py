@@ -1,0 +1,122 @@
+"""Datasets: register, list, get, forget."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.responses import Response
+
+from evofeed.service.names import NAME_PATTERN, DatasetName, NewName
+from evofeed.service.problems import Problem
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.settings import ServiceSettings
+from evofeed.service.tables import DatasetRow
+
+router = make_router("/v1/datasets", "datasets")
+
+Uri = Annotated[
+    str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+
+
+class NewDataset(BaseModel):
+    """A name for a dataset that lies somewhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: NewName
+    uri: Uri = Field(description="path, file:// or s3:// URI, as the service sees it")
+    description: str = Field("", max_length=2000)
+
+
+class DatasetView(BaseModel):
+    """A dataset."""
+
+    name: str
+    uri: str
+    description: str
+    created_at: str
+
+
+class DatasetPage(BaseModel):
+    """Datasets in order of name."""
+
+    datasets: list[DatasetView]
+    next: str | None = Field(description="`after` of the next page; null at the end")
+
+
+@router.post("", status_code=201)
+@scope("publish")
+def register_dataset(
+    service: ServiceDep, principal: PrincipalDep, new: NewDataset, response: Response
+) -> DatasetView:
+    """Make a dataset known by name; repeating it changes nothing."""
+    principal.require_dataset(new.name)
+    _require_root(service.settings, new.uri)
+    row = service.catalog.register(
+        new.name, new.uri, description=new.description, principal=principal.id
+    )
+    response.headers["Location"] = f"/v1/datasets/{row.name}"
+    return _view(row)
+
+
+@router.get("")
+@scope("read")
+def list_datasets(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    after: Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> DatasetPage:
+    """Datasets this token may see."""
+    # A token for some datasets names them all, so the page is cut after choosing.
+    only = principal.datasets
+    rows = service.catalog.datasets(after, limit + 1, only)
+    more = rows[limit - 1].name if len(rows) > limit else None
+    return DatasetPage(datasets=[_view(row) for row in rows[:limit]], next=more)
+
+
+@router.get("/{name}")
+@scope("read")
+def get_dataset(service: ServiceDep, name: DatasetName) -> DatasetView:
+    """One dataset."""
+    return _view(service.catalog.dataset(name))
+
+
+@router.delete("/{name}", status_code=204)
+@scope("admin")
+def remove_dataset(service: ServiceDep, principal: PrincipalDep, name: DatasetName) -> None:
+    """Forget the name, its ref history and its jobs; the files stay where they are."""
+    service.catalog.remove(name, principal.id)
+
+
+def _require_root(settings: ServiceSettings, uri: str) -> None:
+    """Refuse places that were not opened up: a URI makes the *service* read there."""
+    roots = settings.dataset_roots
+    if not roots and not settings.auth_on:
+        return
+    plain = uri.removeprefix("file://")
+    if ".." in plain.split("/") or not any(_below(plain, r.removeprefix("file://")) for r in roots):
+        raise Problem(
+            403,
+            "place_not_allowed",
+            f"{uri[:200]!r} lies below none of the places datasets may be registered from",
+            next="use `evofeed serve --dataset NAME=URI`, or set EVOFEED_DATASET_ROOTS",
+        )
+
+
+def _below(uri: str, root: str) -> bool:
+    return uri == root or uri.startswith(root.rstrip("/") + "/")
+
+
+def _view(row: DatasetRow) -> DatasetView:
+    made = datetime.datetime.fromtimestamp(row.created_at, datetime.UTC)
+    return DatasetView(
+        name=row.name,
+        uri=row.uri,
+        description=row.description,
+        created_at=made.isoformat(timespec="seconds"),
+    )

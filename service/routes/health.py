@@ -1,0 +1,82 @@
+"""Is it alive, is it ready, what can it do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from evofeed import __version__
+from evofeed.errors import ServiceError
+from evofeed.service import filters
+from evofeed.service.auth import SCOPES
+from evofeed.service.metrics import CONTENT_TYPE
+from evofeed.service.problems import Problem
+from evofeed.service.routing import PUBLIC, ServiceDep, make_router, scope
+
+router = make_router(tag="health")
+
+
+@router.get("/healthz")
+@scope(PUBLIC)
+def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+@scope(PUBLIC)
+def readyz(service: ServiceDep) -> dict[str, str]:
+    """The database answers and holds the newest tables."""
+    try:
+        current = service.database.is_current()
+    except ServiceError as error:
+        raise _not_ready(error.message) from None
+    if not current:
+        raise _not_ready("the database lacks the newest tables: run `evofeed serve --migrate`")
+    return {"status": "ready"}
+
+
+@router.get("/metrics")
+@scope("read", counted=False)
+def metrics(service: ServiceDep) -> Response:
+    """Counters in Prometheus' text format."""
+    service.metrics.datasets.set(service.catalog.count())
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+@router.get("/v1/config")
+@scope(PUBLIC)
+def config(service: ServiceDep) -> dict[str, Any]:
+    """Version, limits and abilities, for a client to read first."""
+    settings = service.settings
+    return {
+        "version": __version__,
+        "auth": settings.auth_on,
+        "scopes": list(SCOPES),
+        "limits": {
+            "page": 1000,
+            "body_bytes": settings.max_body,
+            "requests_per_second": settings.rate_per_second or None,
+            "burst": settings.rate_burst if settings.rate_per_second else None,
+            "filter_terms": filters.MAX_NODES,
+            "filter_values": filters.MAX_VALUES,
+            "running_jobs": settings.max_jobs,
+            "queued_jobs": settings.max_queued_jobs,
+        },
+        "filter_operators": filters.OPERATORS,
+        "idempotency_key_lifetime_seconds": 86_400,
+    }
+
+
+@router.get("/openapi.json", include_in_schema=False)
+@scope(PUBLIC)
+def openapi(request: Request) -> dict[str, Any]:
+    """Every route, as OpenAPI 3.1."""
+    schema: dict[str, Any] = request.app.openapi()
+    return schema
+
+
+def _not_ready(why: str) -> Problem:
+    return Problem(503, "not_ready", why, next="retry shortly", headers={"Retry-After": "2"})

@@ -1,0 +1,151 @@
+"""Refs: read, move by If-Match, list, history."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+from fastapi import Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from evofeed.service.names import DatasetName, DigestValue, RefName
+from evofeed.service.problems import Problem
+from evofeed.service.ranges import matches
+from evofeed.service.refs import move_ref, note_ref, ref_history
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+
+router = make_router("/v1/datasets/{name}/refs", "refs")
+
+
+class RefView(BaseModel):
+    """Where a ref points."""
+
+    name: str
+    digest: str
+    updated_at: str
+
+
+class RefList(BaseModel):
+    """All refs of a dataset, by name."""
+
+    refs: list[RefView]
+
+
+class RefTarget(BaseModel):
+    """Where a ref shall point."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    digest: DigestValue
+
+
+class Move(BaseModel):
+    """One move of a ref."""
+
+    digest: str
+    previous: str | None
+    moved_at: str
+    principal: str = Field(description="who moved it; `store`: moved outside the service")
+
+
+class History(BaseModel):
+    """Moves of a ref, newest first."""
+
+    moves: list[Move]
+
+
+@router.get("")
+@scope("read")
+def list_refs(service: ServiceDep, name: DatasetName) -> RefList:
+    """All refs."""
+    refs = service.catalog.view(name).refs()
+    return RefList(
+        refs=[RefView(name=r.name, digest=r.digest, updated_at=r.updated_at) for r in refs]
+    )
+
+
+@router.get("/{ref}")
+@scope("read")
+def get_ref(
+    request: Request, service: ServiceDep, name: DatasetName, ref: RefName, response: Response
+) -> RefView:
+    """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
+    found = service.catalog.view(name).ref(ref)
+    note_ref(service.database, service.catalog.dataset(name).id, found)
+    headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
+    if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
+        return Response(status_code=304, headers=headers)  # type: ignore[return-value]
+    response.headers.update(headers)
+    return RefView(name=ref, digest=found.digest, updated_at=found.updated_at)
+
+
+@router.put("/{ref}")
+@scope("publish")
+def put_ref(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    name: DatasetName,
+    ref: RefName,
+    target: RefTarget,
+    response: Response,
+    if_match: Annotated[str | None, Header(max_length=200)] = None,
+    if_none_match: Annotated[str | None, Header(max_length=200)] = None,
+) -> RefView:
+    """Point a ref at a snapshot, if nobody else moved it meanwhile.
+
+    `If-Match: "DIGEST"` moves a ref that stands there; `If-None-Match: *` makes a
+    new one. One of the two is required.
+    """
+    moved = move_ref(
+        service.catalog,
+        service.database,
+        dataset=name,
+        ref=ref,
+        digest=target.digest,
+        expect=_expected(if_match, if_none_match),
+        principal=principal.id,
+    )
+    response.headers["ETag"] = f'"{moved.digest}"'
+    return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
+
+
+@router.get("/{ref}/history")
+@scope("read")
+def get_history(
+    service: ServiceDep,
+    name: DatasetName,
+    ref: RefName,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> History:
+    """Where the ref has been, newest first."""
+    row = service.catalog.dataset(name)
+    note_ref(service.database, row.id, service.catalog.view(name).ref(ref))
+    return History(
+        moves=[
+            Move(
+                digest=move.digest,
+                previous=move.previous,
+                moved_at=_iso(move.moved_at),
+                principal=move.principal,
+            )
+            for move in ref_history(service.database, row.id, ref, limit)
+        ]
+    )
+
+
+def _expected(if_match: str | None, if_none_match: str | None) -> str | None:
+    if if_match is None and if_none_match == "*":
+        return None
+    if if_match is None or if_none_match is not None:
+        raise Problem(
+            428,
+            "precondition_required",
+            "say where the ref stands now",
+            next='send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref',
+        )
+    return if_match.strip().strip('"')
+
+
+def _iso(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

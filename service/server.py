@@ -1,0 +1,121 @@
+"""Running the application: in the foreground, or beside a test, a demo or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from evofeed.errors import ServiceError
+from evofeed.service.app import create_app
+from evofeed.service.settings import ServiceSettings
+
+_START_SECONDS = 30.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 picks a free one.
+
+    Raises:
+        ServiceError: the port is taken, or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServiceError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listener
+
+
+def base_url(listener: socket.socket) -> str:
+    """The URL a client on this machine uses for a bound socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """A server for `app`, without signal handlers of its own choosing."""
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # it would log query strings; `Edge` writes the access lines
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        ws="none",
+    )
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
+    """A running service, as long as the block lasts.
+
+    It runs in a thread of this process, on a free loopback port unless the
+    settings name one, and stops before the block is left. Given datasets alone,
+    its database is a temporary SQLite file.
+
+        with serving({"demo": "/data/demo"}) as url:
+            dataset = Dataset.open(f"{url}/v1/datasets/demo")
+
+    Args:
+        what: settings, or datasets to serve, name to URI.
+
+    Yields:
+        The base URL, such as `http://127.0.0.1:40123`.
+
+    Raises:
+        ServiceError: it did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="evofeed-serve-") as home:
+        if not isinstance(what, ServiceSettings):
+            datasets = {name: str(uri) for name, uri in what.items()}
+            what = ServiceSettings(
+                home=Path(home),
+                database_url=SecretStr(""),
+                datasets=datasets,
+                host="127.0.0.1",
+                port=0,
+                auth="off",
+            )
+        listener = listen(what.host, what.port)
+        try:
+            server = make_server(create_app(what))
+            thread = _start(server, listener)
+            try:
+                yield base_url(listener)
+            finally:
+                server.should_exit = True
+                thread.join()
+        finally:
+            listener.close()
+
+
+def _start(server: uvicorn.Server, listener: socket.socket) -> threading.Thread:
+    def run() -> None:
+        asyncio.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=run, name="evofeed-serve", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _START_SECONDS
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            server.should_exit = True
+            raise ServiceError("the service did not start; see the log above")
+        time.sleep(0.005)
+    return thread

@@ -1,0 +1,116 @@
+"""Settings of the service, from `EVOFEED_*` variables, secret files or keywords."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from evofeed.errors import ServiceError
+from evofeed.service.names import is_name
+
+_SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def default_home() -> Path:
+    """Where the embedded database lives: `$XDG_DATA_HOME/evofeed`."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "evofeed"
+
+
+class ServiceSettings(BaseSettings):
+    """How the service runs; every field is also `EVOFEED_<FIELD>`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="EVOFEED_",
+        frozen=True,
+        extra="ignore",
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+    )
+
+    home: Path = Field(default_factory=default_home)
+    """Folder of the embedded database and of job logs."""
+    database_url: SecretStr = SecretStr("")
+    """PostgreSQL or SQLite URL; empty for SQLite in `home`."""
+    datasets: dict[str, str] = {}
+    """Datasets to register at start, name to URI (JSON in the environment)."""
+    dataset_roots: tuple[str, ...] = ()
+    """URI prefixes that may be registered over HTTP; empty: any when auth is off, none when on."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8461, ge=0, le=65535)
+    """Port to listen on; 0 picks a free one."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names clients may use; empty: any, or only loopback names when auth is off."""
+    auth: Literal["auto", "on", "off"] = "auto"
+    """Tokens asked for; `auto` asks everywhere but on a loopback address."""
+    max_body: int = Field(default=1 << 20, ge=1024)
+    """Bytes a request body may have."""
+    rate_per_second: float = Field(default=0.0, ge=0)
+    """Requests a second a principal may make, shard bytes excepted; 0 for no limit."""
+    rate_burst: int = Field(default=200, ge=1)
+    """Requests a principal may make at once before `rate_per_second` counts."""
+    max_jobs: int = Field(default=1, ge=0)
+    """Featurize jobs that may run at once; 0 refuses all."""
+    max_queued_jobs: int = Field(default=100, ge=1)
+    """Jobs that may wait."""
+    url_seconds: int = Field(default=900, ge=60, le=86400)
+    """Seconds a presigned URL is good for."""
+
+    @field_validator("datasets")
+    @classmethod
+    def _names_are_names(cls, datasets: dict[str, str]) -> dict[str, str]:
+        for name in datasets:
+            if not is_name(name):
+                raise ValueError(
+                    f"{name!r} cannot name a dataset: letters, digits, dot, dash and underscore"
+                )
+        return {
+            name: uri if "://" in uri else str(Path(uri).absolute())
+            for name, uri in datasets.items()
+        }
+
+    @property
+    def url(self) -> str:
+        """Database URL, the embedded SQLite file if none is set."""
+        return self.database_url.get_secret_value() or f"sqlite:///{self.home / 'service.sqlite3'}"
+
+    @property
+    def auth_on(self) -> bool:
+        """True if requests need a token."""
+        return self.auth == "on" or (self.auth == "auto" and self.host not in _LOOPBACK)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host headers accepted; empty for any.
+
+        Without tokens a web page that rebinds its DNS name to 127.0.0.1 could read
+        us, so only loopback names are answered then.
+        """
+        if self.allowed_hosts or self.auth_on:
+            return self.allowed_hosts
+        return ("127.0.0.1", "localhost", "[::1]", *((self.host,) if self.auth == "off" else ()))
+
+    def with_changes(self, **changes: Any) -> ServiceSettings:
+        """A copy with some fields changed, checked again."""
+        return type(self)(**(self.model_dump() | changes))
+
+
+def load_settings(**changes: Any) -> ServiceSettings:
+    """Settings from the environment with some fields given.
+
+    Raises:
+        ServiceError: a value is refused; names the variable, never a secret's value.
+    """
+    try:
+        return ServiceSettings(**changes)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {first['msg']}") from None
+    except SettingsError as error:
+        raise ServiceError(f"{error}; give JSON") from None

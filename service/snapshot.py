@@ -1,0 +1,187 @@
+"""One dataset's store, and snapshots of it held open."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.service.problems import Problem
+from evofeed.service.ranges import ReadAt
+from evofeed.store.dataset import read_manifest
+from evofeed.store.index import read_index
+from evofeed.store.manifest import DIGEST, Manifest
+from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
+from evofeed.store.shard import shard_key
+from evofeed.store.storage import LocalStorage, Storage, open_storage
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A shard some snapshot lists.
+
+    Attributes:
+        name: file name below `shards/`.
+        sha256: of its bytes.
+        nbytes: its size.
+        read: reads a span of it.
+    """
+
+    name: str
+    sha256: str
+    nbytes: int
+    read: ReadAt
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A snapshot whose index is in memory (or mapped, where it lies on a local disk).
+
+    Attributes:
+        digest: its name.
+        manifest_bytes: the canonical bytes.
+        manifest: the same, parsed.
+        index: one row per chain, sorted by id.
+        read_index: reads a span of the index file.
+    """
+
+    digest: str
+    manifest_bytes: bytes
+    manifest: Manifest
+    index: pa.Table
+    read_index: ReadAt
+
+
+class StoreView:
+    """The store behind a URI, as the service sees it. Safe to use from many threads."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._storage: Storage = open_storage(uri)
+        self._manifests: dict[str, Manifest] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def check_uri(uri: str) -> None:
+        """Refuse what is no place of ours.
+
+        Raises:
+            ValueError: neither an absolute path nor `file://` nor `s3://`.
+        """
+        plain = uri.removeprefix("file://")
+        if not uri.startswith("s3://") and not Path(plain).is_absolute():
+            # A service on a service would only add a way round its own rules.
+            raise ValueError(f"{uri[:200]!r}: use an absolute path, file:///... or s3://BUCKET/...")
+
+    def ref(self, name: str) -> Ref:
+        """Where a ref points.
+
+        Raises:
+            DatasetMissing: there is no such ref.
+        """
+        return read_ref(self._storage, name)
+
+    def refs(self) -> list[Ref]:
+        """All refs, by name."""
+        return list_refs(self._storage)
+
+    def move_ref(self, name: str, digest: str, expect: str | None) -> Ref:
+        """Move a ref by the store's own compare-and-swap.
+
+        Raises:
+            RefConflict: it stands elsewhere.
+        """
+        return move_ref(self._storage, name, digest, expect)
+
+    def digests(self) -> list[tuple[str, float]]:
+        """Snapshots there are and when each was completed (Unix time), newest first."""
+        found = [
+            (item.key.split("/")[1], item.modified)
+            for item in self._storage.files("snapshots/")
+            if item.key.endswith("/manifest.json")
+        ]
+        whole = [(digest, at) for digest, at in found if DIGEST.fullmatch(digest)]
+        return sorted(whole, key=lambda pair: (-pair[1], pair[0]))
+
+    def manifest(self, digest: str) -> Manifest:
+        """A snapshot's manifest.
+
+        Raises:
+            DatasetMissing: there is no such snapshot.
+        """
+        with self._lock:
+            if digest in self._manifests:
+                return self._manifests[digest]
+        manifest = read_manifest(self._storage, digest)
+        with self._lock:
+            return self._manifests.setdefault(digest, manifest)
+
+    def open_snapshot(self, digest: str) -> OpenSnapshot:
+        """Map and check a snapshot's index.
+
+        Raises:
+            DatasetMissing: there is no such snapshot.
+            ShardCorrupt: the index does not match the manifest.
+        """
+        manifest = self.manifest(digest)
+        key = f"snapshots/{digest}/index.arrow"
+        place = f"{self.uri}/{key}"
+        data = _mapped(self._storage, key)
+        if hashlib.sha256(data).hexdigest() != manifest.index_sha256:
+            raise ShardCorrupt("the index does not match the manifest's sha256", path=place)
+        return OpenSnapshot(
+            digest=digest,
+            manifest_bytes=manifest.to_bytes(),
+            manifest=manifest,
+            index=read_index(data, place),
+            read_index=self._reader(key),
+        )
+
+    def find_shard(self, name: str) -> ShardFile:
+        """A shard by name, if some snapshot lists it.
+
+        Raises:
+            Problem: 404.
+        """
+        for digest, _ in self.digests():
+            for entry in self.manifest(digest).shards:
+                if entry.name == name:
+                    read = self._reader(shard_key(name))
+                    return ShardFile(name, entry.sha256, entry.nbytes, read)
+        raise Problem(
+            404,
+            "shard_missing",
+            f"no snapshot of this dataset lists shard {name[:80]!r}",
+            next="read the manifest again",
+        )
+
+    def urls(self, names: list[str], seconds: int) -> list[str] | None:
+        """Presigned GET URLs, or None where the storage has none."""
+        sign = getattr(self._storage, "sign", None)
+        return None if sign is None else [sign(shard_key(name), seconds) for name in names]
+
+    def _reader(self, key: str) -> ReadAt:
+        def read(offset: int, length: int) -> bytearray:
+            out = bytearray(length)
+            self._storage.read_into(key, offset, memoryview(out))
+            return out
+
+        return read
+
+
+def _mapped(storage: Storage, key: str) -> pa.Buffer:
+    """A file's bytes: mapped where it is local, read otherwise."""
+    if not isinstance(storage, LocalStorage):
+        return pa.py_buffer(storage.read(key))
+    path = storage.path(key)
+    try:
+        with pa.memory_map(str(path)) as file:
+            return file.read_buffer()
+    except FileNotFoundError:
+        raise ShardMissing("no such file", path=str(path)) from None
+    except OSError as error:
+        raise StoreError(f"cannot read: {error}", path=str(path)) from None

@@ -1,0 +1,66 @@
+"""Everything the routes share, made once for each application."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from evofeed.service.catalog import Catalog
+from evofeed.service.cursor import CursorSigner
+from evofeed.service.database import Database
+from evofeed.service.limits import RateLimiter
+from evofeed.service.metrics import Metrics
+from evofeed.service.settings import ServiceSettings
+from evofeed.service.tables import SecretRow
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts behind the routes."""
+
+    settings: ServiceSettings
+    database: Database
+    catalog: Catalog
+    limiter: RateLimiter
+    signer: CursorSigner
+    metrics: Metrics
+
+    @classmethod
+    def start(cls, settings: ServiceSettings) -> Service:
+        """Open the database, bring an embedded one up to date, register the datasets.
+
+        Raises:
+            ServiceError: the database does not answer, or its tables are old
+                (PostgreSQL is only migrated by `evofeed serve --migrate`).
+        """
+        database = Database(settings.url)
+        if database.is_sqlite:
+            database.upgrade()
+        else:
+            database.require_current()
+        catalog = Catalog(database)
+        for name, uri in settings.datasets.items():
+            catalog.register(name, uri, replace=True)
+        return cls(
+            settings=settings,
+            database=database,
+            catalog=catalog,
+            limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),
+            signer=CursorSigner(_cursor_key(database)),
+            metrics=Metrics(),
+        )
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self.catalog.close()
+        self.database.close()
+
+
+def _cursor_key(database: Database) -> bytes:
+    """The key that signs cursors: kept, so that they outlive a restart."""
+    with database.write() as session:
+        row = session.get(SecretRow, "cursor")
+        if row is None:
+            row = SecretRow(name="cursor", value=secrets.token_bytes(32))
+            session.add(row)
+        return row.value

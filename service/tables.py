@@ -1,0 +1,118 @@
+"""What the database holds: everything that changes, and nothing that does not.
+
+Chains and manifests stay in the store, which never changes them. Times are
+seconds since 1970 (UTC), so SQLite and PostgreSQL agree to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Root of the tables."""
+
+
+class DatasetRow(Base):
+    """A dataset the service knows by name."""
+
+    __tablename__ = "datasets"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(128), unique=True)
+    # 1abc_A and 1ABC_a would be one folder on some disks: names differ in more than case.
+    folded: Mapped[str] = mapped_column(String(128), unique=True)
+    uri: Mapped[str] = mapped_column(Text)
+    description: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float]
+
+
+class RefMove(Base):
+    """One move of a ref; the last row of a ref is where it stands."""
+
+    __tablename__ = "ref_moves"
+    __table_args__ = (Index("ix_ref_moves_ref", "dataset_id", "ref", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    ref: Mapped[str] = mapped_column(String(128))
+    digest: Mapped[str] = mapped_column(String(64))
+    previous: Mapped[str | None] = mapped_column(String(64))
+    moved_at: Mapped[float]
+    principal: Mapped[str] = mapped_column(String(128))
+
+
+class JobRow(Base):
+    """A featurize job, as submitted and as it goes."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_state", "state"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    state: Mapped[str] = mapped_column(String(16))
+    attempts: Mapped[int] = mapped_column(default=0)
+    progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    error: Mapped[str] = mapped_column(Text, default="")
+    pid: Mapped[int | None]
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    principal: Mapped[str] = mapped_column(String(128))
+
+
+class TokenRow(Base):
+    """An API token; only the hash of its secret is kept."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    label: Mapped[str] = mapped_column(String(128))
+    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    datasets: Mapped[list[str] | None] = mapped_column(JSON)
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+
+
+class AuditRow(Base):
+    """Who did what; append-only."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("ix_audit_at", "at"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    principal: Mapped[str] = mapped_column(String(128))
+    action: Mapped[str] = mapped_column(String(64))
+    subject: Mapped[str] = mapped_column(String(256))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class IdempotencyRow(Base):
+    """The answer to a request that carried an Idempotency-Key."""
+
+    __tablename__ = "idempotency"
+
+    principal: Mapped[str] = mapped_column(String(128), primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    request_sha256: Mapped[str] = mapped_column(String(64))
+    status: Mapped[int | None]
+    media_type: Mapped[str] = mapped_column(String(128), default="")
+    body: Mapped[bytes] = mapped_column(LargeBinary, default=b"")
+    created_at: Mapped[float]
+
+
+class SecretRow(Base):
+    """Secrets the service makes for itself, such as the cursor key."""
+
+    __tablename__ = "secrets"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[bytes] = mapped_column(LargeBinary(32))

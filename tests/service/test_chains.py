@@ -1,0 +1,234 @@
+"""Chain pages and filters: exact, typed, pinned to their snapshot."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evofeed.service import chains, filters
+from evofeed.service.cursor import CursorSigner
+from evofeed.service.problems import Problem
+from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def rows(served) -> list[dict[str, Any]]:
+    """The newest index, row by row."""
+    return Dataset.open(served.folder).index.to_pylist()
+
+
+def ids(answer: Any) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [row["chain_id"] for row in answer.json()["chains"]]
+
+
+QUERIES = {
+    "min_length=40&max_length=80": lambda r: 40 <= r["num_res"] <= 80,
+    "min_depth=10&max_depth=30": lambda r: 10 <= r["num_alignments"] <= 30,
+    "max_resolution=3": lambda r: 0 < r["resolution"] <= 3,
+    "released_from=2015-01-01": lambda r: r["release_date"] >= "2015-01-01",
+    "released_before=2015-01-01": lambda r: "" < r["release_date"] < "2015-01-01",
+    "method=SOLUTION NMR&method=ELECTRON MICROSCOPY": lambda r: (
+        r["method"] in ("SOLUTION NMR", "ELECTRON MICROSCOPY")
+    ),
+    "is_distillation=true": lambda r: r["is_distillation"],
+    "has_structure=true": lambda r: r["has_structure"],
+    "": lambda r: True,
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_filter_gives_exactly_the_rows_a_loop_would(served, rows, query) -> None:
+    answer = served.get(f"/snapshots/{served.second}/chains?{query}&limit=1000&count=true")
+    expected = [r["chain_id"] for r in rows if QUERIES[query](r)]
+    assert ids(answer) == expected
+    assert answer.json()["matched"] == len(expected)
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(served, rows) -> None:
+    seen, cursor = [], None
+    while True:
+        params = {"limit": 7, "min_length": 30} | ({"cursor": cursor} if cursor else {})
+        answer = served.get(f"/snapshots/{served.second}/chains", params=params)
+        seen += ids(answer)
+        if not (cursor := answer.json()["next"]):
+            break
+    assert seen == [r["chain_id"] for r in rows if r["num_res"] >= 30]
+
+
+def test_pages_of_a_ref_stay_on_the_snapshot_they_began_with(start, tmp_path) -> None:
+    from conftest_service import publish  # the helper of this folder
+
+    first = publish(tmp_path / "d", range(10))
+    client = start(datasets={"demo": str(tmp_path / "d")})
+    page = client.get("/v1/datasets/demo/chains?limit=6").json()
+    publish(tmp_path / "d", range(20), expect=first)
+    rest = client.get("/v1/datasets/demo/chains", params={"limit": 6, "cursor": page["next"]})
+    assert rest.json()["snapshot"] == first
+    assert len(ids(rest)) == 4 and rest.json()["next"] is None
+
+
+def test_a_cursor_of_another_filter_or_snapshot_or_made_up_is_refused(served) -> None:
+    path = f"/snapshots/{served.second}/chains"
+    cursor = served.get(f"{path}?limit=5").json()["next"]
+    for url in (f"{path}?min_length=9&", f"/snapshots/{served.first}/chains?"):
+        answer = served.get(f"{url}cursor={cursor}")
+        assert (answer.status_code, answer.json()["code"]) == (422, "bad_cursor")
+    flipped = ("A" if cursor[0] != "A" else "B") + cursor[1:]
+    for made_up in (flipped, "x", "%00", "é"):
+        assert served.get(path, params={"cursor": made_up}).status_code == 422
+
+
+def test_a_search_with_a_json_body_says_the_same(served, rows) -> None:
+    where = {
+        "any": [
+            {"all": [{"column": "num_res", "op": ">", "value": 90}]},
+            {"not": {"column": "method", "op": "known"}},
+        ]
+    }
+    answer = served.client.post(
+        f"{served.base}/snapshots/{served.second}/chains/search",
+        json={"where": where, "limit": 1000, "columns": ["chain_id", "method"]},
+    )
+    assert ids(answer) == [r["chain_id"] for r in rows if r["num_res"] > 90 or not r["method"]]
+    assert set(answer.json()["chains"][0]) == {"chain_id", "method"}
+    by_get = served.get(f"/snapshots/{served.second}/chains", params={"where": json.dumps(where)})
+    assert ids(by_get) == ids(answer)
+
+
+def test_one_chain_is_found_by_its_id_and_keeps_its_digits(served) -> None:
+    row = served.get(f"/snapshots/{served.second}/chains/0007_A").json()
+    assert row["chain_id"] == "0007_A"
+    assert row["resolution"] in (0.0, 1.7, 2.95, 4.1)
+    assert served.get(f"/snapshots/{served.second}/chains/0007_a").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "nope",
+        "[]",
+        "{}",
+        '{"column": "num_res"}',
+        '{"column": "shard", "op": "==", "value": "x"}',
+        '{"column": "num_res", "op": "LIKE", "value": 1}',
+        '{"column": "num_res", "op": "<", "value": "1; DROP TABLE datasets"}',
+        '{"column": "num_res", "op": "<", "value": 1e400}',
+        '{"column": "num_res", "op": "<", "value": true}',
+        '{"column": "num_res", "op": "in", "value": 3}',
+        '{"column": "num_res", "op": "<", "value": 1, "extra": 1}',
+        '{"column": "release_date", "op": "<", "value": "yesterday"}',
+        '{"column": "is_distillation", "op": "==", "value": 1}',
+        '{"column": "method", "op": "==", "value": "\\u0000"}',
+        '{"column": ["num_res"], "op": "<", "value": 1}',
+        '{"all": {}}',
+        '{"all": [], "any": []}',
+        '{"not":' * 30 + '{"all":[]}' + "}" * 30,
+        "[" * 100_000,
+        json.dumps({"all": [{"all": []}] * 300}),
+    ],
+)
+def test_a_malformed_filter_is_422_and_says_where(served, where) -> None:
+    answer = served.client.post(
+        f"{served.base}/snapshots/{served.second}/chains/search",
+        content=f'{{"where": {where}}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code in (400, 422), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.text) < 3000
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=1001", "limit=9999999999999999999999", "min_length=-1", "min_length=x",
+     "colour=red", "max_resolution=nan", "released_from=2020-13-01", "columns=nope",
+     "columns=shard", "split=train", "is_distillation=perhaps"],
+)  # fmt: skip
+def test_a_malformed_query_is_422(served, query) -> None:
+    assert served.get(f"/snapshots/{served.second}/chains?{query}").status_code == 422
+
+
+TABLE = pa.table(
+    {
+        "chain_id": [f"{i}_A" for i in range(60)],
+        "num_res": pa.array([i * 7 % 50 for i in range(60)], pa.int32()),
+        "resolution": pa.array([(i % 5) * 0.7 for i in range(60)], pa.float32()),
+        "method": pa.array(["x", "", "y"] * 20).dictionary_encode(),
+        "is_distillation": [i % 2 == 0 for i in range(60)],
+    }
+)
+COMPARE = st.one_of(
+    st.builds(
+        lambda c, o, v: {"column": c, "op": o, "value": v},
+        st.sampled_from(["num_res", "resolution"]),
+        st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+        st.integers(-3, 60) | st.sampled_from([0.7, 1.4, 2.1]),
+    ),
+    st.builds(
+        lambda v: {"column": "method", "op": "in", "value": v}, st.lists(st.sampled_from("xyz"))
+    ),
+    st.just({"column": "resolution", "op": "known"}),
+)
+FILTERS = st.recursive(
+    COMPARE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda nodes: {"all": nodes}),
+        st.lists(inner, max_size=3).map(lambda nodes: {"any": nodes}),
+        inner.map(lambda node: {"not": node}),
+    ),
+    max_leaves=6,
+)
+
+
+def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
+    """The filter in plain Python, one row at a time."""
+    if "all" in node:
+        return all(oracle(child, row) for child in node["all"])
+    if "any" in node:
+        return any(oracle(child, row) for child in node["any"])
+    if "not" in node:
+        return not oracle(node["not"], row)
+    value = row[node["column"]]
+    known = value != {"resolution": 0.0, "method": ""}.get(node["column"])
+    if node["op"] in ("known", "in"):
+        return known and (node["op"] == "known" or value in node["value"])
+    wanted = node["value"]
+    if node["column"] == "resolution":
+        wanted = pa.scalar(float(wanted), pa.float32()).as_py()
+    compare = {
+        "==": "__eq__",
+        "!=": "__ne__",
+        "<": "__lt__",
+        "<=": "__le__",
+        ">": "__gt__",
+        ">=": "__ge__",
+    }
+    return known and bool(getattr(float(value), compare[node["op"]])(float(wanted)))
+
+
+@given(FILTERS)
+def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
+    got = filters.match(TABLE, node).to_pylist()
+    assert got == [oracle(node, row) for row in TABLE.to_pylist()]
+
+
+@given(FILTERS, st.integers(1, 9), st.integers(1, 13))
+def test_pages_of_any_filter_join_to_the_whole(node: dict[str, Any], limit: int, scan: int) -> None:
+    whole = chains.page(TABLE, node, ["chain_id"], 0, 1000).rows
+    rows, at = [], 0
+    while at is not None:
+        page = chains.page(TABLE, node, ["chain_id"], at, limit, scan=scan)
+        rows, at = rows + page.rows, page.next_row
+    assert rows == whole
+
+
+@given(st.text(max_size=80))
+def test_no_text_passes_for_a_cursor(text: str) -> None:
+    with pytest.raises(Problem):
+        CursorSigner(b"k" * 32).read(text, "query")

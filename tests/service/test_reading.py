@@ -1,0 +1,129 @@
+"""A dataset read through the service is the dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from evofeed.service import serving
+from evofeed.store import Dataset
+
+
+def close(dataset: Dataset) -> None:
+    dataset.storage._connection().close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prefix", ["/v1/datasets/demo", "/datasets/demo"])
+def test_a_dataset_opened_over_http_holds_what_the_folder_holds(served, prefix) -> None:
+    local, remote = Dataset.open(served.folder), Dataset.open(served.url + prefix)
+    assert remote.digest == local.digest == served.second
+    assert remote.index.equals(local.index)
+    for chain_id in list(local)[::7]:
+        assert remote[chain_id].msa.tobytes() == local[chain_id].msa.tobytes()
+    assert remote.verify() == []
+    close(remote)
+
+
+def test_an_older_snapshot_opens_by_its_digest(served) -> None:
+    remote = Dataset.open(served.base, served.first)
+    assert len(remote) == 40
+    close(remote)
+
+
+def test_the_manifest_is_the_canonical_bytes_and_never_changes(served) -> None:
+    answer = served.get(f"/snapshots/{served.second}")
+    assert hashlib.sha256(answer.content).hexdigest() == served.second
+    assert answer.headers["etag"] == f'"{served.second}"'
+    assert "immutable" in answer.headers["cache-control"]
+    again = served.get(
+        f"/snapshots/{served.second}", headers={"If-None-Match": f'"{served.second}"'}
+    )
+    assert again.status_code == 304 and not again.content
+
+
+def test_the_index_is_the_file_of_the_store(served) -> None:
+    answer = served.get(f"/snapshots/{served.second}/index")
+    path = served.folder / "snapshots" / served.second / "index.arrow"
+    assert answer.content == path.read_bytes()
+    with pa.ipc.open_file(answer.content) as reader:
+        assert reader.read_all().num_rows == 45
+
+
+def test_the_list_of_snapshots_is_newest_first(served) -> None:
+    listed = served.get("/snapshots").json()["snapshots"]
+    assert {item["digest"] for item in listed} == {served.first, served.second}
+    second = next(item for item in listed if item["digest"] == served.second)
+    assert (second["parent"], second["num_chains"]) == (served.first, 45)
+    assert served.get("/snapshots?limit=1").json()["more"] is True
+
+
+def test_a_summary_names_the_columns_a_filter_may_use(served) -> None:
+    summary = served.get(f"/snapshots/{served.second}/summary").json()
+    assert summary["columns"]["num_res"] == "integer"
+    assert summary["columns"]["method"] == "text"
+    assert summary["columns"]["release_date"] == "date"
+    assert not {"shard", "offset", "column_offsets"} & set(summary["columns"])
+    assert summary["config"] == {"made_by": "a test"}
+
+
+@pytest.mark.parametrize("path", ["/refs/nope", f"/snapshots/{'0' * 64}", "/shards/nope.arrow"])
+def test_what_is_not_there_is_404_and_says_what_to_do(served, path) -> None:
+    answer = served.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] and answer.json()["next"]
+
+
+def test_a_shard_outside_every_manifest_is_not_served(served) -> None:
+    stray = served.folder / "shards" / f"{'1' * 64}.arrow"
+    stray.write_bytes(b"not yet committed")
+    try:
+        assert served.get(f"/shards/{stray.name}").status_code == 404
+    finally:
+        stray.unlink()
+
+
+def test_a_damaged_manifest_is_a_502_not_a_crash(start, folder, tmp_path: Path) -> None:
+    path, first, _ = folder
+    broken = tmp_path / "broken" / "snapshots" / first
+    broken.mkdir(parents=True)
+    data = (path / "snapshots" / first / "manifest.json").read_bytes()
+    (broken / "manifest.json").write_bytes(data.replace(b"a test", b"b test"))
+    client = start(datasets={"broken": str(tmp_path / "broken")})
+    answer = client.get(f"/v1/datasets/broken/snapshots/{first}")
+    assert (answer.status_code, answer.json()["code"]) == (502, "shard_corrupt")
+
+
+def test_health_ready_config_and_openapi_answer_without_a_network(served) -> None:
+    assert served.client.get("/healthz").json() == {"status": "ok"}
+    assert served.client.get("/readyz").json() == {"status": "ready"}
+    assert served.client.get("/v1/config").json()["limits"]["page"] == 1000
+    schema = served.client.get("/openapi.json").json()
+    assert schema["openapi"].startswith("3.1")
+    assert "/v1/datasets/{name}/shards/{shard}" in schema["paths"]
+    assert "cdn" not in json.dumps(schema)
+
+
+def test_a_service_stops_with_its_block_and_leaves_nothing_behind(folder) -> None:
+    before = threading.active_count()
+    with serving({"demo": folder[0]}) as url:
+        assert httpx.get(f"{url}/healthz").status_code == 200
+    assert threading.active_count() == before
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/healthz")
+
+
+def test_every_answer_carries_a_request_id_and_the_security_headers(served) -> None:
+    answer = served.client.get("/nowhere", headers={"X-Request-Id": "mine-1"})
+    assert answer.status_code == 404
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    odd = served.client.get("/healthz", headers={"X-Request-Id": "a b\tc"})
+    assert odd.headers["x-request-id"] != "a b\tc"
