@@ -177,20 +177,9 @@ def backward_dkv_kernel(
                     > 0.5
                 )
             p = _probabilities(
-                q,
-                k,
-                bias,
-                valid,
-                lse,
-                cols,
-                NK,
-                log2_nk,
-                scale,
-                HAS_BIAS,
-                HAS_MASK,
-                False,
-                PRECISION,
-            )
+                q, k, bias, valid, lse, cols, NK, log2_nk, scale,
+                HAS_BIAS, HAS_MASK, PAD, PRECISION,
+            )  # fmt: skip
             dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
             dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - delta[:, None])
