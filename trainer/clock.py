@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +47,8 @@ class StepClock:
     """Notes when parts begin and hands out the seconds of finished steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self.on_gpu = self._cuda = device.type == "cuda"
+        self.marker: Callable[[str], None] | None = None  # the profiler's, told of each boundary
         self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
         self._step = -1
         self._open: dict[int, StepTimes] = {}
@@ -62,6 +64,8 @@ class StepClock:
         if name not in PARTS:
             raise ValueError(f"{name!r} is no part of a step; there are {', '.join(PARTS)}")
         self._marks.append((self._step, name, self._now()))
+        if self.marker:
+            self.marker(name)
 
     def move(self, step: int, source: str, target: str, seconds: float) -> None:
         """Say that `seconds` of a step's `source` were really `target`."""

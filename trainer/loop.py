@@ -108,6 +108,7 @@ class Loop:
         self.out, self.log, self.validate, self.watch = out, log, validate, watch
         self.provenance = dict(provenance or {})
         self.loader = loader
+        self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
         self.optimizer = FlatOptimizer(model, config.optim)
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
@@ -170,6 +171,8 @@ class Loop:
             clock.part("data_wait")
             batch = next(self.stream)
             samples += sample_names(batch, self.loader)
+            if not self.batch_like:
+                self.batch_like = {k: v.to("meta") for k, v in batch.items()}
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
             torch.manual_seed(self._sample_seed(step, micro))

@@ -78,7 +78,8 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
     Each tensor's own norm is summed in float32 whatever its dtype.
     """
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:

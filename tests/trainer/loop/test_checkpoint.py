@@ -1,0 +1,113 @@
+"""Checkpoints are whole or not there, and say what does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from evofeed.errors import CheckpointError
+from evofeed.trainer.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    newest_checkpoint,
+    read_checkpoint,
+    restore,
+)
+from evofeed.trainer.flat import FlatOptimizer
+from evofeed.trainer.optim import OptimConfig
+
+
+def optimizer(width: int = 3, seed: int = 0) -> FlatOptimizer:
+    torch.manual_seed(seed)
+    flat = FlatOptimizer(nn.Linear(4, width), OptimConfig())
+    for role, buffer in flat.state().items():
+        for _, view in flat.views(buffer):
+            view.copy_(torch.randn(view.shape))
+        assert buffer.any(), role
+    return flat
+
+
+def save(folder: Path, *steps: int, keep: int = 3) -> None:
+    writer = CheckpointWriter(folder, keep=keep)
+    for step in steps:
+        writer.save(optimizer(seed=step), step, {"loader": {"position": step}})
+    writer.wait()
+
+
+def newest(folder: Path) -> Checkpoint:
+    found = newest_checkpoint(folder)
+    assert found is not None
+    return found
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    found, flat = newest(tmp_path), optimizer(seed=99)
+    restore(found, flat)
+    assert found.step == 7 and found.state == {"loader": {"position": 7}}
+    for role, buffer in optimizer(seed=7).state().items():
+        assert torch.equal(flat.state()[role], buffer), role
+
+
+def test_the_newest_is_picked_and_only_some_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, 5, keep=2)
+    assert newest(tmp_path).step == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004", "step_00000005"]
+
+
+@pytest.mark.parametrize("name", ["model", "ema", "optimizer"])
+@pytest.mark.parametrize("damage", ["gone", "short", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
+    save(tmp_path, 1, 2)
+    file = tmp_path / "step_00000002" / f"{name}.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "gone":
+        file.unlink()
+    else:
+        content[-5] ^= 1
+        file.write_bytes(content if damage == "flipped" else content[:-1])
+    assert read_checkpoint(file.parent) is None
+    assert newest(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"step": 2}'])
+def test_a_checkpoint_without_a_readable_state_is_passed_over(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 1, 2)
+    (tmp_path / "step_00000002" / "state.json").write_text(text)
+    assert newest(tmp_path).step == 1
+
+
+def test_leftovers_of_a_killed_write_are_never_picked_and_swept_away(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    left = tmp_path / ".step_00000002.123.partial"
+    left.mkdir()
+    (left / "state.json").write_text((tmp_path / "step_00000001" / "state.json").read_text())
+    assert newest(tmp_path).step == 1
+    CheckpointWriter(tmp_path)
+    assert not left.exists()
+
+
+def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"weight is of shape \[3, 4\].*\[5, 4\]"):
+        restore(newest(tmp_path), optimizer(width=5))
+
+
+def test_a_disk_that_cannot_be_written_is_told_at_the_next_save(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    writer = CheckpointWriter(blocked)
+    writer.save(optimizer(), 1, {})
+    with pytest.raises(CheckpointError, match="cannot write"):
+        writer.wait()
+
+
+def test_weights_are_plain_safetensors_under_the_models_names(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    assert set(newest(tmp_path).tensors("model")) == {"weight", "bias"}
+    listing = json.loads((tmp_path / "step_00000003" / "state.json").read_text())["files"]
+    assert set(listing) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}

@@ -1,0 +1,148 @@
+"""The run report: every figure there, parts that add up, a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from loop_standin import TinyLoader, TinyModel, squared_error
+
+from evofeed.cli import main
+from evofeed.errors import InputError
+from evofeed.trainer.config import TrainConfig, from_dict, load_config, preset, save_config
+from evofeed.trainer.distributed import World
+from evofeed.trainer.operators import Kernel, busy_share, group_kernels, group_of
+from evofeed.trainer.report import make_report
+from evofeed.trainer.train import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    config = TrainConfig(steps=60, precision="fp32", kernels="torch", checkpoint_every=25)
+    run(
+        config, TinyModel(), squared_error, TinyLoader(per_epoch=20), world=World(), out=out,
+        plain=TinyModel,
+    )  # fmt: skip
+    return out
+
+
+def test_the_report_holds_the_six_figures(folder: Path) -> None:
+    figures = make_report(folder)["figures"]
+    assert figures["gpu_busy_share"] is None  # no GPU here, so none is told
+    assert figures["iterations"] == 60
+    step = figures["step_seconds"]
+    assert 0 < step["p50"] <= step["p99"]
+    assert 0 < figures["first_batch_seconds"] < figures["total_seconds"]
+    assert len(figures["epoch_start_wait_seconds"]) == 2
+
+
+def test_the_parts_add_up_to_the_wall_time_within_two_percent(folder: Path) -> None:
+    breakdown = make_report(folder)["breakdown"]
+    assert abs(breakdown["unaccounted_share"]) < 0.02
+    for part in ("data_wait", "forward", "backward", "optimizer", "checkpoint"):
+        assert breakdown["seconds"][part] > 0, part
+
+
+def test_flops_of_the_stand_in_are_counted_by_hand(folder: Path) -> None:
+    flops = json.loads((folder / "run.json").read_text())["flops"]
+    products = 2 * 3 * 4 * (8 * 16 + 16 * 8)
+    assert flops["forward"] == products
+    # Backward: weights of both layers, and the input of the second only.
+    assert flops["forward_backward"] == products + products + 2 * 3 * 4 * 16 * 8
+
+
+def test_operators_are_grouped_and_shares_add_up_to_one(folder: Path) -> None:
+    groups = make_report(folder)["operators"]["groups"]
+    assert "gemm" in groups
+    assert math.isclose(sum(entry["share"] for entry in groups.values()), 1.0)
+
+
+def test_the_report_prints_as_table_and_json_and_draws_a_picture(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "report.png"
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--report", str(folder), "--plot", str(picture)])
+    assert ended.value.code == 0
+    assert "step time p50 / p99" in capsys.readouterr().out
+    assert picture.stat().st_size > 10_000
+    with pytest.raises(SystemExit):
+        main(["train", "--report", str(folder), "--json"])
+    assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 60
+
+
+def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--report", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "no finished run here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>", "gemm"),
+        ("nvjet_tst_128x256_64x4_TNT", "gemm"),
+        ("void at::native::vectorized_layer_norm_kernel<float>", "norm"),
+        ("void (anonymous namespace)::softmax_warp_forward<float>", "attention"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "elementwise"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
+        ("Memcpy HtoD (Pinned -> Device)", "memory"),
+        ("something_new", "other"),
+    ],
+)
+def test_kernels_find_their_group_by_name(name: str, group: str) -> None:
+    assert group_of(name) == group
+
+
+def test_overlapping_kernels_count_once_in_the_busy_share() -> None:
+    kernels = [Kernel("a", 7, 0, 10), Kernel("b", 8, 5, 10), Kernel("c", 7, 20, 10)]
+    assert busy_share(kernels) == pytest.approx(25 / 30)
+
+
+def test_markers_tell_the_optimizers_kernels_and_other_streams_are_the_loaders() -> None:
+    kernels = [
+        Kernel("spin_kernel", 7, 0, 1),
+        Kernel("elementwise", 7, 1, 10),
+        Kernel("elementwise", 9, 2, 10),
+        Kernel("spin_kernel", 7, 12, 1),
+        Kernel("elementwise", 7, 13, 30),
+    ]
+    groups = group_kernels(kernels, ["forward", "optimizer"])
+    assert groups["elementwise"]["seconds"] == pytest.approx(10e-9)
+    assert groups["loader"]["seconds"] == pytest.approx(10e-9)
+    assert groups["optimizer"] == {"seconds": pytest.approx(30e-9), "launches": 1}
+
+
+@pytest.mark.parametrize("name", ["initial_training", "finetuning", "tiny"])
+def test_a_config_written_as_yaml_reads_back_equal(tmp_path: Path, name: str) -> None:
+    config = preset(name).replace(model={"c_m": 64}, seed=3)
+    save_config(config, tmp_path / "run.yaml")
+    assert load_config(str(tmp_path / "run.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"stepz": 3}, "no setting stepz"),
+        ({"optim": {"lr": 1}}, r"no setting optim\.lr"),
+        ({"precision": "fp8"}, "fp8"),
+        ({"steps": 0}, "at least 1"),
+        ({"preset": "huge"}, "huge"),
+    ],
+)
+def test_a_wrong_setting_is_named(values: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        from_dict(values)
+
+
+def test_a_broken_yaml_file_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: tiny\nsteps: [1\n")
+    with pytest.raises(InputError, match=r"run\.yaml:3"):
+        load_config(str(path))

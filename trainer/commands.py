@@ -1,0 +1,111 @@
+"""`evofeed train` and `evofeed predict`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evofeed.errors import InputError
+
+
+def train(
+    config: Annotated[
+        str, typer.Argument(help="A YAML file, or initial_training, finetuning, tiny.")
+    ] = "tiny",
+    dataset: Annotated[str, typer.Option(help="URI of the dataset to train on.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Report on the run in this folder; train nothing.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --report: draw it into a PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:  # fmt: skip
+    """Train AlphaFold2 on a dataset, or report on a run.
+
+    Example:  evofeed train tiny --dataset data/ --steps 50 --out runs/first
+
+    Example:  torchrun --nproc-per-node 4 -m evofeed.cli train initial_training --dataset data/ --out runs/four
+
+    Example:  evofeed train --report runs/first --plot report.png
+    """  # noqa: E501
+    if report is not None:
+        _show(_report(report, plot), as_json)
+        return
+    from evofeed.trainer.config import load_config
+    from evofeed.trainer.train import train as run_training
+
+    settings = load_config(config)
+    if not dataset or out is None:
+        raise typer.BadParameter("training needs --dataset and --out")
+    result = run_training(
+        settings.replace(steps=steps) if steps else settings,
+        dataset,
+        out=out,
+        resume=resume,
+        validation=validation or None,
+        device=device or None,
+        show=not as_json,
+        tensorboard=tensorboard,
+    )
+    if (out / "report.json").is_file() and _first_rank():
+        _show(json.loads((out / "report.json").read_text()) | {"result": _plain(result)}, as_json)
+
+
+def _report(folder: Path, plot: Path | None) -> dict[str, Any]:
+    from evofeed.trainer.report import write_report
+
+    report = write_report(folder)
+    if plot is not None:
+        from evofeed.trainer.report_plot import plot_report
+
+        plot_report(folder, plot)
+    return report
+
+
+def _show(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from evofeed.trainer.report import report_rows
+
+    table = Table(show_header=False, title="run report")
+    for label, text in report_rows(report):
+        table.add_row(label, text)
+    Console().print(table)
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    values = dataclasses.asdict(result)
+    del values["losses"]  # steps.jsonl has them
+    return values
+
+
+def _first_rank() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+def predict(
+    record: Annotated[str, typer.Argument(help="Chain to predict: DATASET_URI#CHAIN_ID.")],
+    checkpoint: Annotated[Path, typer.Option(help="Run folder, checkpoint folder or file.")],
+    out: Annotated[Path, typer.Option(help="Structure file to write: .pdb or .cif.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Predict the structure of a chain with a trained checkpoint.
+
+    Example:  evofeed predict data/#102m_A --checkpoint runs/first --out 102m_A.pdb
+    """
+    raise InputError("predict is not built yet", item=record)

@@ -1,0 +1,274 @@
+"""One call from a dataset to a trained model: puts model, loss, loader and loop together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evofeed.errors import InputError
+from evofeed.trainer.config import TrainConfig, save_config
+from evofeed.trainer.distributed import World, join_world
+from evofeed.trainer.flops import count_step_flops
+from evofeed.trainer.loop import Loop, LossFunction, TrainResult
+from evofeed.trainer.operators import OperatorSampler
+from evofeed.trainer.runlog import RunLog
+from evofeed.trainer.stream import Loader
+
+_C = TypeVar("_C", bound=Any)
+_WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
+
+
+def train(
+    config: TrainConfig,
+    dataset: Any,
+    *,
+    out: Path,
+    resume: bool = False,
+    validation: Any = None,
+    device: str | None = None,
+    show: bool = False,
+    tensorboard: bool = False,
+) -> TrainResult:
+    """Train AlphaFold2 on a dataset; under torchrun, this process's share of it.
+
+    Writes below `out`: `config.yaml`, `run.json`, `steps.jsonl`, `checkpoints/`,
+    and at the end `report.json`.
+
+    Args:
+        config: what to compute.
+        dataset: a dataset, its URI, or a ready loader of this rank's batches.
+        out: folder of the run.
+        resume: go on from the newest complete checkpoint below `out`, if any.
+        validation: a dataset or URI of held-out chains.
+        device: `cpu` or `cuda`; the GPU of this rank if there is one.
+        show: a progress bar on the terminal.
+        tensorboard: also write TensorBoard event files.
+
+    Raises:
+        TrainerError: training cannot start or go on; says why.
+        CheckpointError: a checkpoint does not fit, or cannot be written.
+    """
+    began = time.perf_counter()
+    with join_world(device) as world:
+        set_precision(config)
+        model, loss = build_model(config, world.device)
+        loader = build_loader(config, dataset, world)
+        return run(
+            config, model, loss, loader, world=world, out=out, resume=resume, began=began,
+            validate=build_validation(config, model, validation, world),
+            show=show and world.is_first, tensorboard=tensorboard,
+            plain=lambda: build_plain(config),
+        )  # fmt: skip
+
+
+def run(
+    config: TrainConfig,
+    model: nn.Module,
+    loss: LossFunction,
+    loader: Loader,
+    *,
+    world: World,
+    out: Path,
+    resume: bool = False,
+    began: float | None = None,
+    validate: Callable[[], dict[str, float]] | None = None,
+    show: bool = False,
+    tensorboard: bool = False,
+    plain: Callable[[], nn.Module] | None = None,
+) -> TrainResult:
+    """Train given parts and write the run's folder; `train` without the building."""
+    began = time.perf_counter() if began is None else began
+    facts = _facts(config, model, loader, world)
+    log = None
+    if world.is_first:
+        out.mkdir(parents=True, exist_ok=True)
+        save_config(config, out / "config.yaml")
+        log = RunLog(out, steps=config.steps, show=show, tensorboard=tensorboard)
+    provenance = {"dataset": facts["dataset"], "versions": facts["versions"]}
+    loop = Loop(
+        config, model, loss, loader, out=out, world=world, log=log, validate=validate,
+        provenance=provenance,
+    )  # fmt: skip
+    first = loop.resume() if resume else 0
+    count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
+    sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
+    loop.watch = sampler.watch
+    facts["seconds_before_first_wait"] = time.perf_counter() - began
+    with log or nullcontext():
+        result = loop.run()
+    sampler.close()
+    if world.is_first:
+        facts |= {
+            "seconds": result.seconds,
+            "first_step": result.first_step,
+            "steps": result.step,
+            "skipped": result.skipped,
+            "stopped_by": result.stopped_by,
+            "operators": sampler.result,
+            "loader": _stats(loader),
+            "flops": _flops(plain, loop.batch_like),
+        }
+        (out / "run.json").write_text(json.dumps(facts, indent=1, default=str))
+        from evofeed.trainer.report import write_report
+
+        write_report(out)
+    return result
+
+
+def set_precision(config: TrainConfig) -> None:
+    """Turn TF32 and determinism on or off for this process."""
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
+def build_plain(config: TrainConfig) -> nn.Module:
+    """The model of a run with plain operators, on the current default device."""
+    from evofeed.trainer import model_config
+    from evofeed.trainer.model import AlphaFold
+
+    sizes, _ = getattr(model_config, config.preset)()
+    return AlphaFold(replaced(sizes, config.model, "model."))
+
+
+def build_model(config: TrainConfig, device: torch.device) -> tuple[nn.Module, LossFunction]:
+    """Model and loss of a run; the same weights for the same seed on every rank."""
+    from evofeed.trainer import model_config
+    from evofeed.trainer.losses import AlphaFoldLoss
+
+    _seed_everything(config.seed)
+    model = build_plain(config).to(device)
+    if config.kernels == "fused" and device.type == "cuda":
+        from evofeed.kernels import to_fused
+
+        model = to_fused(model)
+    _, weights = getattr(model_config, config.preset)()
+    return model, AlphaFoldLoss(replaced(weights, config.loss, "loss."))
+
+
+def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
+    """This rank's loader of a dataset or URI; a ready loader passes through."""
+    if isinstance(dataset, Loader):
+        return dataset
+    from evofeed.loader import FeatureLoader
+
+    loader: Loader = FeatureLoader(
+        _opened(dataset),
+        loader_config(config, world),
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.seed,
+        device=world.device,
+    )
+    return loader
+
+
+def loader_config(config: TrainConfig, world: World) -> Any:
+    """The loader configuration of a run; all samples of a step share their recycles."""
+    from evofeed.loader import LoaderConfig
+
+    if config.preset == "tiny":
+        base = LoaderConfig(
+            crop_size=48,
+            max_msa_clusters=16,
+            max_extra_msa=32,
+            max_templates=2,
+            max_recycling_iters=1,
+        )
+    else:
+        base = getattr(LoaderConfig, config.preset)()
+    base = replaced(base, config.loader, "loader.")
+    batch = config.accumulate * world.size * base.batch_size
+    return base if base.global_batch_size else base.replace(global_batch_size=batch)
+
+
+def build_validation(
+    config: TrainConfig, model: nn.Module, validation: Any, world: World
+) -> Callable[[], dict[str, float]] | None:
+    """A function that measures the model on held-out chains, or None without a set."""
+    if validation is None:
+        return None
+    from evofeed.trainer.validation import Validator
+
+    return Validator(config, model, _opened(validation), world)
+
+
+def replaced(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
+    """A configuration with some fields changed; a mapping changes fields of a nested one.
+
+    Raises:
+        InputError: there is no such field, or its value is refused.
+    """
+    known = {entry.name for entry in dataclasses.fields(base)}
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise InputError(f"no setting {prefix}{name}; there are {', '.join(sorted(known))}")
+        now = getattr(base, name)
+        nested = dataclasses.is_dataclass(now) and isinstance(value, Mapping)
+        values[name] = replaced(now, value, f"{prefix}{name}.") if nested else value
+    try:
+        changed: _C = dataclasses.replace(base, **values)
+    except ValueError as error:
+        raise InputError(f"{prefix.rstrip('.')}: {error}") from error
+    return changed
+
+
+def _opened(dataset: Any) -> Any:
+    from evofeed.store import Dataset
+
+    return Dataset.open(dataset) if isinstance(dataset, str) else dataset
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) -> dict[str, Any]:
+    gpu = world.device.type == "cuda"
+    dataset = getattr(loader, "dataset", None)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "config": config.to_dict(),
+        "world_size": world.size,
+        "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
+        "on_gpu": gpu,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "dataset": getattr(dataset, "digest", None),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "samples_per_step": config.accumulate * world.size * _batch_size(loader),
+        "samples_per_epoch": getattr(loader, "epoch_len", None),
+    }  # fmt: skip
+
+
+def _batch_size(loader: Loader) -> int:
+    return int(getattr(getattr(loader, "config", None), "batch_size", 1))
+
+
+def _stats(loader: Loader) -> dict[str, Any]:
+    stats = getattr(loader, "stats", None)
+    return dict(stats()) if stats else {}
+
+
+def _flops(plain: Callable[[], nn.Module] | None, batch: dict[str, Tensor]) -> dict[str, Any]:
+    if plain is None or not batch:
+        return {}
+    try:
+        return dict(count_step_flops(plain, batch))
+    except (RuntimeError, NotImplementedError) as error:  # an operator without a meta form
+        return {"why_not": str(error).splitlines()[0]}
