@@ -1,20 +1,29 @@
-"""Packed columns -> arrays and ChainRecord: the plain numpy reference of every codec."""
+"""Packed columns -> arrays and ChainRecord: the plain numpy reference of every codec.
+
+Nothing here trusts a size it read: every count is checked against bytes that are
+really there before anything is allocated.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from evofeed.errors import FeatureError, ShardCorrupt
-from evofeed.features import RECORD, ChainRecord
+from evofeed.features import RECORD, ChainRecord, Feature
+from evofeed.store.atoms import unpack_mask, unpack_positions
+from evofeed.store.codecs import unpack_integers, unpack_runs, unpack_strings
 from evofeed.store.encode import META_FIELDS
-from evofeed.store.layout import Codec, PackedColumn
+from evofeed.store.layout import Codec, Compression, PackedColumn
+from evofeed.store.msa_codec import reorder_runs, row_nbytes, row_starts, unpack_rows
 
 FEATURES = {feature.name: feature for feature in RECORD}
+_ROW_COUNTS = {Codec.ROW_COUNTS8: "u1", Codec.ROW_COUNTS16: "<u2", Codec.ROW_COUNTS32: "<u4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,60 +38,239 @@ class Place:
         return ShardCorrupt(message, path=self.path, item=self.chain_id)
 
 
+class ChainDecoder:
+    """Arrays of one chain from its packed columns, each decoded when asked for.
+
+    Raises:
+        ShardCorrupt: from any method, when bytes do not decode to what the feature
+            table says; names the column.
+    """
+
+    def __init__(self, columns: Mapping[str, PackedColumn], place: Place) -> None:
+        self.columns, self.place = columns, place
+        self.dims = self._dims()
+        self._cache: dict[str, Any] = {}
+
+    def _dims(self) -> dict[str, int]:
+        payload = self.columns["dims"].payload
+        if len(payload) != 32:
+            raise self.place.corrupt(f"column dims has {len(payload)} bytes, not 32")
+        values = np.frombuffer(payload, np.int32).tolist()
+        dims = dict(zip(("L", "N", "K", "T", "has_structure"), values, strict=False))
+        if min(values) < 0 or dims["has_structure"] > 1 or not dims["L"] or not dims["N"]:
+            raise self.place.corrupt(f"impossible dims {values}")
+        return dims
+
+    def raw(self, name: str) -> PackedColumn:
+        """A column, decompressed."""
+        column = self.columns[name]
+        if column.compression == Compression.NONE:
+            return column
+        try:
+            limit = self._limit(name)
+            if column.raw_nbytes > limit:
+                raise ValueError(f"{column.raw_nbytes} bytes claimed, {limit} possible")
+            codec = pa.Codec("zstd")
+            plain = codec.decompress(pa.py_buffer(column.payload), column.raw_nbytes, asbytes=True)
+        except (ValueError, OSError, pa.ArrowException, MemoryError) as error:
+            raise self.place.corrupt(f"column {name} does not decompress: {error}") from None
+        if len(plain) != column.raw_nbytes:
+            raise self.place.corrupt(f"column {name} is {len(plain)} bytes, not as claimed")
+        return PackedColumn(column.codec, memoryview(plain), raw_nbytes=len(plain))
+
+    def _limit(self, name: str) -> int:
+        """No column of sound data is larger than this once decompressed."""
+        if name in ("meta", "msa_species"):
+            return 1 << 28
+        feature = FEATURES.get(name)
+        size = _size(feature, self.dims) * 4 if feature else 4 * self.dims["N"]
+        return size + 8 * (self.dims["N"] + self.dims["T"]) + 64
+
+    def array(self, name: str) -> np.ndarray:
+        """One numeric feature of the table, full length, rows in the record's order."""
+        if name not in self._cache:
+            try:
+                self._cache[name] = self._decode(FEATURES[name])
+            except (ValueError, IndexError, OverflowError) as error:
+                raise self.place.corrupt(f"column {name}: {error}") from None
+        array: np.ndarray = self._cache[name]
+        return array
+
+    def _decode(self, feature: Feature) -> np.ndarray:
+        special: Callable[[], np.ndarray] | None = getattr(self, f"_{feature.name}", None)
+        if special is not None:
+            return special()
+        if feature.name.endswith("_mask"):
+            return self._mask(feature)
+        if feature.name.endswith("_positions"):
+            return self._positions(feature)
+        if feature.name in ("deletion_column", "deletion_count"):
+            return self._moved(feature.name)
+        return self._plain(feature)
+
+    def _plain(self, feature: Feature) -> np.ndarray:
+        shape = feature.shape(self.dims)
+        count, dtype = _size(feature, self.dims), np.dtype(feature.dtype)
+        self._backed(feature, count)
+        return unpack_integers(self.raw(feature.name), dtype, count).reshape(shape)
+
+    def _backed(self, feature: Feature, count: int) -> None:
+        # RANGE and RUNS can claim any length; L and N must be paid for by real bytes first.
+        column = self.raw("aatype" if feature.dims[0] == "L" else "msa")
+        if feature.name not in ("aatype", "msa") and column.codec in (Codec.RAW, Codec.MSA5):
+            paid = len(column.payload)
+            per_row = row_nbytes(self.dims["L"]) if column.codec == Codec.MSA5 else 1
+            need = self.dims["N"] * per_row if feature.dims[0] == "N" else self.dims["L"]
+            if feature.dims[0] in "LN" and paid != need:
+                raise ValueError(f"dims {self.dims} do not fit {paid} bytes")
+
+    def order(self) -> np.ndarray:
+        """Original row of each stored row, i64[N]."""
+        if "order" not in self._cache:
+            rows = self.dims["N"]
+            try:
+                column = self.raw("msa_order")
+                order = unpack_integers(column, np.dtype(np.int32), rows).astype(np.int64)
+                if order[0] != 0 or np.any(np.bincount(order, minlength=rows) != 1):
+                    raise ValueError("no permutation that begins with the query")
+            except ValueError as error:
+                raise self.place.corrupt(f"column msa_order: {error}") from None
+            self._cache["order"] = order
+        order = self._cache["order"]
+        return np.asarray(order)
+
+    def inverse(self) -> np.ndarray:
+        """Stored row of each original row, i64[N]."""
+        inverse = np.empty_like(self.order())
+        inverse[self.order()] = np.arange(len(inverse))
+        return inverse
+
+    def _msa(self) -> np.ndarray:
+        stored = self._rows("msa", self.dims["N"])
+        msa = np.empty_like(stored)
+        msa[self.order()] = stored
+        return msa
+
+    def _template_aatype(self) -> np.ndarray:
+        if self.columns["template_aatype"].codec == Codec.RAW:
+            return self._plain(FEATURES["template_aatype"])
+        return self._rows("template_aatype", self.dims["T"])
+
+    def _rows(self, name: str, rows: int) -> np.ndarray:
+        column = self.raw(name)
+        expected = rows * row_nbytes(self.dims["L"])
+        if column.codec != Codec.MSA5 or len(column.payload) != expected:
+            raise ValueError(f"{len(column.payload)} bytes are not {rows} rows in MSA5")
+        return unpack_rows(column.payload, rows, self.dims["L"])
+
+    def _msa_source(self) -> np.ndarray:
+        self._backed(FEATURES["msa_source"], self.dims["N"])
+        return unpack_runs(self.raw("msa_source"), self.dims["N"])
+
+    def row_counts(self) -> np.ndarray | None:
+        """Deletions in each stored row, i64[N]; None if the rows are stored plainly."""
+        column = self.raw("deletion_row")
+        if column.codec not in _ROW_COUNTS:
+            return None
+        dtype = np.dtype(_ROW_COUNTS[column.codec])
+        if len(column.payload) != self.dims["N"] * dtype.itemsize:
+            raise ValueError(f"{len(column.payload)} bytes are not {self.dims['N']} row counts")
+        counts = np.frombuffer(column.payload, dtype).astype(np.int64)
+        if int(counts.sum()) != self.dims["K"]:
+            raise ValueError(f"row counts do not add up to {self.dims['K']}")
+        return counts
+
+    def _deletion_row(self) -> np.ndarray:
+        counts = self.row_counts()
+        if counts is None:
+            return self._plain(FEATURES["deletion_row"])
+        rows = np.arange(self.dims["N"], dtype=np.int32)
+        return np.asarray(np.repeat(rows, counts[self.inverse()]))
+
+    def _moved(self, name: str) -> np.ndarray:
+        values = unpack_integers(self.raw(name), np.dtype(np.int32), self.dims["K"])
+        counts = self.row_counts()
+        if counts is None:
+            return values
+        return np.asarray(values[reorder_runs(row_starts(counts), self.inverse())])
+
+    def _mask(self, feature: Feature) -> np.ndarray:
+        column, residues = self.raw(feature.name), _size(feature, self.dims) // 37
+        if column.codec == Codec.RAW:
+            return self._plain(feature)
+        if column.codec != Codec.MASK37 or len(column.payload) != 5 * residues:
+            raise ValueError(f"{len(column.payload)} bytes are not {residues} atom masks")
+        return unpack_mask(column.payload, residues).reshape(feature.shape(self.dims))
+
+    def _positions(self, feature: Feature) -> np.ndarray:
+        column = self.raw(feature.name)
+        if column.codec == Codec.RAW:
+            return self._plain(feature)
+        if column.codec != Codec.FIXED:
+            raise ValueError(f"codec {column.codec.name} holds no coordinates")
+        mask = self.array(feature.name.replace("_positions", "_mask")).reshape(-1, 37)
+        center = None
+        if feature.stage == "template":
+            center = np.repeat(self.array("template_center"), self.dims["L"], axis=0)
+        positions = unpack_positions(column.payload, mask, center)
+        return positions.reshape(feature.shape(self.dims))
+
+    def species(self) -> tuple[str, ...]:
+        """Species of each row, in the record's order."""
+        try:
+            self._backed(FEATURES["msa_species"], self.dims["N"])
+            return unpack_strings(self.raw("msa_species"), self.dims["N"])
+        except ValueError as error:
+            raise self.place.corrupt(f"column msa_species: {error}") from None
+
+    def meta(self) -> dict[str, Any]:
+        """The record's remaining fields."""
+        try:
+            values = json.loads(bytes(self.raw("meta").payload))
+            fields = {name: values[name] for name in META_FIELDS}
+        except (ValueError, KeyError, TypeError) as error:
+            raise self.place.corrupt(f"column meta: {error!r}") from None
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+    def record(self) -> ChainRecord:
+        """The whole chain."""
+        fields: dict[str, Any] = self.meta() | {"msa_species": self.species()}
+        for feature in RECORD:
+            if feature.dtype != "str":
+                absent = feature.stage == "structure" and not self.dims["has_structure"]
+                fields[feature.name] = None if absent else self.array(feature.name)
+        try:
+            return ChainRecord(chain_id=self.place.chain_id, **fields).validate()
+        except (TypeError, ValueError, FeatureError) as error:
+            raise self.place.corrupt(f"the record is not valid: {error}") from None
+
+
+def _size(feature: Feature, dims: Mapping[str, int]) -> int:
+    size = 1
+    for extent in feature.shape(dict(dims)):
+        size *= extent
+    return size
+
+
 def decode_dims(columns: Mapping[str, PackedColumn], place: Place) -> dict[str, int]:
     """Sizes `L N K T` and `has_structure` (0 or 1) of a chain."""
-    payload = columns["dims"].payload
-    if len(payload) != 32:
-        raise place.corrupt(f"column dims has {len(payload)} bytes, not 32")
-    dims = np.frombuffer(payload, np.int32).tolist()
-    if min(dims) < 0 or dims[4] > 1:
-        raise place.corrupt(f"impossible dims {dims}")
-    return dict(zip(("L", "N", "K", "T", "has_structure"), dims, strict=False))
+    return ChainDecoder(columns, place).dims
 
 
 def decode_array(
     name: str, columns: Mapping[str, PackedColumn], dims: Mapping[str, int], place: Place
 ) -> np.ndarray:
-    """One numeric feature of the table, full length."""
-    feature, column = FEATURES[name], columns[name]
-    shape = feature.shape(dict(dims))
-    dtype = np.dtype(feature.dtype)
-    if column.codec != Codec.RAW:
-        raise place.corrupt(f"column {name} cannot have codec {column.codec.name}")
-    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if len(column.payload) != expected:
-        raise place.corrupt(f"column {name} has {len(column.payload)} bytes, not {expected}")
-    return np.frombuffer(column.payload, dtype).reshape(shape).copy()
+    """One numeric feature of the table, full length, rows in the record's order.
 
-
-def decode_json(column: PackedColumn, name: str, place: Place) -> Any:
-    """The value of a JSON column."""
-    try:
-        return json.loads(bytes(column.payload))
-    except ValueError as error:
-        raise place.corrupt(f"column {name} is no JSON: {error}") from None
+    Needs `dims`, `aatype`, `msa_order` and whatever the feature is stored with
+    (`msa` for row features, the mask and centre for positions) in `columns`.
+    """
+    decoder = ChainDecoder(columns, place)
+    if any(decoder.dims[key] != dims[key] for key in "LNKT"):
+        raise place.corrupt(f"dims {decoder.dims} are not {dict(dims)}")
+    return decoder.array(name)
 
 
 def decode_record(columns: Mapping[str, PackedColumn], place: Place) -> ChainRecord:
-    """The whole chain.
-
-    Raises:
-        ShardCorrupt: any column does not decode to what the feature table says.
-    """
-    dims = decode_dims(columns, place)
-    fields: dict[str, Any] = {}
-    for feature in RECORD:
-        if feature.dtype == "str":
-            continue
-        absent = feature.stage == "structure" and not dims["has_structure"]
-        fields[feature.name] = None if absent else decode_array(feature.name, columns, dims, place)
-    fields["msa_species"] = tuple(decode_json(columns["msa_species"], "msa_species", place))
-    meta = decode_json(columns["meta"], "meta", place)
-    try:
-        fields.update({name: meta[name] for name in META_FIELDS})
-        for name, value in fields.items():
-            if isinstance(value, list):
-                fields[name] = tuple(value)
-        return ChainRecord(chain_id=place.chain_id, **fields).validate()
-    except (KeyError, TypeError, ValueError, FeatureError) as error:
-        raise place.corrupt(f"the record is not valid: {error}") from None
+    """The whole chain; see `ChainDecoder`."""
+    return ChainDecoder(columns, place).record()

@@ -60,6 +60,9 @@ class Codec(IntEnum):
     MASK37 = 7
     FIXED = 8
     JSON = 9
+    ROW_COUNTS8 = 10
+    ROW_COUNTS16 = 11
+    ROW_COUNTS32 = 12
 
 
 class Compression(IntEnum):

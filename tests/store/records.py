@@ -30,8 +30,8 @@ def random_record(
     positions, mask = random_atoms(rng, [L])
     template_positions, template_mask = random_atoms(rng, [T, L])
     center = rng.normal(0, 40, [T, 3]).astype(np.float32)
-    template_positions -= center[:, None, None]
-    template_positions *= template_mask[..., None]
+    template_positions = (template_positions - center[:, None, None]) * template_mask[..., None]
+    template_positions += 0.0  # no minus zeros where there is no atom
     return ChainRecord(
         chain_id=chain_id or f"chain{seed}_A",
         sequence="".join((RESTYPES + "X")[code] for code in aatype),

@@ -1,0 +1,141 @@
+"""Atom coordinates in thousandths of an ångström: exact, or not at all.
+
+PDB files have three decimals, so `k = 1000 x` is an integer and
+`float32(k) / float32(1000)` is the very float that parsing gives (|k| < 2^24; one
+correctly rounded division). A residue's first atom is stored whole (i32), the
+others relative to it (i16). Template coordinates had a centre subtracted in f32:
+the same subtraction is done on decoding. The encoder decodes what it wrote and
+keeps every component that differs by a single bit as an exception.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evofeed.shapes import Bool, Float, Int, Shaped, UInt8
+
+SCALE = np.float32(1000)
+LIMIT = 2**24
+"""Integers below this are exact in f32."""
+MAX_EXCEPTIONS = 0.05
+"""Above this share of components the plain f32 array is smaller and simpler."""
+
+
+def pack_mask(mask: UInt8[np.ndarray, "M 37"]) -> bytes:
+    """MASK37: bits 0-31 of every residue (u32 each), then bits 32-36 (u8 each)."""
+    weights = np.uint64(1) << np.arange(37, dtype=np.uint64)
+    bits = (mask.astype(np.uint64) * weights).sum(-1, dtype=np.uint64)
+    low = (bits & np.uint64(0xFFFFFFFF)).astype("<u4")
+    return bytes(low.tobytes() + (bits >> np.uint64(32)).astype(np.uint8).tobytes())
+
+
+def unpack_mask(payload: bytes | memoryview, residues: int) -> UInt8[np.ndarray, "M 37"]:
+    """The mask back, 0 or 1."""
+    low = np.frombuffer(payload, "<u4", residues)
+    high = np.frombuffer(payload, np.uint8, residues, offset=4 * residues)
+    bits = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
+    return ((bits[:, None] >> np.arange(37, dtype=np.uint64)) & np.uint64(1)).astype(np.uint8)
+
+
+def pack_positions(
+    positions: Float[np.ndarray, "M 37 3"],
+    mask: UInt8[np.ndarray, "M 37"],
+    center: Float[np.ndarray, "M 3"] | None,
+) -> bytes | None:
+    """FIXED payload, or None if too little of the array fits it.
+
+    Args:
+        positions: f32, ångström, with `center` subtracted in f32 if that is given.
+        mask: which atoms are there; elsewhere positions are 0.
+        center: what was subtracted, per residue.
+    """
+    present = mask.astype(bool)
+    absolute = positions.astype(np.float64)
+    if center is not None:
+        absolute = absolute + center[:, None].astype(np.float64)
+    fixed = np.rint(absolute[present] * 1000)
+    fixed = np.where(np.abs(fixed) < LIMIT, fixed, 0).astype(np.int64)  # NaN and far away: 0
+    first, residue = _first_atoms(present)
+    anchors = fixed[first]
+    relative = fixed[~first] - anchors[residue[~first]]
+    relative = np.where(np.abs(relative) < 2**15, relative, 0)
+    body = anchors.astype("<i4").tobytes() + relative.astype("<i2").tobytes()
+    body += bytes(-len(body) % 4)
+    again = _dense(anchors.astype(np.int32), relative.astype(np.int16), present, center)
+    wrong = np.flatnonzero(again.view(np.uint32).ravel() != positions.view(np.uint32).ravel())
+    if len(wrong) > MAX_EXCEPTIONS * max(fixed.size, 1):
+        return None
+    counts = np.array([len(anchors), len(fixed), len(wrong), 0], "<u4")
+    exceptions = wrong.astype("<u4").tobytes() + positions.ravel()[wrong].astype("<f4").tobytes()
+    return bytes(counts.tobytes() + body + exceptions)
+
+
+def unpack_positions(
+    payload: bytes | memoryview,
+    mask: UInt8[np.ndarray, "M 37"],
+    center: Float[np.ndarray, "M 3"] | None,
+) -> Float[np.ndarray, "M 37 3"]:
+    """Positions back, bit for bit: the plain reference for every faster decoder.
+
+    Raises:
+        ValueError: the payload does not fit the mask.
+    """
+    present = mask.astype(bool)
+    sections = position_sections(payload, present)
+    positions = _dense(sections["anchor"], sections["relative"], present, center)
+    where = sections["exception_index"]
+    if where.max(initial=0) >= max(positions.size, 1):
+        raise ValueError("an exception lies outside the array")
+    positions.reshape(-1)[where] = sections["exception_value"]
+    return positions
+
+
+def position_sections(
+    payload: bytes | memoryview, present: Bool[np.ndarray, "M 37"]
+) -> dict[str, np.ndarray]:
+    """The four arrays of a FIXED payload, sizes checked against the mask."""
+    if len(payload) < 16:
+        raise ValueError(f"{len(payload)} bytes are no coordinates")
+    anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
+    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
+        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
+    middle = 16 + 12 * anchors + 6 * (atoms - anchors)
+    middle += -middle % 4
+    if len(payload) != middle + 8 * exceptions:
+        raise ValueError(f"{len(payload)} bytes are not {middle + 8 * exceptions}")
+    return {
+        "anchor": np.frombuffer(payload, "<i4", 3 * anchors, 16).reshape(-1, 3),
+        "relative": np.frombuffer(payload, "<i2", 3 * (atoms - anchors), 16 + 12 * anchors).reshape(
+            -1, 3
+        ),
+        "exception_index": np.frombuffer(payload, "<u4", exceptions, middle),
+        "exception_value": np.frombuffer(payload, "<f4", exceptions, middle + 4 * exceptions),
+    }
+
+
+def _first_atoms(
+    present: Bool[np.ndarray, "M 37"],
+) -> tuple[Bool[np.ndarray, " atoms"], Int[np.ndarray, " atoms"]]:
+    """Per atom: is it its residue's first, and the number of its residue among non-empty ones."""
+    counts = present.sum(-1)
+    counts = counts[counts > 0]
+    first = np.zeros(counts.sum(), bool)
+    first[np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)[: len(counts)]] = True
+    return first, np.repeat(np.arange(len(counts)), counts)
+
+
+def _dense(
+    anchor: Shaped[np.ndarray, "A 3"],
+    relative: Shaped[np.ndarray, "B 3"],
+    present: Bool[np.ndarray, "M 37"],
+    center: Float[np.ndarray, "M 3"] | None,
+) -> Float[np.ndarray, "M 37 3"]:
+    first, residue = _first_atoms(present)
+    fixed = anchor[residue].astype(np.int32)
+    fixed[~first] += relative
+    values = fixed.astype(np.float32) / SCALE
+    if center is not None:
+        values = values - center[np.nonzero(present)[0]]
+    positions = np.zeros([*present.shape, 3], np.float32)
+    positions[present] = values
+    return positions

@@ -1,0 +1,77 @@
+"""MSA rows in 5 bits a residue, in a shuffled order; and small integers.
+
+Row layout (MSA5): a bit stream, least significant bit first. Code `j` of a row is
+bits `5j .. 5j+4`; the row is padded with zero bits to a multiple of 8 bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from evofeed.shapes import Int, UInt8
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def row_nbytes(num_res: int) -> int:
+    """Bytes of one packed row: `5 * num_res` bits, padded to 8 bytes."""
+    return (5 * num_res + 63) // 64 * 8
+
+
+def pack_rows(codes: UInt8[np.ndarray, "R L"]) -> bytes:
+    """Rows of codes 0-31 in MSA5."""
+    rows, num_res = codes.shape
+    groups = -(-num_res // 8)  # 8 codes make 40 bits: 5 bytes
+    padded = np.zeros([rows, groups * 8], np.uint64)
+    padded[:, :num_res] = codes
+    shifts = np.arange(8, dtype=np.uint64) * np.uint64(5)
+    words = (padded.reshape(rows, groups, 8) << shifts).sum(-1, dtype=np.uint64)
+    five = words.astype("<u8").reshape(rows, groups, 1).view(np.uint8)[..., :5]
+    packed = np.zeros([rows, max(row_nbytes(num_res), groups * 5)], np.uint8)
+    packed[:, : groups * 5] = five.reshape(rows, groups * 5)
+    return packed[:, : row_nbytes(num_res)].tobytes()
+
+
+def unpack_rows(payload: bytes | memoryview, rows: int, num_res: int) -> UInt8[np.ndarray, "R L"]:
+    """The codes back: the plain reference for every faster decoder."""
+    packed = np.frombuffer(payload, np.uint8).reshape(rows, row_nbytes(num_res))
+    groups = -(-num_res // 8)
+    words = np.zeros([rows, groups, 8], np.uint8)
+    five = packed[:, : groups * 5]
+    if five.shape[1] < groups * 5:  # the last group may reach beyond the padded row
+        five = np.pad(five, [(0, 0), (0, groups * 5 - five.shape[1])])
+    words[..., :5] = five.reshape(rows, groups, 5)
+    shifts = np.arange(8, dtype=np.uint64) * np.uint64(5)
+    codes = (words.view("<u8") >> shifts) & np.uint64(31)
+    return np.asarray(codes.reshape(rows, groups * 8)[:, :num_res].astype(np.uint8))
+
+
+def stored_order(chain_id: str, rows: int) -> Int[np.ndarray, " N"]:
+    """Original row of each stored row: the query, then the rest shuffled.
+
+    A fixed function of chain id and row number (splitmix64 keys, sorted), so that
+    any prefix of the stored rows is a fair sample and the bytes never change.
+    """
+    seed = np.uint64(xxhash.xxh3_64_intdigest(chain_id.encode()))
+    with np.errstate(over="ignore"):
+        key = seed + np.arange(1, rows, dtype=np.uint64) * GOLDEN_GAMMA
+        key = (key ^ (key >> np.uint64(30))) * MIX_1
+        key = (key ^ (key >> np.uint64(27))) * MIX_2
+        key = key ^ (key >> np.uint64(31))
+    return np.concatenate([[0], 1 + np.argsort(key, kind="stable")]).astype(np.int32)
+
+
+def row_starts(counts: np.ndarray) -> Int[np.ndarray, " R1"]:
+    """Where each row's run begins, and the end: `[0, cumsum(counts)]`."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def reorder_runs(starts: np.ndarray, order: np.ndarray) -> Int[np.ndarray, " K"]:
+    """Positions of all elements when the runs are taken in another order."""
+    lengths = np.diff(starts)[order]
+    new_starts = row_starts(lengths)
+    shift = np.repeat(starts[:-1][order] - new_starts[:-1], lengths)
+    return np.asarray(np.arange(new_starts[-1]) + shift)

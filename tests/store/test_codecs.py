@@ -1,0 +1,185 @@
+"""Each codec gives back what it was given, exactly, or refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_records import assert_same, random_record
+
+from evofeed.store.atoms import pack_mask, pack_positions, unpack_mask, unpack_positions
+from evofeed.store.codecs import (
+    pack_integers,
+    pack_range,
+    pack_runs,
+    pack_strings,
+    unpack_integers,
+    unpack_runs,
+    unpack_strings,
+)
+from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.encode import encode_record
+from evofeed.store.layout import Codec, Compression
+from evofeed.store.msa_codec import pack_rows, row_nbytes, stored_order, unpack_rows
+
+HERE = Place("chain_A", "here")
+sizes = st.integers(0, 40)
+
+
+@given(st.integers(0, 9), st.integers(1, 300), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_rows_of_any_length_survive_five_bits(rows, num_res, seed):
+    codes = np.random.default_rng(seed).integers(0, 32, [rows, num_res]).astype(np.uint8)
+    payload = pack_rows(codes)
+    assert len(payload) == rows * row_nbytes(num_res) and row_nbytes(num_res) % 8 == 0
+    assert np.array_equal(unpack_rows(payload, rows, num_res), codes)
+
+
+def test_five_bit_rows_are_little_endian_bit_streams():
+    (row,) = [pack_rows(np.array([[1, 2, 3, 21]], np.uint8))]
+    assert int.from_bytes(row, "little") == 1 | 2 << 5 | 3 << 10 | 21 << 15
+
+
+def test_stored_order_is_a_fixed_permutation_behind_the_query():
+    order = stored_order("1abc_A", 1000)
+    assert order[0] == 0 and np.array_equal(np.sort(order), np.arange(1000))
+    assert order[:6].tolist() == [0, 957, 563, 673, 483, 330]
+    assert not np.array_equal(order, stored_order("1abc_B", 1000))
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 300)))
+@settings(max_examples=60, deadline=None)
+def test_integers_survive_whatever_width_they_need(values):
+    array = np.array(values, np.int32)
+    for pack in (pack_integers, pack_range):
+        assert np.array_equal(unpack_integers(pack(array), array.dtype, len(array)), array)
+
+
+def test_consecutive_integers_cost_four_bytes():
+    column = pack_range(np.arange(7, 900, dtype=np.int32))
+    assert column.codec == Codec.RANGE and len(column.payload) == 4
+
+
+@given(st.lists(st.integers(0, 3)))
+@settings(max_examples=60, deadline=None)
+def test_runs_survive(values):
+    array = np.array(values, np.uint8)
+    assert np.array_equal(unpack_runs(pack_runs(array), len(array)), array)
+
+
+@given(st.lists(st.text(max_size=4) | st.sampled_from(["", "HUMAN", "\ud800"])))
+@settings(max_examples=60, deadline=None)
+def test_texts_survive(texts):
+    assert unpack_strings(pack_strings(texts), len(texts)) == tuple(texts)
+
+
+def test_more_than_a_byte_of_distinct_texts_survive():
+    texts = [str(number) for number in range(70_000)]
+    for count in (1, 2, 256, 257, 70_000):
+        assert list(unpack_strings(pack_strings(texts[:count]), count)) == texts[:count]
+
+
+def atoms(seed, residues=30):
+    rng = np.random.default_rng(seed)
+    mask = (rng.random([residues, 37]) < 0.3).astype(np.uint8)
+    positions = np.round(
+        rng.normal(0, 60, [residues, 1, 3]) + rng.normal(0, 3, [residues, 37, 3]), 3
+    )
+    return (positions * mask[..., None] + 0.0).astype(np.float32), mask
+
+
+def test_masks_survive():
+    _, mask = atoms(1)
+    mask[3] = 1
+    mask[4] = 0
+    assert np.array_equal(unpack_mask(pack_mask(mask), len(mask)), mask)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_three_decimals_come_back_bit_for_bit_and_small(seed):
+    positions, mask = atoms(seed)
+    payload = pack_positions(positions, mask, None)
+    assert payload is not None and len(payload) < 0.25 * positions.nbytes
+    assert unpack_positions(payload, mask, None).tobytes() == positions.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_centred_coordinates_come_back_bit_for_bit(seed):
+    positions, mask = atoms(seed)
+    center = np.random.default_rng(seed).normal(0, 100, [len(mask), 3]).astype(np.float32)
+    positions = (positions - center[:, None]) * mask[..., None] + np.float32(0)
+    payload = pack_positions(positions, mask, center)
+    assert payload is not None and len(payload) < 0.3 * positions.nbytes
+    assert unpack_positions(payload, mask, center).tobytes() == positions.tobytes()
+
+
+@pytest.mark.parametrize("odd", [-0.0, np.nan, np.inf, 1e9, 0.12345, 16777.217, -3e-8])
+def test_a_few_odd_coordinates_are_kept_as_exceptions(odd):
+    positions, mask = atoms(3)
+    mask[5, 7] = mask[6, 0] = 1
+    positions[5, 7, 1] = positions[6, 0, 2] = odd
+    positions[7, np.flatnonzero(mask[7] == 0)[0]] = 1.5  # a position where the mask says none
+    payload = pack_positions(positions, mask, None)
+    assert payload is not None
+    assert unpack_positions(payload, mask, None).tobytes() == positions.tobytes()
+
+
+def test_coordinates_of_full_precision_stay_plain_floats():
+    record = random_record(4)
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 1, record.all_atom_positions.shape).astype(np.float32)
+    record = record.replace(all_atom_positions=noise)
+    columns = encode_record(record)
+    assert columns["all_atom_positions"].codec == Codec.RAW
+    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+
+
+def test_unsorted_deletions_stay_as_they_are():
+    record = random_record(9, num_res=50, num_alignments=50)
+    flip = {
+        name: getattr(record, name)[::-1].copy() for name in ("deletion_row", "deletion_column")
+    }
+    record = record.replace(**flip)
+    columns = encode_record(record)
+    assert columns["deletion_row"].codec == Codec.RAW
+    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+
+
+def test_huge_and_negative_numbers_survive():
+    record = random_record(9, num_res=50, num_alignments=50)
+    count = record.deletion_count.copy()
+    count[0], count[1] = 2**31 - 1, -5
+    profile = record.hhblits_profile_counts - 10**6
+    index = record.residue_index[::-1].copy()
+    record = record.replace(
+        deletion_count=count, hhblits_profile_counts=profile, residue_index=index
+    )
+    assert_same(
+        ChainDecoder(encode_record(record), HERE).record(), record.replace(chain_id="chain_A")
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_zstd_columns_come_back_the_same(seed):
+    record = random_record(seed, num_res=60, num_alignments=200)
+    columns = encode_record(record, zstd=True)
+    assert columns["msa"].compression == Compression.ZSTD
+    plain = sum(len(column.payload) for column in encode_record(record).values())
+    assert sum(len(column.payload) for column in columns.values()) < plain
+    assert_same(ChainDecoder(columns, Place(record.chain_id, "here")).record(), record)
+
+
+def test_every_column_of_a_usual_chain_is_packed():
+    columns = encode_record(random_record(2, num_res=70, num_alignments=90))
+    plain = {name for name, column in columns.items() if column.codec == Codec.RAW}
+    assert plain == {"dims", "aatype", "template_center", "template_sum_probs"}
+
+
+def test_encoding_does_not_depend_on_the_memory_layout_of_arrays():
+    record = random_record(2)
+    odd = dataclasses.replace(record, msa=np.asfortranarray(record.msa))
+    ours = {k: bytes(v.payload) for k, v in encode_record(record).items()}
+    assert ours == {k: bytes(v.payload) for k, v in encode_record(odd).items()}
