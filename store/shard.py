@@ -63,7 +63,7 @@ def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]]) -> pa.Buffer:
 
 def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
     """Put a shard's bytes, and the index of its chains, where they belong."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     digest = hashlib.sha256(view).hexdigest()
     name = f"{digest}.arrow"
     table = shard_index(data, name, storage.uri)
@@ -125,7 +125,7 @@ def _index_row(
 ) -> tuple[dict[str, Any], int]:
     chain_id = check_name(batch.column(0)[0].as_py(), "chain id")
     place = Place(chain_id, path)
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     starts, columns = [], {}
     for name in COLUMNS:
         cell = batch.column(name).buffers()[2]

@@ -1,0 +1,168 @@
+"""A dataset in an S3-compatible bucket: `s3://bucket/prefix`, through obstore.
+
+Credentials, region and endpoint come from the usual AWS variables. Refs move by
+conditional PUT (`If-Match`, `If-None-Match`); `probe` checks once that the store
+really honours them, because some silently do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evofeed.errors import ShardMissing, StoreError
+from evofeed.store.storage import Bytes, StoredObject
+
+
+class S3Storage:
+    """A bucket and a prefix in it."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri.rstrip("/")
+        bucket, _, self.prefix = self._uri.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise ValueError(f"{uri}: no bucket in this address")
+        self.bucket = bucket
+        self._lock = threading.Lock()
+        self._pid = -1
+        self._store: Any = None
+        self._probed = False
+
+    @property
+    def uri(self) -> str:
+        """The dataset's address, as given."""
+        return self._uri
+
+    def __reduce__(self) -> tuple[type[S3Storage], tuple[str]]:
+        return S3Storage, (self._uri,)
+
+    def store(self) -> Any:
+        """obstore's client of this process; its threads do not survive a fork."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._store, self._pid = self._connect(), os.getpid()
+            return self._store
+
+    def _connect(self) -> Any:
+        try:
+            from obstore.store import S3Store
+        except ModuleNotFoundError:
+            raise StoreError(
+                "s3:// needs obstore: pip install 'evofeed[s3]'", path=self._uri
+            ) from None
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
+        return S3Store(self.bucket, prefix=self.prefix or None, client_options=options)
+
+    def _path(self, key: str) -> str:
+        return f"{self._uri}/{key}"
+
+    @contextlib.contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        import obstore.exceptions as s3
+
+        try:
+            yield
+        except (FileNotFoundError, s3.NotFoundError):
+            raise ShardMissing("no such object", path=self._path(key)) from None
+        except (s3.AlreadyExistsError, s3.PreconditionError):
+            raise
+        except (s3.BaseError, OSError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise StoreError(f"S3: {first}", path=self._path(key)) from None
+
+    def read(self, key: str) -> bytes:
+        """All bytes of an object."""
+        with self._errors(key):
+            return bytes(self.store().get(key).bytes())
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` by one ranged GET."""
+        if not len(out):
+            return
+        with self._errors(key):
+            data = memoryview(self.store().get_range(key, start=offset, length=len(out)))
+        if len(data) != len(out):
+            raise StoreError(
+                f"asked for {len(out)} bytes at {offset}, got {len(data)}: truncated",
+                path=self._path(key),
+            )
+        out[:] = data.cast("B")
+
+    def put(self, key: str, data: Bytes) -> None:
+        """One PUT (multipart above 64 MiB): S3 shows an object whole or not at all."""
+        with self._errors(key):
+            self.store().put(key, data, use_multipart=len(data) > 64 << 20)
+
+    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
+        """Conditional PUT: on the old object's tag, or on absence.
+
+        Raises:
+            StoreError: the store does not honour conditions.
+        """
+        self.probe()
+        return self._conditional(key, old, new)
+
+    def _conditional(self, key: str, old: bytes | None, new: bytes) -> bool:
+        import obstore.exceptions as s3
+
+        with self._errors(key):
+            mode: Any = "create"
+            if old is not None:
+                try:
+                    found = self.store().get(key)
+                except (FileNotFoundError, s3.NotFoundError):
+                    return False
+                if bytes(found.bytes()) != old:
+                    return False
+                mode = {"e_tag": found.meta["e_tag"]}
+            try:
+                self.store().put(key, new, mode=mode, use_multipart=False)
+            except (s3.AlreadyExistsError, s3.PreconditionError):
+                return False
+            return True
+
+    def probe(self) -> None:
+        """Check, once a process, that a second conditional PUT is refused.
+
+        Raises:
+            StoreError: it is not; two publishers could overwrite each other.
+        """
+        if self._probed:
+            return
+        key = f"probe/{uuid.uuid4().hex}"
+        try:
+            fine = self._conditional(key, None, b"a") and not self._conditional(key, None, b"b")
+        finally:
+            self.delete(key)
+        if not fine:
+            raise StoreError(
+                "this store ignores If-None-Match, so refs could be lost: publish to a "
+                "folder, or through a store with conditional writes",
+                path=self._uri,
+            )
+        self._probed = True
+
+    def files(self, prefix: str) -> Iterator[StoredObject]:
+        """Objects below a prefix, in key order."""
+        with self._errors(prefix):
+            found = [item for page in self.store().list(prefix) for item in page]
+        for item in sorted(found, key=lambda item: str(item["path"])):
+            modified = item["last_modified"].timestamp()
+            yield StoredObject(str(item["path"]), int(item["size"]), modified)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; no error if it is gone."""
+        with contextlib.suppress(ShardMissing), self._errors(key):
+            self.store().delete(key)
+
+    def fetch(self, key: str, target: Path) -> None:
+        """Stream an object into a file."""
+        with self._errors(key), target.open("wb") as file:
+            for chunk in self.store().get(key).stream(min_chunk_size=8 << 20):
+                file.write(chunk)

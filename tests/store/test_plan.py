@@ -1,0 +1,89 @@
+"""Plans cut every chain once, evenly, the same way everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evofeed.store.plan import plan_bytes, shard_plan
+
+
+def make_index(chains: int, shards: int, seed: int) -> pa.Table:
+    """Index rows of chains laid end to end in shards, in random row order."""
+    rng = np.random.default_rng(seed)
+    shard = np.sort(rng.integers(0, shards, chains))
+    nbytes = rng.integers(1, 50, chains) * 8
+    offset = np.zeros(chains, np.int64)
+    for i in range(1, chains):
+        offset[i] = offset[i - 1] + nbytes[i - 1] if shard[i] == shard[i - 1] else 0
+    mixed = rng.permutation(chains)
+    names = [f"{hashlib.sha256(str(s).encode()).hexdigest()}.arrow" for s in shard]
+    return pa.table(
+        {
+            "shard": pa.array([names[i] for i in mixed]).dictionary_encode(),
+            "offset": offset[mixed],
+            "nbytes": nbytes[mixed],
+            "cost": rng.integers(0, 1000, chains)[mixed],
+        }
+    )
+
+
+@given(st.integers(0, 60), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99))
+def test_every_chain_is_in_exactly_one_span_and_ranks_cost_alike(
+    chains: int, shards: int, world_size: int, seed: int
+) -> None:
+    index = make_index(chains, shards, seed)
+    plan = shard_plan(index, "d" * 64, world_size, seed=seed)
+    rows = {(r["shard"], r["offset"]): r for r in index.to_pylist()}
+    seen = []
+    for rank in plan["ranks"]:
+        for span in rank["spans"]:
+            at, end = span["offset"], span["offset"] + span["nbytes"]
+            count = 0
+            while at < end:
+                row = rows[span["shard"], at]
+                seen.append((span["shard"], at))
+                at, count = at + row["nbytes"], count + 1
+            assert (at, count) == (end, span["chains"])
+    assert sorted(seen) == sorted(rows)
+    costs = [rank["cost"] for rank in plan["ranks"]]
+    dearest = max((r["cost"] for r in rows.values()), default=0)
+    assert max(costs) - min(costs) <= 2 * dearest
+    assert sum(rank["chains"] for rank in plan["ranks"]) == chains
+
+
+def test_the_bytes_are_fixed_for_good() -> None:
+    index = make_index(40, 4, 0)
+    data = plan_bytes(shard_plan(index, "d" * 64, 3, seed=1, epoch=2))
+    assert data == plan_bytes(
+        shard_plan(index.take(list(range(39, -1, -1))), "d" * 64, 3, seed=1, epoch=2)
+    )
+    assert hashlib.sha256(data).hexdigest() == "PLACEHOLDER"
+
+
+def test_another_epoch_reads_the_shards_in_another_order() -> None:
+    index = make_index(200, 20, 0)
+    orders = []
+    for epoch in range(3):
+        (rank,) = shard_plan(index, "d" * 64, 1, epoch=epoch)["ranks"]
+        orders.append([span["shard"] for span in rank["spans"]])
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_growing_the_world_moves_little() -> None:
+    index = make_index(500, 10, 1)
+    two, four = (shard_plan(index, "d" * 64, n)["ranks"] for n in (2, 4))
+    first = {span["shard"] for rank in four[:2] for span in rank["spans"]}
+    assert first == {span["shard"] for span in two[0]["spans"]}
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 65_537])
+def test_a_world_nobody_has_is_refused(world_size: int) -> None:
+    with pytest.raises(ValueError, match="world_size"):
+        shard_plan(make_index(3, 1, 0), "d" * 64, world_size)

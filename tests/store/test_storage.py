@@ -1,0 +1,138 @@
+"""One set of promises for every kind of storage: local folder, S3, and HTTP for reading."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import DatasetMissing, RefConflict, ShardMissing, StoreError
+from evofeed.store import Dataset, DatasetWriter, write_shard
+from evofeed.store.storage import open_storage
+
+
+@pytest.fixture(scope="module")
+def s3_bucket():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        _, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_REGION", "us-east-1")
+        import boto3
+
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="data")
+        client.close()
+        yield "data"
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def uri(request, tmp_path):
+    if request.param == "folder":
+        return str(tmp_path / "dataset")
+    return f"s3://{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}"
+
+
+def test_bytes_put_are_bytes_read_whole_and_in_ranges(uri):
+    storage = pickle.loads(pickle.dumps(open_storage(uri)))
+    data = bytes(range(256)) * 10
+    storage.put("shards/x.arrow", data)
+    assert storage.read("shards/x.arrow") == data
+    out = bytearray(100)
+    storage.read_into("shards/x.arrow", 200, memoryview(out))
+    assert out == data[200:300]
+    storage.put("shards/x.arrow", b"new")
+    assert storage.read("shards/x.arrow") == b"new"
+
+
+def test_a_read_past_the_end_says_truncated(uri):
+    storage = open_storage(uri)
+    storage.put("shards/x.arrow", b"12345")
+    with pytest.raises(StoreError, match=r"x\.arrow"):
+        storage.read_into("shards/x.arrow", 3, memoryview(bytearray(10)))
+    with pytest.raises(StoreError, match=r"x\.arrow"):
+        storage.read_into("shards/x.arrow", 30, memoryview(bytearray(10)))
+
+
+def test_what_is_not_there_is_missing(uri):
+    storage = open_storage(uri)
+    with pytest.raises(ShardMissing):
+        storage.read("shards/x.arrow")
+    with pytest.raises(ShardMissing):
+        storage.read_into("shards/x.arrow", 0, memoryview(bytearray(10)))
+    storage.delete("shards/x.arrow")
+    assert list(storage.files("shards/")) == []
+
+
+def test_files_are_listed_in_key_order_with_size_and_age(uri):
+    storage = open_storage(uri)
+    for key in ("shards/b", "shards/a", "refs/main", "snapshots/ff/index.arrow"):
+        storage.put(key, key.encode())
+    assert [item.key for item in storage.files("shards/")] == ["shards/a", "shards/b"]
+    (item,) = storage.files("snapshots/")
+    assert item.nbytes == len(item.key) and item.modified > 1.7e9
+    storage.delete("shards/a")
+    assert [item.key for item in storage.files("shards/")] == ["shards/b"]
+
+
+def test_swap_wins_only_against_what_it_has_seen(uri):
+    storage = open_storage(uri)
+    assert storage.swap("refs/main", None, b"1")
+    assert not storage.swap("refs/main", None, b"2")
+    assert not storage.swap("refs/main", b"0", b"2")
+    assert storage.swap("refs/main", b"1", b"2")
+    assert storage.read("refs/main") == b"2"
+    assert not storage.swap("refs/other", b"1", b"2")
+
+
+def test_of_many_swaps_at_once_exactly_one_wins(uri):
+    barrier = threading.Barrier(8)
+
+    def race(number):
+        storage = open_storage(uri)
+        barrier.wait()
+        return storage.swap("refs/main", None, str(number).encode())
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(race, range(8)))
+    assert sum(won) == 1
+    assert open_storage(uri).read("refs/main") == str(won.index(True)).encode()
+
+
+def test_of_two_publishers_one_wins_and_the_other_is_told(uri):
+    first, second = DatasetWriter(uri), DatasetWriter(uri)
+    first.add_shard(write_shard(uri, [random_record(1)]))
+    second.add_shard(write_shard(uri, [random_record(2)]))
+    base = first.commit(expect=None)
+    with pytest.raises(RefConflict, match=base.digest[:12]):
+        second.commit(expect=None)
+    after = second.commit(expect=base.digest)
+    assert Dataset.open(uri).digest == after.digest
+
+
+def test_records_come_back_bit_for_bit(uri):
+    records = [random_record(seed) for seed in range(5)]
+    writer = DatasetWriter(uri, shard_nbytes=1 << 15)
+    for record in records:
+        writer.add(record)
+    writer.commit()
+    dataset = pickle.loads(pickle.dumps(Dataset.open(uri)))
+    assert len(dataset.manifest.shards) > 1
+    for record in records:
+        assert_same(dataset[record.chain_id], record)
+    assert dataset.verify(deep=True) == []
+
+
+def test_no_dataset_is_missing(uri):
+    with pytest.raises(DatasetMissing, match="main"):
+        Dataset.open(uri)
