@@ -9,14 +9,15 @@ line, so a run that grows or shrinks moves as few bytes as possible.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from evofeed.store.manifest import canonical_json
 
-MAX_WORLD_SIZE = 65_536
+MAX_WORLD_SIZE: Final = 65_536
+_Line = tuple[list[str], np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def shard_plan(
@@ -25,8 +26,8 @@ def shard_plan(
     """The plan of an epoch: for each rank its spans, chains, bytes and cost.
 
     A span is `{"shard", "offset", "nbytes", "chains"}`, whole chains lying side by
-    side in the shard's file. Costs of two ranks differ by less than the cost of
-    the dearest chain.
+    side in the shard's file. The cost of a rank lies within the dearest chain's
+    of the mean.
 
     Args:
         index: the snapshot's index.
@@ -40,36 +41,31 @@ def shard_plan(
     """
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise ValueError(f"world_size {world_size}: give 1 to {MAX_WORLD_SIZE}")
-    table = index.select(["shard", "offset", "nbytes", "cost"]).combine_chunks()
-    names = table["shard"].unique().to_pylist()
-    names.sort(key=lambda name: _key(digest, seed, epoch, name))
-    place = {name: number for number, name in enumerate(names)}
-    shard = np.array([place[name] for name in table["shard"].to_pylist()], np.int64)
-    offset, nbytes, cost = (_integers(table, name) for name in ("offset", "nbytes", "cost"))
-    line = np.lexsort([offset, shard])
-    shard, offset, nbytes, cost = shard[line], offset[line], nbytes[line], cost[line]
+    names, shard, offset, nbytes, cost = _line(index, f"{digest}\0{seed}\0{epoch}\0")
     total = int(cost.sum())
     cuts = np.array([rank * total // world_size for rank in range(1, world_size)], np.int64)
-    rank = np.searchsorted(cuts, np.cumsum(cost) - cost, side="right")
+    owner = np.searchsorted(cuts, np.cumsum(cost) - cost, side="right")
     # A span ends where the shard or the rank changes, or a hole lies between two chains.
-    edge = (np.diff(shard) != 0) | (np.diff(rank) != 0) | (offset[1:] != offset[:-1] + nbytes[:-1])
-    starts = np.flatnonzero(np.concatenate([np.ones(min(len(shard), 1), bool), edge]))
+    hole = offset[1:] != offset[:-1] + nbytes[:-1]
+    ends = np.flatnonzero((np.diff(shard) != 0) | (np.diff(owner) != 0) | hole) + 1
     ranks: list[dict[str, Any]] = [
-        {"rank": r, "chains": 0, "nbytes": 0, "cost": 0, "spans": []} for r in range(world_size)
+        {"rank": rank, "chains": 0, "nbytes": 0, "cost": 0, "spans": []}
+        for rank in range(world_size)
     ]
-    for start, stop in zip(starts, [*starts[1:], len(shard)], strict=True):
-        mine, size = ranks[rank[start]], int(nbytes[start:stop].sum())
+    for span in np.split(np.arange(len(shard)), ends) if len(shard) else ():
+        first, size = span[0], int(nbytes[span].sum())
+        mine = ranks[owner[first]]
         mine["spans"].append(
             {
-                "shard": names[shard[start]],
-                "offset": int(offset[start]),
+                "shard": names[shard[first]],
+                "offset": int(offset[first]),
                 "nbytes": size,
-                "chains": int(stop - start),
+                "chains": len(span),
             }
         )
-        mine["chains"] += int(stop - start)
+        mine["chains"] += len(span)
         mine["nbytes"] += size
-        mine["cost"] += int(cost[start:stop].sum())
+        mine["cost"] += int(cost[span].sum())
     return {
         "format": "evofeed-plan",
         "version": 1,
@@ -81,14 +77,21 @@ def shard_plan(
     }
 
 
+def _line(index: pa.Table, salt: str) -> _Line:
+    """Shard names in this epoch's order; each chain's shard, offset, bytes and cost along it."""
+    table = index.select(["shard", "offset", "nbytes", "cost"]).combine_chunks()
+    coded = table["shard"].dictionary_encode().combine_chunks()
+    known = coded.dictionary.to_pylist()
+    names = sorted(known, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
+    place = {name: number for number, name in enumerate(names)}
+    shard = np.array([place[name] for name in known], np.int64)[np.asarray(coded.indices)]
+    columns = [
+        np.asarray(table[name].to_numpy()).astype(np.int64) for name in ("offset", "nbytes", "cost")
+    ]
+    line = np.lexsort([columns[0], shard])
+    return names, shard[line], columns[0][line], columns[1][line], columns[2][line]
+
+
 def plan_bytes(plan: dict[str, Any]) -> bytes:
     """The plan's one spelling: the same wherever it is computed."""
     return canonical_json(plan)
-
-
-def _key(digest: str, seed: int, epoch: int, name: str) -> bytes:
-    return hashlib.sha256(f"{digest}\0{seed}\0{epoch}\0{name}".encode()).digest()
-
-
-def _integers(table: pa.Table, name: str) -> np.ndarray:
-    return np.asarray(table[name].to_numpy()).astype(np.int64)
