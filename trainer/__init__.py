@@ -1,3 +1,27 @@
-"""The AlphaFold2 monomer model and its DDP trainer."""
+"""The AlphaFold2 monomer model, its losses, and its DDP trainer.
 
-__all__: list[str] = []
+Names are loaded when first used, so that the command line starts without torch.
+"""
+
+from typing import Any
+
+_HOMES = {
+    "AlphaFold": "model",
+    "AlphaFoldLoss": "losses",
+    "LossConfig": "model_config",
+    "ModelConfig": "model_config",
+    "finetuning": "model_config",
+    "from_openfold_batch": "model",
+    "initial_training": "model_config",
+    "tiny": "model_config",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,361 @@
+"""How each kind of golden case runs on our code: `kind` -> function of the case.
+
+A runner takes the case and its inputs and returns the module it used (or None)
+and the outputs by the pack's names. Modules get the stored parameters by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from golden_case import Case
+from torch import Tensor, nn
+
+from evofeed.trainer import (
+    embedders,
+    evoformer,
+    extra_msa,
+    heads,
+    ipa,
+    msa_attention,
+    outer_product_mean,
+    primitives,
+    structure_module,
+    template,
+    torsion,
+    transition,
+    triangle,
+)
+from evofeed.trainer.losses import AlphaFoldLoss, chi, cross_entropy, fape, renaming, violation
+from evofeed.trainer.losses import lddt as lddt_losses
+from evofeed.trainer.model import AlphaFold, from_openfold_batch
+from evofeed.trainer.model_config import LossConfig
+from evofeed.trainer.openfold_config import loss_config_from_openfold, model_config_from_openfold
+from evofeed.trainer.primitives import SharedDropout
+from evofeed.trainer.rigid import Rigid, from_tensor_7, quaternion_to_matrix, to_4x4
+
+Inputs = dict[str, Tensor]
+Outputs = dict[str, Any]
+Runner = Callable[[Case, Inputs], tuple[nn.Module | None, Outputs]]
+
+# Of an OpenFold constructor, what says nothing about the maths.
+_NO_MATHS = {"ckpt", "blocks_per_ckpt", "use_unit_vector", "enabled", "embed_angles"}
+
+
+def _hparams(case: Case, *drop: str) -> dict[str, Any]:
+    return _maths(case.meta["hparams"], _NO_MATHS | set(drop))
+
+
+def _maths(hparams: dict[str, Any], drop: set[str]) -> dict[str, Any]:
+    kept = {k: v for k, v in hparams.items() if k not in drop}
+    if "trans_scale_factor" in kept:  # the one float that OpenFold writes as an integer
+        kept["trans_scale_factor"] = float(kept["trans_scale_factor"])
+    return {k: _maths(v, drop) if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+def _load(case: Case, module: nn.Module) -> Any:
+    """The module with the stored parameters, which must be exactly its own."""
+    module = module.to(case.dtype)
+    module.load_state_dict(case.tensors("param"))
+    masks = list(case.tensors("dropmask").values())
+    module.train(bool(masks))
+    if masks:
+        replay = iter(_together(case, masks))
+        for part in module.modules():
+            if isinstance(part, SharedDropout):
+                part.sample_mask = lambda x: next(replay)  # type: ignore[method-assign]
+    return module
+
+
+def _together(case: Case, masks: list[Tensor]) -> list[Tensor]:
+    """Dropout masks in our order: the pack has template after template, we take all at once."""
+    if case.meta["kind"] != "TemplatePairStack":
+        return masks
+    num_templates, calls = case.arrays["in.t"].shape[0], 4
+    ours = []
+    for block in range(0, len(masks), num_templates * calls):
+        for call in range(calls):
+            ours.append(torch.cat(masks[block + call : block + num_templates * calls : calls]))
+    return ours
+
+
+def _module(
+    cls: Callable[..., nn.Module], *names: str, drop: tuple[str, ...] = (), out: str = "out"
+) -> Runner:
+    """Runner of a module called with the inputs `names` (absent ones are left out)."""
+    outs = out.split()
+
+    def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
+        module = _load(case, cls(**_hparams(case, *drop)))
+        got = module(**{name: inputs[name] for name in names if name in inputs})
+        return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
+
+    return run
+
+
+def _function(function: Callable[..., Any]) -> Runner:
+    """Runner of a loss function: inputs by name, its constants from the hparams it knows."""
+
+    def run(case: Case, inputs: Inputs) -> tuple[None, Outputs]:
+        known = function.__code__.co_varnames[: function.__code__.co_argcount + 99]
+        hparams = {k: v for k, v in _hparams(case).items() if k in known}
+        return None, {"out": function(**inputs, **hparams)}
+
+    return run
+
+
+def _attention(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, primitives.Attention(**_hparams(case)))
+    biases = [x[name] for name in ("bias1", "bias2") if name in x]
+    return module, {"out": module(x["q_x"], x["kv_x"], biases)}
+
+
+def _layer_norm(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, primitives.LayerNorm(**_hparams(case)))
+    return module, {"out": module(x["x"])}
+
+
+def _stack(cls: Callable[..., nn.Module], outs: str, *drop: str, mask_trans: bool = False) -> Runner:
+    def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+        module = _load(case, cls(**_hparams(case, *drop)))
+        got = module(x["m"], x["z"], x["msa_mask"], x["pair_mask"], mask_trans)
+        names = outs.split()
+        return module, dict(zip(names, got if len(names) > 1 else (got,), strict=True))
+
+    return run
+
+
+def _transition(cls: Callable[..., nn.Module], name: str) -> Runner:
+    def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+        module = _load(case, cls(**_hparams(case)))
+        return module, {"out": module(x[name], x.get("mask"))}
+
+    return run
+
+
+def _template_pair_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    return None, {"out": template.build_template_pair_feat(x, 3.25, 50.75, 39, 1e5)}
+
+
+def _template_angle_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    return None, {"out": template.build_template_angle_feat(x)}
+
+
+def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, template.TemplateEmbedder(**_hparams(case, "eps")))
+    pair, single = module(x, x["z"], x["pair_mask"])
+    return module, {"template_pair_embedding": pair, "template_single_embedding": single}
+
+
+def _extra_msa_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    return None, {"out": embedders.build_extra_msa_feat(**x)}
+
+
+def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, ipa.InvariantPointAttention(**_hparams(case)))
+    return module, {"out": module(x["s"], x["z"], from_tensor_7(x["frames7"]), x["mask"])}
+
+
+def _backbone_update(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, structure_module.BackboneUpdate(**_hparams(case)))
+    update = module(x["s"])
+    quaternion, trans = x["frames7"][..., :4], x["frames7"][..., 4:]
+    new = structure_module.update_frames(quaternion, trans, update)
+    return module, {"update": update, "new_frames7": torch.cat(new, dim=-1)}
+
+
+def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    backbone = from_tensor_7(x["frames7"])
+    frames = torsion.torsion_angles_to_frames(backbone, x["alpha"], x["aatype"])
+    atom14 = torsion.frames_to_atom14(frames, x["aatype"])
+    return None, {"frames4x4": to_4x4(frames), "atom14": atom14}
+
+
+def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, structure_module.StructureModule(**_hparams(case)))
+    return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
+
+
+def _lddt_head(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, heads.PerResidueLDDTCaPredictor(**_hparams(case)))
+    logits = module(x["s"])
+    return module, {"logits": logits, "plddt": heads.compute_plddt(logits)}
+
+
+def _tm_pae(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    found = heads.compute_predicted_aligned_error(x["logits"])
+    return None, found | {"ptm": heads.compute_tm(x["logits"])}
+
+
+def _backbone_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    scale = {"clamp_distance": h["clamp_distance"], "length_scale": h["loss_unit_distance"]}
+    return None, {"out": fape.backbone_fape(**x, **scale)}
+
+
+def _inverted_as_quaternion(frames7: Tensor) -> Rigid:
+    """Frames whose transpose is the inverse OpenFold takes of a quaternion, conj(q)/|q|^2.
+
+    The training loss never does that; only this case keeps quaternions there.
+    """
+    quaternion = frames7[..., :4] / frames7[..., :4].square().sum(dim=-1, keepdim=True)
+    return Rigid(quaternion_to_matrix(quaternion), frames7[..., 4:])
+
+
+def _compute_fape(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    loss = fape.compute_fape(
+        *(_inverted_as_quaternion(x[name]) for name in ("pred_frames7", "target_frames7")),
+        x["frames_mask"],
+        x["pred_positions"],
+        x["target_positions"],
+        x["positions_mask"],
+        length_scale=h["length_scale"],
+        clamp_distance=h["l1_clamp_distance"],
+        eps=h["eps"],
+    )
+    return None, {"out": loss}
+
+
+def _renaming(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    return None, renaming.rename_ground_truth(x, x.pop("pred_atom14"))
+
+
+def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    config = LossConfig(
+        violation_tolerance_factor=h["violation_tolerance_factor"],
+        clash_overlap_tolerance=h["clash_overlap_tolerance"],
+    )
+    found = violation.find_structural_violations(x, x["pred_atom14"], config)
+    loss = violation.violation_loss(found, x["atom14_atom_exists"], eps=h["eps"])
+    metrics = violation.violation_metrics(x, x["pred_atom14"], found)
+    return None, flatten({"loss": loss, "violations": found, "metrics": metrics})
+
+
+def _lddt_ca(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    arguments = (x["all_atom_pred_pos"], x["all_atom_positions"], x["all_atom_mask"])
+    per_residue = lddt_losses.lddt_ca(*arguments)
+    return None, {
+        "per_residue": per_residue,
+        "global": lddt_losses.lddt_ca(*arguments, per_residue=False),
+    }
+
+
+def _total_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    config = loss_config_from_openfold(case.meta["hparams"])
+    outputs = nest({k[5:]: v for k, v in x.items() if k.startswith("pred.")})
+    batch = {k[6:]: v for k, v in x.items() if k.startswith("batch.")}
+    recycled = {k: batch[k][None] for k in ("true_msa", "bert_mask")}
+    loss, breakdown = AlphaFoldLoss(config)(outputs, batch | recycled)
+    return None, flatten({"loss": loss, "breakdown": breakdown})
+
+
+def whole_model(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
+    """Module in train mode, flat outputs, scaled loss and its terms."""
+    h = case.meta["hparams"]
+    config = model_config_from_openfold(h["model"])
+    module = _load(case, AlphaFold(config)).train()
+    batch = from_openfold_batch(x)
+    outputs = module(batch)
+    loss, breakdown = AlphaFoldLoss(loss_config_from_openfold(h["loss"]))(outputs, batch)
+    no_cycles = torch.tensor(batch["msa_feat"].shape[0])
+    return module, flatten(outputs) | {"num_recycles": no_cycles}, loss, breakdown
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def nest(flat: dict[str, Tensor]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return nested
+
+
+_tri_mul = ("z", "mask")
+RUNNERS: dict[str, Runner] = {
+    "LayerNorm": _layer_norm,
+    "Attention": _attention,
+    "MSARowAttentionWithPairBias": _module(
+        msa_attention.MSARowAttentionWithPairBias, "m", "z", "mask"
+    ),
+    "MSAColumnAttention": _module(msa_attention.MSAColumnAttention, "m", "mask"),
+    "MSAColumnGlobalAttention": _module(msa_attention.MSAColumnGlobalAttention, "m", "mask"),
+    "MSATransition": _transition(transition.MSATransition, "m"),
+    "PairTransition": _transition(transition.PairTransition, "z"),
+    "OuterProductMean": _module(outer_product_mean.OuterProductMean, "m", "mask"),
+    **{
+        name: _module(getattr(triangle, name), *_tri_mul)
+        for name in (
+            "TriangleMultiplicationOutgoing",
+            "TriangleMultiplicationIncoming",
+            "FusedTriangleMultiplicationOutgoing",
+            "FusedTriangleMultiplicationIncoming",
+        )
+    },
+    "TriangleAttentionStartingNode": _module(triangle.TriangleAttentionStartingNode, "x", "mask"),
+    "TriangleAttentionEndingNode": _module(triangle.TriangleAttentionEndingNode, "x", "mask"),
+    "EvoformerBlock": _stack(evoformer.EvoformerBlock, "m z", "eps"),
+    "EvoformerBlock.mask_trans": _stack(evoformer.EvoformerBlock, "m z", "eps", mask_trans=True),
+    "ExtraMSABlock": _stack(extra_msa.ExtraMSABlock, "m z"),
+    "EvoformerStack": _stack(evoformer.EvoformerStack, "m z s", "eps"),
+    "ExtraMSAStack": _stack(extra_msa.ExtraMSAStack, "z"),
+    "InputEmbedder": _module(
+        embedders.InputEmbedder, "target_feat", "residue_index", "msa_feat", out="m z"
+    ),
+    "RecyclingEmbedder": _module(embedders.RecyclingEmbedder, "m", "z", "x", out="m z"),
+    "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
+    "TemplatePairEmbedder": _module(template.TemplatePairEmbedder, "x"),
+    "ExtraMSAEmbedder": _module(embedders.ExtraMSAEmbedder, "x"),
+    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask"),
+    "TemplatePointwiseAttention": _module(
+        template.TemplatePointwiseAttention, "t", "z", "template_mask"
+    ),
+    "build_template_pair_feat": _template_pair_feat,
+    "build_template_angle_feat": _template_angle_feat,
+    "build_extra_msa_feat": _extra_msa_feat,
+    "TemplateEmbedder": _template_embedder,
+    "InvariantPointAttention": _ipa,
+    "BackboneUpdate": _backbone_update,
+    "AngleResnet": _module(
+        torsion.AngleResnet, "s", "s_initial", out="unnormalized angles"
+    ),
+    "StructureModuleTransition": _module(structure_module.StructureModuleTransition, "s"),
+    "torsion_angles_to_frames_and_atom14": _torsion,
+    "StructureModule": _structure_module,
+    "DistogramHead": _module(heads.DistogramHead, "z"),
+    "TMScoreHead": _module(heads.TMScoreHead, "z"),
+    "MaskedMSAHead": _module(heads.MaskedMSAHead, "m"),
+    "ExperimentallyResolvedHead": _module(heads.ExperimentallyResolvedHead, "s"),
+    "PerResidueLDDTCaPredictor": _lddt_head,
+    "compute_tm_pae": _tm_pae,
+    "loss.fape.backbone": _backbone_loss,
+    "loss.fape.sidechain": _function(fape.sidechain_fape),
+    "loss.compute_fape": _compute_fape,
+    "loss.renamed_ground_truth": _renaming,
+    "loss.supervised_chi": _function(chi.supervised_chi),
+    "loss.distogram": _function(cross_entropy.distogram_loss),
+    "loss.masked_msa": _function(cross_entropy.masked_msa_loss),
+    "loss.lddt": _function(lddt_losses.lddt_loss),
+    "loss.experimentally_resolved": _function(cross_entropy.experimentally_resolved_loss),
+    "loss.tm": _function(cross_entropy.aligned_error_loss),
+    "loss.lddt_ca_score": _lddt_ca,
+    "loss.violation": _violation,
+    "loss.AlphaFoldLoss": _total_loss,
+}

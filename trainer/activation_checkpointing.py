@@ -1,0 +1,18 @@
+"""Activation checkpointing of one block: trade its activations for a second forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["checkpointed"]
+
+
+def checkpointed(block: nn.Module, *args: Any, enabled: bool) -> Any:
+    """`block(*args)`, its activations recomputed in the backward pass when `enabled`."""
+    if enabled and torch.is_grad_enabled():
+        return checkpoint(block, *args, use_reentrant=False)
+    return block(*args)

@@ -1,0 +1,91 @@
+"""lDDT-Ca: the share of distances to neighbours that are kept, and the loss that predicts it.
+
+Source: Mariani et al. 2013; AF2 SI 1.9.6, algorithm 29. Letters: R residues.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.residues import ATOM_ORDER
+from evofeed.shapes import Float
+from evofeed.trainer.losses.cross_entropy import resolution_gate, softmax_cross_entropy
+
+__all__ = ["lddt", "lddt_ca", "lddt_loss"]
+
+_CA = ATOM_ORDER["CA"]
+
+
+def lddt(
+    pred: Float[Tensor, "*B R 3"],
+    true: Float[Tensor, "*B R 3"],
+    mask: Float[Tensor, "*B R"],
+    *,
+    cutoff: float = 15.0,
+    eps: float = 1e-10,
+    per_residue: bool = True,
+) -> Tensor:
+    """lDDT of points, 0 to 1, per residue `[*, R]` or over all `[*]`.
+
+    A distance counts if it is below `cutoff` ångström in the true structure;
+    the score is the mean over tolerances 0.5, 1, 2 and 4 Å. A residue without
+    neighbours scores 1.
+    """
+    true_distance, pred_distance = _distances(true, eps), _distances(pred, eps)
+    not_self = 1 - torch.eye(mask.shape[-1], device=mask.device, dtype=mask.dtype)
+    scored = (true_distance < cutoff) * mask[..., :, None] * mask[..., None, :] * not_self
+    error = torch.abs(true_distance - pred_distance)
+    kept = sum((error < tolerance).to(pred.dtype) for tolerance in (0.5, 1.0, 2.0, 4.0))
+    dims = (-1,) if per_residue else (-2, -1)
+    return (eps + torch.sum(scored * kept * 0.25, dim=dims)) / (eps + torch.sum(scored, dim=dims))
+
+
+def lddt_ca(
+    all_atom_pred_pos: Float[Tensor, "*B R 37 3"],
+    all_atom_positions: Float[Tensor, "*B R 37 3"],
+    all_atom_mask: Float[Tensor, "*B R 37"],
+    *,
+    cutoff: float = 15.0,
+    eps: float = 1e-10,
+    per_residue: bool = True,
+) -> Tensor:
+    """lDDT of the CA atoms, 0 to 1."""
+    return lddt(
+        all_atom_pred_pos[..., _CA, :],
+        all_atom_positions[..., _CA, :],
+        all_atom_mask[..., _CA],
+        cutoff=cutoff,
+        eps=eps,
+        per_residue=per_residue,
+    )
+
+
+def lddt_loss(
+    logits: Float[Tensor, "*B R n"],
+    all_atom_pred_pos: Float[Tensor, "*B R 37 3"],
+    all_atom_positions: Float[Tensor, "*B R 37 3"],
+    all_atom_mask: Float[Tensor, "*B R 37"],
+    resolution: Float[Tensor, "*B"],
+    *,
+    cutoff: float = 15.0,
+    min_resolution: float = 0.1,
+    max_resolution: float = 3.0,
+    eps: float = 1e-8,
+) -> Float[Tensor, "*B"]:
+    """How well the head knows the lDDT-Ca of the (detached) prediction."""
+    no_bins = logits.shape[-1]
+    with torch.no_grad():
+        score = lddt_ca(
+            all_atom_pred_pos, all_atom_positions, all_atom_mask, cutoff=cutoff, eps=eps
+        )
+        true_bin = torch.floor(score * no_bins).long().clamp(max=no_bins - 1)
+    mask = all_atom_mask[..., _CA]
+    errors = softmax_cross_entropy(logits, true_bin) * mask
+    loss = torch.sum(errors, dim=-1) / (eps + torch.sum(mask, dim=-1))
+    return loss * resolution_gate(resolution, min_resolution, max_resolution)
+
+
+def _distances(points: Tensor, eps: float) -> Tensor:
+    square = torch.sum((points[..., :, None, :] - points[..., None, :, :]) ** 2, dim=-1)
+    return torch.sqrt(square + eps)

@@ -1,0 +1,55 @@
+"""Which of two equivalent atom namings of the true structure fits the prediction better.
+
+Source: AF2 SI 1.8.5, algorithm 26. Letters: R residues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from evofeed.shapes import Float
+
+__all__ = ["rename_ground_truth"]
+
+_EPS = 1e-10
+
+
+@torch.no_grad()
+def rename_ground_truth(
+    batch: Mapping[str, Tensor], pred_atom14: Float[Tensor, "*B R 14 3"]
+) -> dict[str, Tensor]:
+    """True atom14 positions with ambiguous atoms named to suit the prediction.
+
+    Compared are the distances of ambiguous atoms to all unambiguous ones.
+
+    Returns:
+        `alt_naming_is_better [*, R]` (0 or 1), `renamed_atom14_gt_positions`
+        and `renamed_atom14_gt_exists`.
+    """
+    exists, ambiguous = batch["atom14_gt_exists"], batch["atom14_atom_is_ambiguous"]
+    from_mask = (exists * ambiguous).flatten(-2)
+    to_mask = (exists * (1 - ambiguous)).flatten(-2)
+    mask = from_mask[..., :, None] * to_mask[..., None, :]
+    pred = _distances(pred_atom14)
+    errors = []
+    for name in ("atom14_gt_positions", "atom14_alt_gt_positions"):
+        difference = torch.sqrt((pred - _distances(batch[name])) ** 2 + _EPS)
+        errors.append(torch.sum(mask * difference, dim=-1).unflatten(-1, (-1, 14)).sum(-1))
+    better = (errors[1] < errors[0]).to(pred.dtype)
+    atom, xyz = better[..., None], better[..., None, None]
+    gt, alt = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]
+    return {
+        "alt_naming_is_better": better,
+        "renamed_atom14_gt_positions": (1 - xyz) * gt + xyz * alt,
+        "renamed_atom14_gt_exists": (1 - atom) * exists + atom * batch["atom14_alt_gt_exists"],
+    }
+
+
+def _distances(atom14: Tensor) -> Tensor:
+    """Distances of all atoms to all atoms, `[*, R*14, R*14]`."""
+    atoms = atom14.flatten(-3, -2)
+    square = torch.sum((atoms[..., :, None, :] - atoms[..., None, :, :]) ** 2, dim=-1)
+    return torch.sqrt(square + _EPS)

@@ -1,0 +1,134 @@
+"""The weighted sum of all losses. Source: AF2 SI 1.9, equation 7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.trainer.losses.chi import supervised_chi
+from evofeed.trainer.losses.cross_entropy import (
+    aligned_error_loss,
+    distogram_loss,
+    experimentally_resolved_loss,
+    masked_msa_loss,
+)
+from evofeed.trainer.losses.fape import backbone_fape, sidechain_fape
+from evofeed.trainer.losses.lddt import lddt_loss
+from evofeed.trainer.losses.renaming import rename_ground_truth
+from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
+from evofeed.trainer.model import last_recycle
+from evofeed.trainer.model_config import LossConfig
+from evofeed.trainer.primitives import at_least_float32, full_precision
+
+__all__ = ["AlphaFoldLoss"]
+
+
+class AlphaFoldLoss(nn.Module):
+    """Loss of a batch: the mean over its samples, each scaled by the root of its length.
+
+    Everything is computed outside autocast, at least in float32. A term of weight
+    0 is still computed, so that it can be watched and no parameter goes without a
+    gradient. A term that is not finite makes the loss so: the training loop skips
+    that step and says which sample it was.
+    """
+
+    def __init__(self, config: LossConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(
+        self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss, and every term's mean over the batch (detached).
+
+        Args:
+            outputs: what `AlphaFold` returns.
+            batch: the batch it was given.
+
+        Returns:
+            The breakdown holds each term unweighted under its name in
+            `LossConfig`, their weighted sum as `unscaled_loss`, and `loss`.
+        """
+        with full_precision(batch["seq_mask"]):
+            out = {k: at_least_float32(v) for k, v in outputs.items() if isinstance(v, Tensor)}
+            terms = self.terms(out, outputs["sm"], last_recycle(batch))
+            weighted = sum(getattr(self.config, name) * term for name, term in terms.items())
+            assert isinstance(weighted, Tensor)
+            length = batch["seq_length"].to(weighted.dtype).clamp(max=batch["aatype"].shape[-1])
+            loss = torch.mean(weighted * torch.sqrt(length))
+        breakdown = {name: term.detach().mean() for name, term in terms.items()}
+        return loss, breakdown | {
+            "unscaled_loss": weighted.detach().mean(),
+            "loss": loss.detach(),
+        }
+
+    def terms(
+        self, out: Mapping[str, Tensor], sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Each term per sample `[*]`, unweighted, from features without a recycling axis."""
+        config = self.config
+        resolution = {
+            "min_resolution": config.min_resolution,
+            "max_resolution": config.max_resolution,
+            "eps": config.eps,
+        }
+        terms = {
+            "distogram": distogram_loss(
+                out["distogram_logits"], feats["pseudo_beta"], feats["pseudo_beta_mask"],
+                min_bin=config.distogram_min_bin, max_bin=config.distogram_max_bin, eps=config.eps,
+            ),
+            "experimentally_resolved": experimentally_resolved_loss(
+                out["experimentally_resolved_logits"], feats["atom37_atom_exists"],
+                feats["all_atom_mask"], feats["resolution"], **resolution,
+            ),
+            "fape": self._fape(sm, feats),
+            "plddt_loss": lddt_loss(
+                out["lddt_logits"], out["final_atom_positions"], feats["all_atom_positions"],
+                feats["all_atom_mask"], feats["resolution"], cutoff=config.plddt_cutoff,
+                **resolution,
+            ),
+            "masked_msa": masked_msa_loss(
+                out["masked_msa_logits"], feats["true_msa"], feats["bert_mask"], eps=config.eps
+            ),
+            "supervised_chi": supervised_chi(
+                sm["angles"], sm["unnormalized_angles"], feats["aatype"], feats["seq_mask"],
+                feats["chi_mask"], feats["chi_angles_sin_cos"], chi_weight=config.chi_weight,
+                angle_norm_weight=config.angle_norm_weight, eps=config.eps,
+            ),
+            "violation": self._violation(sm, feats),
+        }  # fmt: skip
+        if "tm_logits" in out:
+            terms["tm"] = aligned_error_loss(
+                out["tm_logits"], out["final_affine_tensor"], feats["backbone_rigid_tensor"],
+                feats["backbone_rigid_mask"], feats["resolution"], max_bin=config.tm_max_bin,
+                **resolution,
+            )  # fmt: skip
+        return terms
+
+    def _fape(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
+        config = self.config
+        renamed = rename_ground_truth(feats, sm["positions"][-1])
+        scale = {
+            "clamp_distance": config.fape_clamp_distance,
+            "length_scale": config.fape_length_scale,
+        }
+        backbone = backbone_fape(
+            sm["frames"], feats["backbone_rigid_tensor"], feats["backbone_rigid_mask"],
+            feats.get("use_clamped_fape"), **scale,
+        )  # fmt: skip
+        sidechain = sidechain_fape(
+            sm["sidechain_frames"], sm["positions"], feats["rigidgroups_gt_frames"],
+            feats["rigidgroups_alt_gt_frames"], feats["rigidgroups_gt_exists"],
+            renamed["renamed_atom14_gt_positions"], renamed["renamed_atom14_gt_exists"],
+            renamed["alt_naming_is_better"], **scale,
+        )  # fmt: skip
+        return config.fape_backbone * backbone + config.fape_sidechain * sidechain
+
+    def _violation(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
+        # All pairs of atoms: at weight 0 they are looked at, but nothing is kept for backward.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.violation > 0):
+            found = find_structural_violations(feats, sm["positions"][-1], self.config)
+            return violation_loss(found, feats["atom14_atom_exists"], eps=self.config.eps)

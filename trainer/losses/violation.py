@@ -1,0 +1,263 @@
+"""Structural violations: broken peptide bonds, atoms too close, residues out of shape.
+
+Source: AF2 SI 1.9.11, equations 44 to 47. Letters: R residues; atoms are in atom14 layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.residues import RESTYPES
+from evofeed.shapes import Float, Int
+from evofeed.trainer.model_config import LossConfig
+from evofeed.trainer.stereochemistry import (
+    ATOM37_RADIUS,
+    BETWEEN_RESIDUES,
+    CA_CA_DISTANCE,
+    atom14_distance_bounds,
+)
+
+__all__ = [
+    "between_residue_bonds",
+    "between_residue_clashes",
+    "find_structural_violations",
+    "violation_loss",
+    "violation_metrics",
+    "within_residue_violations",
+]
+
+_N, _CA, _C = 0, 1, 2
+_SULPHUR_SLOT = 5  # of cysteine; as in AF2, this slot is spared in every residue pair
+_BOND_EPS = 1e-6
+_CLASH_EPS = 1e-10
+
+
+def find_structural_violations(
+    batch: Mapping[str, Tensor], atom14: Float[Tensor, "*B R 14 3"], config: LossConfig
+) -> dict[str, Any]:
+    """All checks, as nested dicts with OpenFold's names: `between_residues`,
+    `within_residues`, and `total_per_residue_violations_mask [*, R]`.
+    """
+    exists = batch["atom14_atom_exists"]
+    bonds = between_residue_bonds(
+        atom14, exists, batch["residue_index"], batch["aatype"],
+        config.violation_tolerance_factor, config.ca_c_n_angle_stddev,
+    )  # fmt: skip
+    device, dtype = atom14.device, atom14.dtype
+    radius = _radius(device, dtype)[batch["residx_atom14_to_atom37"]] * exists
+    tolerance = config.clash_overlap_tolerance
+    clashes = between_residue_clashes(atom14, exists, radius, batch["residue_index"], tolerance)
+    lower, upper = _bounds(tolerance, config.violation_tolerance_factor, device, dtype)
+    within = within_residue_violations(
+        atom14, exists, lower[batch["aatype"]], upper[batch["aatype"]]
+    )
+    per_residue = torch.stack(
+        [
+            bonds["connections_per_residue_violation_mask"],
+            clashes["clashes_per_atom_clash_mask"].amax(-1),
+            within["per_atom_violations"].amax(-1),
+        ]
+    )
+    return {
+        "between_residues": bonds | clashes,
+        "within_residues": within,
+        "total_per_residue_violations_mask": per_residue.amax(0),
+    }
+
+
+def violation_loss(
+    violations: Mapping[str, Any],
+    atom14_atom_exists: Float[Tensor, "*B R 14"],
+    *,
+    eps: float = 1e-8,
+) -> Float[Tensor, "*B"]:
+    """Bond length, two bond angles, and clashes per atom. Source: equation 47."""
+    between, within = violations["between_residues"], violations["within_residues"]
+    per_atom = between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]
+    clash = torch.sum(per_atom, dim=(-2, -1)) / (eps + torch.sum(atom14_atom_exists, dim=(-2, -1)))
+    bonds = between["bonds_c_n_loss_mean"] + between["angles_ca_c_n_loss_mean"]
+    return bonds + between["angles_c_n_ca_loss_mean"] + clash  # type: ignore[no-any-return]
+
+
+def between_residue_bonds(
+    atom14: Float[Tensor, "*B R 14 3"],
+    exists: Float[Tensor, "*B R 14"],
+    residue_index: Int[Tensor, "*B R"],
+    aatype: Int[Tensor, "*B R"],
+    tolerance_factor: float,
+    ca_c_n_stddev: float,
+) -> dict[str, Tensor]:
+    """Peptide bonds whose length or angles are off by more than the tolerance.
+
+    Source: equations 44 and 45.
+    """
+    ca, c = atom14[..., :-1, _CA, :], atom14[..., :-1, _C, :]
+    next_n, next_ca = atom14[..., 1:, _N, :], atom14[..., 1:, _CA, :]
+    no_gap = (residue_index[..., 1:] - residue_index[..., :-1] == 1).to(atom14.dtype)
+    c_n_mask = exists[..., :-1, _C] * exists[..., 1:, _N] * no_gap
+    c_n, c_n_length = _unit(next_n - c)
+    c_ca, _ = _unit(ca - c)
+    n_ca, _ = _unit(next_ca - next_n)
+
+    proline = (aatype[..., 1:] == RESTYPES.index("P")).to(atom14.dtype)
+    usual, special = BETWEEN_RESIDUES["c_n_length"], BETWEEN_RESIDUES["c_n_length_proline"]
+    length, sigma = (usual[i] + (special[i] - usual[i]) * proline for i in (0, 1))  # type: ignore[index]
+    cos_c_n_ca, cos_c_n_ca_stddev = BETWEEN_RESIDUES["cos_c_n_ca"]  # type: ignore[misc]
+    terms = [
+        (c_n_length - length, sigma, c_n_mask),
+        (
+            torch.sum(c_ca * c_n, dim=-1) - BETWEEN_RESIDUES["cos_ca_c_n"],
+            ca_c_n_stddev,
+            exists[..., :-1, _CA] * c_n_mask,
+        ),
+        (
+            torch.sum(-c_n * n_ca, dim=-1) - cos_c_n_ca,
+            cos_c_n_ca_stddev,
+            exists[..., 1:, _CA] * c_n_mask,
+        ),
+    ]
+    means, losses, flags = zip(
+        *(_flat_bottom(error, tolerance_factor * sd, mask) for error, sd, mask in terms),
+        strict=True,
+    )
+    flag = torch.stack(flags).amax(0)
+    loss = losses[0] + losses[1] + losses[2]
+    return {
+        "bonds_c_n_loss_mean": means[0],
+        "angles_ca_c_n_loss_mean": means[1],
+        "angles_c_n_ca_loss_mean": means[2],
+        # Every bond belongs half to each of its residues.
+        "connections_per_residue_loss_sum": 0.5 * (F.pad(loss, (0, 1)) + F.pad(loss, (1, 0))),
+        "connections_per_residue_violation_mask": torch.maximum(
+            F.pad(flag, (0, 1)), F.pad(flag, (1, 0))
+        ),
+    }
+
+
+def _unit(vector: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.sqrt(_BOND_EPS + torch.sum(vector**2, dim=-1))
+    return vector / length[..., None], length
+
+
+def _flat_bottom(
+    error: Tensor, tolerance: Tensor | float, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Masked mean, loss and 0/1 flag of errors beyond the tolerance."""
+    size = torch.sqrt(_BOND_EPS + error**2)
+    loss = torch.relu(size - tolerance)
+    mean = torch.sum(mask * loss, dim=-1) / (torch.sum(mask, dim=-1) + _BOND_EPS)
+    return mean, loss, mask * (size > tolerance)
+
+
+def between_residue_clashes(
+    atom14: Float[Tensor, "*B R 14 3"],
+    exists: Float[Tensor, "*B R 14"],
+    radius: Float[Tensor, "*B R 14"],
+    residue_index: Int[Tensor, "*B R"],
+    overlap_tolerance: float,
+) -> dict[str, Tensor]:
+    """Atoms of different residues closer than their radii allow. Source: equation 46.
+
+    Bonded C-N of neighbours and slot 5 against slot 5 (disulfides) are spared.
+    """
+    slot = torch.arange(14, device=atom14.device)
+    atoms, distance = _all_distances(atom14)
+    index = residue_index[..., None].expand(*residue_index.shape, 14).flatten(-2)
+    slots = slot.repeat(atoms // 14)
+    one, other = index[..., :, None], index[..., None, :]
+    bonded = (one + 1 == other) & (slots[:, None] == _C) & (slots[None, :] == _N)
+    sulphurs = (slots[:, None] == _SULPHUR_SLOT) & (slots[None, :] == _SULPHUR_SLOT)
+    flat = exists.flatten(-2)
+    mask = flat[..., :, None] * flat[..., None, :] * ((one < other) & ~bonded & ~sulphurs)
+    radii = radius.flatten(-2)
+    allowed = mask * (radii[..., :, None] + radii[..., None, :]) - overlap_tolerance
+    error = mask * torch.relu(allowed - distance)
+    clash = mask * (distance < allowed)
+    per_atom, count = ((x.sum(-2) + x.sum(-1)).unflatten(-1, (-1, 14)) for x in (error, clash))
+    return {
+        "clashes_mean_loss": error.sum((-2, -1)) / (_BOND_EPS + mask.sum((-2, -1))),
+        "clashes_per_atom_loss_sum": per_atom,
+        "clashes_per_atom_clash_mask": torch.maximum(clash.amax(-2), clash.amax(-1)).unflatten(
+            -1, (-1, 14)
+        ),
+        "clashes_per_atom_num_clash": count,
+    }
+
+
+def _all_distances(atom14: Tensor) -> tuple[int, Tensor]:
+    points = atom14.flatten(-3, -2)
+    square = torch.sum((points[..., :, None, :] - points[..., None, :, :]) ** 2, dim=-1)
+    return points.shape[-2], torch.sqrt(_CLASH_EPS + square)
+
+
+def within_residue_violations(
+    atom14: Float[Tensor, "*B R 14 3"],
+    exists: Float[Tensor, "*B R 14"],
+    lower_bound: Float[Tensor, "*B R 14 14"],
+    upper_bound: Float[Tensor, "*B R 14 14"],
+) -> dict[str, Tensor]:
+    """Atoms of one residue outside their distance bounds; every pair is seen from both sides."""
+    other = 1 - torch.eye(14, device=atom14.device, dtype=atom14.dtype)
+    mask = exists[..., :, None] * exists[..., None, :] * other
+    square = torch.sum((atom14[..., :, None, :] - atom14[..., None, :, :]) ** 2, dim=-1)
+    distance = torch.sqrt(_CLASH_EPS + square)
+    error = mask * (torch.relu(lower_bound - distance) + torch.relu(distance - upper_bound))
+    violation = mask * ((distance < lower_bound) | (distance > upper_bound))
+    return {
+        "per_atom_loss_sum": error.sum(-2) + error.sum(-1),
+        "per_atom_violations": torch.maximum(violation.amax(-2), violation.amax(-1)),
+        "per_atom_num_clash": violation.sum(-2) + violation.sum(-1),
+    }
+
+
+def violation_metrics(
+    batch: Mapping[str, Tensor],
+    atom14: Float[Tensor, "*B R 14 3"],
+    violations: Mapping[str, Any],
+) -> dict[str, Tensor]:
+    """Shares of residues with each kind of violation, for reports."""
+    seq_mask, exists = batch["seq_mask"], batch["atom14_atom_exists"]
+    between, within = violations["between_residues"], violations["within_residues"]
+    step = atom14[..., 1:, _CA, :] - atom14[..., :-1, _CA, :]
+    distance = torch.sqrt(_BOND_EPS + torch.sum(step**2, dim=-1))
+    no_gap = (batch["residue_index"][..., 1:] - batch["residue_index"][..., :-1]) == 1
+    ca_mask = exists[..., :-1, _CA] * exists[..., 1:, _CA] * no_gap
+    extreme = (distance - CA_CA_DISTANCE > 1.5).to(atom14.dtype)
+    return {
+        "violations_extreme_ca_ca_distance": _mean(extreme, ca_mask),
+        "violations_between_residue_bond": _mean(
+            between["connections_per_residue_violation_mask"], seq_mask
+        ),
+        "violations_between_residue_clash": _mean(
+            between["clashes_per_atom_clash_mask"].amax(-1), seq_mask
+        ),
+        "violations_within_residue": _mean(within["per_atom_violations"].amax(-1), seq_mask),
+        "violations_per_residue": _mean(
+            violations["total_per_residue_violations_mask"], seq_mask
+        ),
+    }
+
+
+def _mean(value: Tensor, mask: Tensor) -> Tensor:
+    return torch.sum(mask * value, dim=-1) / (1e-4 + torch.sum(mask, dim=-1))
+
+
+@lru_cache(maxsize=8)
+def _radius(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.as_tensor(ATOM37_RADIUS, dtype=dtype).to(device)
+
+
+@lru_cache(maxsize=8)
+def _bounds(
+    overlap_tolerance: float, tolerance_factor: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    lower, upper = atom14_distance_bounds(overlap_tolerance, tolerance_factor)
+    return torch.as_tensor(lower, dtype=dtype).to(device), torch.as_tensor(upper, dtype=dtype).to(
+        device
+    )

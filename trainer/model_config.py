@@ -1,0 +1,238 @@
+"""Sizes of the model and weights of the losses, and the presets of AF2's two training stages.
+
+Field names are OpenFold's. Source: AF2 SI 1.6 to 1.9 and table 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+__all__ = [
+    "EvoformerConfig",
+    "ExtraMSAConfig",
+    "LossConfig",
+    "ModelConfig",
+    "RecyclingConfig",
+    "StructureModuleConfig",
+    "TemplateConfig",
+    "finetuning",
+    "initial_training",
+    "tiny",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecyclingConfig:
+    """Distance bins of the recycled structure."""
+
+    min_bin: float = 3.25
+    """First lower edge, ångström."""
+    max_bin: float = 20.75
+    """Last lower edge, ångström."""
+    no_bins: int = 15
+    inf: float = 1e8
+    """Upper edge of the last bin, squared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateConfig:
+    """The template embedder."""
+
+    c_t: int = 64
+    """Channels of a template's pair representation."""
+    c_hidden_tri_att: int = 16
+    c_hidden_tri_mul: int = 64
+    no_blocks: int = 2
+    no_heads: int = 4
+    pair_transition_n: int = 2
+    dropout_rate: float = 0.25
+    tri_mul_first: bool = False
+    fuse_projection_weights: bool = False
+    c_hidden_pointwise: int = 16
+    no_heads_pointwise: int = 4
+    min_bin: float = 3.25
+    max_bin: float = 50.75
+    no_bins: int = 39
+    inf: float = 1e5
+    """Mask value of the pointwise attention and last squared distance edge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraMSAConfig:
+    """The extra-MSA stack."""
+
+    c_e: int = 64
+    """Channels of the extra MSA."""
+    no_blocks: int = 4
+    c_hidden_msa_att: int = 8
+    no_heads_msa: int = 8
+    c_hidden_opm: int = 32
+    c_hidden_mul: int = 128
+    c_hidden_pair_att: int = 32
+    no_heads_pair: int = 4
+    transition_n: int = 4
+    msa_dropout: float = 0.15
+    pair_dropout: float = 0.25
+    opm_first: bool = False
+    fuse_projection_weights: bool = False
+    inf: float = 1e9
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvoformerConfig:
+    """The Evoformer trunk."""
+
+    no_blocks: int = 48
+    c_hidden_msa_att: int = 32
+    no_heads_msa: int = 8
+    c_hidden_opm: int = 32
+    c_hidden_mul: int = 128
+    c_hidden_pair_att: int = 32
+    no_heads_pair: int = 4
+    transition_n: int = 4
+    msa_dropout: float = 0.15
+    pair_dropout: float = 0.25
+    no_column_attention: bool = False
+    opm_first: bool = False
+    fuse_projection_weights: bool = False
+    inf: float = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructureModuleConfig:
+    """The structure module."""
+
+    c_ipa: int = 16
+    c_resnet: int = 128
+    no_heads_ipa: int = 12
+    no_qk_points: int = 4
+    no_v_points: int = 8
+    dropout_rate: float = 0.1
+    no_blocks: int = 8
+    no_transition_layers: int = 1
+    no_resnet_blocks: int = 2
+    no_angles: int = 7
+    trans_scale_factor: float = 10.0
+    epsilon: float = 1e-8
+    inf: float = 1e5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that decides which parameters the model has and how it computes."""
+
+    c_m: int = 256
+    """Channels of the MSA representation."""
+    c_z: int = 128
+    """Channels of the pair representation."""
+    c_s: int = 384
+    """Channels of the single representation."""
+    tf_dim: int = 22
+    """Channels of target_feat."""
+    msa_dim: int = 49
+    """Channels of msa_feat."""
+    relpos_k: int = 32
+    """Relative positions are clipped here."""
+    recycling: RecyclingConfig = field(default_factory=RecyclingConfig)
+    template: TemplateConfig | None = field(default_factory=TemplateConfig)
+    """None leaves the template embedder out (AF2 models 3 to 5)."""
+    extra_msa: ExtraMSAConfig = field(default_factory=ExtraMSAConfig)
+    evoformer: EvoformerConfig = field(default_factory=EvoformerConfig)
+    structure_module: StructureModuleConfig = field(default_factory=StructureModuleConfig)
+    c_hidden_plddt: int = 128
+    plddt_bins: int = 50
+    distogram_bins: int = 64
+    tm_bins: int | None = None
+    """Bins of the aligned-error head; None leaves the head out (all but the pTM models)."""
+    mask_trans: bool = False
+    """Mask the transitions too; AF2 does not."""
+    activation_checkpointing: bool = False
+    """Recompute each block's activations in the backward pass (less memory, more time)."""
+
+    def __post_init__(self) -> None:
+        for name in ("c_m", "c_z", "c_s", "relpos_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """Weight of each term and the constants inside. Source: AF2 SI 1.9, equation 7."""
+
+    fape: float = 1.0
+    fape_backbone: float = 0.5
+    fape_sidechain: float = 0.5
+    fape_clamp_distance: float = 10.0
+    """Ångström."""
+    fape_length_scale: float = 10.0
+    """Ångström."""
+    supervised_chi: float = 1.0
+    chi_weight: float = 0.5
+    angle_norm_weight: float = 0.01
+    distogram: float = 0.3
+    distogram_min_bin: float = 2.3125
+    distogram_max_bin: float = 21.6875
+    masked_msa: float = 2.0
+    plddt_loss: float = 0.01
+    plddt_cutoff: float = 15.0
+    experimentally_resolved: float = 0.0
+    violation: float = 0.0
+    violation_tolerance_factor: float = 12.0
+    """Standard deviations a bond length or angle may be off."""
+    clash_overlap_tolerance: float = 1.5
+    """Ångström two atoms may overlap."""
+    ca_c_n_angle_stddev: float = 0.014
+    """Of cos(CA-C-N). 0.014 is OpenFold's and AF2's before 2025-09; AF2 since then has 0.0311."""
+    tm: float = 0.0
+    tm_max_bin: float = 31.0
+    min_resolution: float = 0.1
+    """Ångström; confidence losses count only between these two."""
+    max_resolution: float = 3.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) < 0:
+                raise ValueError(f"{item.name} must not be negative: {getattr(self, item.name)}")
+
+
+def initial_training(*, ptm: bool = False) -> tuple[ModelConfig, LossConfig]:
+    """AF2's initial training: 93,229,082 parameters (AF2 SI table 4)."""
+    return ModelConfig(tm_bins=64 if ptm else None), LossConfig(tm=0.1 if ptm else 0.0)
+
+
+def finetuning(*, ptm: bool = False) -> tuple[ModelConfig, LossConfig]:
+    """AF2's fine-tuning: the same parameters, violations and resolved atoms count too."""
+    model, loss = initial_training(ptm=ptm)
+    return model, replace(loss, violation=1.0, experimentally_resolved=0.01)
+
+
+def tiny(*, templates: bool = True) -> tuple[ModelConfig, LossConfig]:
+    """Every block once or twice, a few channels wide: a step takes a fraction of a CPU second."""
+    narrow = {
+        "c_hidden_msa_att": 8,
+        "no_heads_msa": 2,
+        "c_hidden_opm": 8,
+        "c_hidden_mul": 16,
+        "c_hidden_pair_att": 8,
+        "no_heads_pair": 2,
+        "transition_n": 2,
+    }
+    template = TemplateConfig(
+        c_t=16, c_hidden_tri_att=8, c_hidden_tri_mul=16, no_blocks=1, no_heads=2,
+        c_hidden_pointwise=8, no_heads_pointwise=2,
+    )  # fmt: skip
+    model = ModelConfig(
+        c_m=32,
+        c_z=32,
+        c_s=64,
+        template=template if templates else None,
+        extra_msa=ExtraMSAConfig(c_e=16, no_blocks=1, **narrow),  # type: ignore[arg-type]
+        evoformer=EvoformerConfig(no_blocks=2, **narrow),  # type: ignore[arg-type]
+        structure_module=StructureModuleConfig(
+            c_ipa=8, c_resnet=32, no_heads_ipa=4, no_blocks=4
+        ),
+        c_hidden_plddt=32,
+    )
+    return model, LossConfig()
