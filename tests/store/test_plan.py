@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.store.plan import plan_bytes, shard_plan
@@ -33,6 +33,7 @@ def make_index(chains: int, shards: int, seed: int) -> pa.Table:
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99))
 def test_every_chain_is_in_exactly_one_span_and_ranks_cost_alike(
     chains: int, shards: int, world_size: int, seed: int
