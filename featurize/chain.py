@@ -13,11 +13,14 @@ from evofeed.features import ChainRecord
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
 from evofeed.featurize.sources import ChainSource, Role
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.structure_files import parse_structure
+from evofeed.featurize.template_library import TemplateLibrary, template_library
+from evofeed.featurize.templates import Query, Template, featurize_templates, template_fields
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.shapes import Float, UInt8
 
@@ -51,12 +54,19 @@ class _Target:
     method: str = ""
 
 
-def featurize_chain(source: ChainSource, config: FeaturizeConfig = _DEFAULT) -> ChainRecord:
+def featurize_chain(
+    source: ChainSource,
+    config: FeaturizeConfig = _DEFAULT,
+    *,
+    library: TemplateLibrary | None = None,
+) -> ChainRecord:
     """The record of one chain, full length.
 
     Args:
         source: its files, as `discover` gives them.
         config: strictness, template rules and caps.
+        library: structures of template hits; else one is made for the source's
+            `template_mmcif_dir` and kept by the process.
 
     Returns:
         A validated record; `dropped` lists what was left out and why.
@@ -70,7 +80,7 @@ def featurize_chain(source: ChainSource, config: FeaturizeConfig = _DEFAULT) -> 
         files = source.alignment_files(config)
         msas, names = _alignments(files, inputs)
         target = _target(source, inputs, msas)
-        return _record(source, target, msas, names, inputs).validate()
+        return _record(source, target, msas, names, files, inputs, library).validate()
     except EvofeedError as error:
         error.item = error.item or source.chain_id
         raise
@@ -156,7 +166,9 @@ def _record(
     target: _Target,
     msas: Sequence[Msa],
     names: Sequence[str],
+    files: Sequence[tuple[Role, FileRef]],
     inputs: _Inputs,
+    library: TemplateLibrary | None,
 ) -> ChainRecord:
     config = inputs.config
     num_res = len(target.sequence)
@@ -164,7 +176,7 @@ def _record(
     if not msas:
         inputs.dropped.append("no alignment: the MSA is the query alone")
     merged = merge(msas or [single_row(target.sequence)], config.max_msa_rows)
-    templates = no_templates(num_res)
+    templates = _templates(source, target, files, inputs, library)
     return ChainRecord(
         chain_id=source.chain_id,
         sequence=target.sequence,
@@ -175,7 +187,7 @@ def _record(
         msa_sources=tuple(names) or ("query",),
         all_atom_positions=target.positions,
         all_atom_mask=target.mask,
-        **templates,
+        **template_fields(templates, num_res),
         resolution=target.resolution,
         release_date=target.release_date,
         method=target.method,
@@ -184,6 +196,34 @@ def _record(
         config_digest=config.digest,
         dropped=tuple(inputs.dropped),
     )
+
+
+def _templates(
+    source: ChainSource,
+    target: _Target,
+    files: Sequence[tuple[Role, FileRef]],
+    inputs: _Inputs,
+    library: TemplateLibrary | None,
+) -> list[Template]:
+    config = inputs.config
+    hit_files = [(role, ref) for role, ref in files if role in ("hhr", "hmmsearch")]
+    if not hit_files or config.max_templates == 0:
+        return []
+    library = library or template_library(source, config)
+    if library is None:
+        inputs.dropped.append("template hits, but no folder of template structures was given")
+        return []
+    hits: list[TemplateHit] = []
+    for role, ref in hit_files:
+        data = inputs.read(ref)
+        if role == "hhr":
+            hits += parse_hhr(data, path=ref.path, old_hhr=config.old_hhr, caps=config.caps)
+        else:
+            hits += parse_hmmsearch(data, target.sequence, path=ref.path, caps=config.caps)
+    query = Query(target.sequence, source.entry_id, target.release_date)
+    templates, dropped = featurize_templates(hits, query, library, config)
+    inputs.dropped += dropped
+    return templates
 
 
 def _check_queries(
@@ -221,17 +261,3 @@ def sequence_aatype(sequence: str) -> UInt8[np.ndarray, " L"]:
     for code, letter in enumerate(RESTYPES):
         table[ord(letter)] = code
     return table[np.frombuffer(sequence.encode("ascii"), np.uint8)]
-
-
-def no_templates(num_res: int) -> dict[str, Any]:
-    """Template fields of a chain without templates."""
-    return {
-        "template_aatype": np.zeros([0, num_res], np.uint8),
-        "template_all_atom_positions": np.zeros([0, num_res, 37, 3], np.float32),
-        "template_all_atom_mask": np.zeros([0, num_res, 37], np.uint8),
-        "template_center": np.zeros([0, 3], np.float32),
-        "template_sum_probs": np.zeros([0], np.float32),
-        "template_domain_names": (),
-        "template_sequence": (),
-        "template_release_date": (),
-    }

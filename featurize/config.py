@@ -64,6 +64,9 @@ class FeaturizeConfig:
     require_observed_chains: bool = False
     """OpenFold refuses a whole entry if one protein chain has no atom at all.
     Ours: that chain alone is missing."""
+    sequence_from_atoms: bool = True
+    """An mmCIF file without polymer tables (a model, a Biopython export) has the sequence
+    of its atoms, X where numbers are left out. OpenFold finds no protein in it."""
     collapse_heterogeneity: bool = True
     """A position with two residue types (microheterogeneity) counts once, first type.
     OpenFold counts it twice, which shifts every later residue against its atoms."""
@@ -88,11 +91,12 @@ class FeaturizeConfig:
     """Aligned columns over query length must exceed this (AF2)."""
     max_subsequence_ratio: float = 0.95
     """A hit that is an exact piece of the query longer than this share is a duplicate (AF2)."""
+    locate_query: Literal["numbering", "search"] = "numbering"
+    """Where a hit's part of the query lies: by the hit file's own numbers where the letters
+    agree, else by search. OpenFold only searches: a repeat is found at its first place,
+    a query with an odd letter nowhere, which shifts the template by one residue."""
     old_hhr: bool = True
     """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
-    require_template_date: bool = False
-    """OpenFold fails the chain if a template's entry has no revision history. Ours: the
-    template is skipped and listed, for nobody can tell that it is no leak."""
     realign: Literal["biopython", "never"] = "biopython"
     """How a hit whose sequence differs from its structure's is mapped onto it. OpenFold
     runs kalign; Biopython's global alignment gives the same mapping at >= 90 % identity
@@ -120,13 +124,14 @@ class FeaturizeConfig:
             "require_entry_id": True,
             "require_release_date": True,
             "require_observed_chains": True,
+            "sequence_from_atoms": False,
             "collapse_heterogeneity": False,
             "strict_pdb": True,
             "max_templates": 4,
             "exclude_same_pdb": False,
             "released_before_days": None,
+            "locate_query": "search",
             "old_hhr": False,
-            "require_template_date": True,
         }
         return cls(**{**preset, **changes})
 

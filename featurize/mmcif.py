@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from evofeed.errors import MmcifError
 from evofeed.featurize.atom_sites import AtomSites, place_chain, read_atom_sites
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.residue_names import one_letter
 from evofeed.featurize.structure import Chain, Structure
+from evofeed.residues import ATOM_ORDER
 
 _RESOLUTIONS: Final = (
     "_refine.ls_d_res_high",
@@ -53,10 +56,15 @@ def parse_mmcif(
         has_entry_id = bool(_values(block, "_entry.id"))
         if config.require_entry_id and not release_date and not has_entry_id:
             raise MmcifError("neither revision history nor _entry.id", path=path or None)
-        if not polymers:
+        bare = config.sequence_from_atoms and not _values(block, "_entity_poly_seq.mon_id")
+        if not polymers and not bare:
             raise MmcifError("No protein chains found in this file.", path=path or None)
         sites = read_atom_sites(block, path, config.caps)
-    except MmcifError:
+        polymers = polymers or _chains_of_atoms(sites, config)
+        if not polymers:
+            raise MmcifError("No protein chains found in this file.", path=path or None)
+    except MmcifError as error:
+        error.path = error.path or path or None
         raise
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MmcifError(
@@ -152,7 +160,7 @@ def _protein_chains(block: Any, path: str, config: FeaturizeConfig) -> dict[str,
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
         entities.setdefault(entity, []).append((int(number), name))
-    types = dict(_table(block, "_chem_comp", ("id", "type"), path))
+    types = {name: kind for name, kind in _table(block, "_chem_comp", ("id", "type"), path)}
     members: dict[str, list[str]] = {}
     for chain, entity in _table(block, "_struct_asym", ("id", "entity_id"), path):
         members.setdefault(entity, []).append(chain)
@@ -180,7 +188,28 @@ def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> _Polymer:
     for number, name in monomers:
         if first.setdefault(number, name) != name:
             rivals[number - start] = first[number]
+    if len(first) != max(first) - start + 1 or list(first) != sorted(first):
+        raise MmcifError("_entity_poly_seq.num does not count up by one")
     return _Polymer("".join(one_letter(name) for name in first.values()), start, rivals)
+
+
+def _chains_of_atoms(sites: AtomSites, config: FeaturizeConfig) -> dict[str, _Polymer]:
+    """Polymers of a file that has atoms only: residues with a CA, X between them."""
+    alpha = sites.atom37 == ATOM_ORDER["CA"]
+    chains = {}
+    for code, internal in enumerate(sites.internals):
+        rows = np.flatnonzero(alpha & (sites.internal == code))
+        if not len(rows):
+            continue
+        numbers = sites.number[rows]
+        start, length = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
+        if length > config.caps.max_columns:
+            raise MmcifError(f"residue numbers span {length}, cap {config.caps.max_columns}")
+        letters = ["X"] * length
+        for number, component in zip(numbers.tolist(), sites.component[rows], strict=True):
+            letters[number - start] = one_letter(sites.components[component])
+        chains[internal] = _Polymer("".join(letters), start, {})
+    return chains
 
 
 def _author_chains(

@@ -42,7 +42,8 @@ class Msa:
     @property
     def query(self) -> str:
         """The first row without gaps."""
-        return self.letters[0].tobytes().decode("ascii").replace("-", "")
+        row: bytes = self.letters[0].tobytes()
+        return row.decode("ascii").replace("-", "")
 
     def descriptions(self) -> list[str]:
         """Header of every row."""
@@ -107,6 +108,8 @@ def merge(msas: Sequence[Msa], max_rows: int | None = None) -> MergedMsa:
         MsaError: the alignments differ in length.
     """
     columns = msas[0].letters.shape[1]
+    if len(msas) > 255:
+        raise MsaError(f"{len(msas)} alignments for one chain, at most 255")
     for index, msa in enumerate(msas):
         if msa.letters.shape[1] != columns:
             raise MsaError(

@@ -64,9 +64,9 @@ def _first_model(data: bytes, path: str) -> tuple[Any, int]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            structure = PDBParser(QUIET=True).get_structure(
-                "", io.StringIO(data.decode("utf-8", "replace"))
-            )
+            parser: Any = PDBParser  # untyped
+            text = io.StringIO(data.decode("utf-8", "replace"))
+            structure = parser(QUIET=True).get_structure("", text)
             models = list(structure)
     except Exception as error:  # Biopython raises whatever int() and float() do
         raise MmcifError(f"not a PDB file: {error}", path=path or None) from None
@@ -76,7 +76,8 @@ def _first_model(data: bytes, path: str) -> tuple[Any, int]:
 
 
 def _chain(part: Any, path: str, config: FeaturizeConfig, is_distillation: bool) -> Chain | None:
-    letters, positions, masks, confidences = [], [], [], []
+    letters: list[str] = []
+    positions, masks, confidences = [], [], []
     codes: dict[int, str] = {}
     for residue in part:
         code = residue.id[2]

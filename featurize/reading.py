@@ -7,7 +7,7 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
@@ -106,7 +106,7 @@ def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
     return data
 
 
-def _inflate(ref: FileRef, stream: IO[bytes], packed: int, caps: InputCaps) -> bytes:
+def _inflate(ref: FileRef, stream: Any, packed: int, caps: InputCaps) -> bytes:
     ceiling = min(caps.max_file_bytes, max(_FREE_BYTES, caps.max_ratio * packed))
     pieces: list[bytes] = []
     total = 0

@@ -11,7 +11,7 @@ from evofeed.residues import RESTYPE_3, RESTYPES
 def _extended() -> dict[str, str]:
     from Bio.Data.PDBData import protein_letters_3to1_extended
 
-    return {name: letter for name, letter in protein_letters_3to1_extended.items()}
+    return dict(protein_letters_3to1_extended)
 
 
 def one_letter(name: str) -> str:

@@ -32,6 +32,8 @@ class ChainSource:
         structure: mmCIF, PDB or ProteinNet file.
         fasta: file with its sequence, where there is no structure.
         template_mmcif_dir: folder of `<pdb id>.cif` for its template hits.
+        release_dates: `mmcif_cache.json`: dates of template entries, known before parsing.
+        obsolete_pdbs: the PDB's `obsolete.dat`.
         alignments: instead of a folder: files or spans of a db.
         structure_span: `(offset, size)` in `structure`, if that is a db.
         structure_name: file name of the structure inside such a db.
@@ -46,6 +48,8 @@ class ChainSource:
     structure: str | None = None
     fasta: str | None = None
     template_mmcif_dir: str | None = None
+    release_dates: str | None = None
+    obsolete_pdbs: str | None = None
     alignments: tuple[FileRef, ...] = ()
     structure_span: tuple[int, int] | None = None
     structure_name: str = ""
@@ -53,12 +57,6 @@ class ChainSource:
     sequence: str = ""
     description: str = ""
     is_distillation: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("alignment_dir", "structure", "fasta", "template_mmcif_dir"):
-            value = getattr(self, name)
-            if isinstance(value, os.PathLike):
-                object.__setattr__(self, name, os.fspath(value))
 
     @property
     def entry_id(self) -> str:

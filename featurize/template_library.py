@@ -1,0 +1,146 @@
+"""Structures of template hits: found, parsed once and kept, with their dates."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.errors import InputError, TemplateError
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.sources import ChainSource
+from evofeed.featurize.structure import Structure
+
+_PDB_ID: Final = re.compile(r"[A-Za-z0-9]{1,32}$")
+_KEPT: Final = 128
+"""Structures kept in memory: hits of one family come again and again."""
+
+
+class TemplateLibrary:
+    """Structures by PDB id from a folder of `<id>.cif` (or `<i[1:3]>/<id>.cif`, packed or not).
+
+    A structure is read and parsed at most once while it is among the last used;
+    one that is missing or broken is remembered as such.
+    """
+
+    def __init__(
+        self,
+        mmcif_dir: str,
+        config: FeaturizeConfig,
+        *,
+        release_dates: Mapping[str, str] | None = None,
+        obsolete: Mapping[str, str] | None = None,
+        kept: int = _KEPT,
+    ) -> None:
+        self._folder = Path(mmcif_dir)
+        self._config = config
+        self._kept = kept
+        self._known: OrderedDict[str, Structure | TemplateError] = OrderedDict()
+        self.release_dates = dict(release_dates or {})
+        self.obsolete = dict(obsolete or {})
+        self.parsed = 0
+
+    def current_id(self, pdb_id: str) -> str:
+        """The entry that replaced an obsolete one, or the id itself."""
+        if pdb_id in self.release_dates:
+            return pdb_id
+        return self.obsolete.get(pdb_id, pdb_id)
+
+    def structure(self, pdb_id: str) -> Structure:
+        """The parsed entry.
+
+        Raises:
+            TemplateError: it is not there, or cannot be parsed; says why.
+        """
+        if pdb_id in self._known:
+            self._known.move_to_end(pdb_id)
+        else:
+            self._known[pdb_id] = self._parse(pdb_id)
+            while len(self._known) > self._kept:
+                self._known.popitem(last=False)
+        entry = self._known[pdb_id]
+        if isinstance(entry, TemplateError):
+            raise TemplateError(entry.message, path=entry.path)
+        return entry
+
+    def _parse(self, pdb_id: str) -> Structure | TemplateError:
+        path = self._find(pdb_id)
+        if path is None:
+            return TemplateError("no structure file", path=str(self._folder / f"{pdb_id}.cif"))
+        self.parsed += 1
+        try:
+            data = read_bytes(file_ref(path), self._config.caps)
+            return parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
+        except InputError as error:
+            return TemplateError("broken structure file: " + error.message, path=str(path))
+
+    def _find(self, pdb_id: str) -> Path | None:
+        if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
+            return None
+        for folder in (self._folder, self._folder / pdb_id[1:3]):
+            for suffix in (".cif", ".cif.gz", ".cif.zst"):
+                path = folder / f"{pdb_id}{suffix}"
+                if path.is_file():
+                    return path
+        return None
+
+
+def read_release_dates(path: str) -> dict[str, str]:
+    """PDB id (lower case) -> ISO date of an `mmcif_cache.json`.
+
+    Raises:
+        InputError: not that file.
+    """
+    try:
+        entries: dict[str, Any] = json.loads(read_bytes(file_ref(path)))
+        return {name.lower(): entry["release_date"] for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"not a release date cache: {error!r}", path=path) from None
+
+
+def read_obsolete(path: str) -> dict[str, str]:
+    """Obsolete PDB id -> the id that replaced it at last, of the PDB's `obsolete.dat`.
+
+    Lines are `OBSLTE    31-JUL-94 116L     216L`; entries without successor are
+    left out, chains of replacements are followed, loops among them dropped.
+    """
+    direct = {}
+    for line in read_bytes(file_ref(path)).decode("utf-8", "replace").splitlines():
+        text = line.strip()
+        if text.startswith("OBSLTE") and len(text) > 30:
+            direct[text[20:24].lower()] = text[29:33].lower()
+    final = {}
+    for old in direct:
+        seen = {old}
+        new = direct[old]
+        while new in direct and new not in seen:
+            seen.add(new)
+            new = direct[new]
+        if new not in direct:
+            final[old] = new
+    return final
+
+
+@lru_cache(maxsize=4)
+def _library(
+    mmcif_dir: str, release_dates: str | None, obsolete: str | None, config: FeaturizeConfig
+) -> TemplateLibrary:
+    return TemplateLibrary(
+        mmcif_dir,
+        config,
+        release_dates=read_release_dates(release_dates) if release_dates else None,
+        obsolete=read_obsolete(obsolete) if obsolete else None,
+    )
+
+
+def template_library(source: ChainSource, config: FeaturizeConfig) -> TemplateLibrary | None:
+    """The library a source's templates come from, one per folder and process."""
+    if source.template_mmcif_dir is None:
+        return None
+    return _library(source.template_mmcif_dir, source.release_dates, source.obsolete_pdbs, config)

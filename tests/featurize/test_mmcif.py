@@ -1,0 +1,157 @@
+"""mmCIF entries: what OpenFold reads, what it refuses, and what we take all the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import golden_files
+
+from evofeed.errors import InputError, MmcifError
+from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain
+from evofeed.featurize.mmcif import parse_mmcif
+
+PARSED: dict[str, Any] = {
+    name: entry
+    for path in golden_files("data/golden/mmcif/parse.json")
+    for name, entry in json.loads(path.read_text()).items()
+}
+FOLDER = golden_files("data/inputs/mmcif")
+OPENFOLD = FeaturizeConfig.openfold()
+
+
+def read(name: str) -> bytes:
+    return (FOLDER[0] / f"{name}.cif").read_bytes()
+
+
+@pytest.mark.parametrize("name", [n for n, e in PARSED.items() if not e["errors"]])
+def test_headers_sequences_and_missing_residues_equal_openfolds(name: str, golden: Path) -> None:
+    entry = PARSED[name]
+    structure = parse_mmcif(read(name), file_id=name, config=OPENFOLD)
+    header = entry["header"]
+    assert structure.method == header["structure_method"]
+    assert structure.release_date == header.get("release_date", "")
+    assert structure.resolution == header["resolution"]
+    assert list(structure.sequences.items()) == list(entry["chain_to_seqres"].items())
+    for chain_id in structure.sequences:
+        chain = structure.chain(chain_id)
+        assert chain.missing == entry["missing"][chain_id]
+        codes = {str(i): code for i, code in chain.insertion_codes.items()}
+        assert codes == entry["inscodes"][chain_id]
+
+
+@pytest.mark.parametrize("name", [n for n, e in PARSED.items() if e["errors"]])
+def test_what_openfold_cannot_parse_is_refused_with_a_reason(name: str, golden: Path) -> None:
+    with pytest.raises(MmcifError) as error:
+        parse_mmcif(read(name), file_id=name, path=f"{name}.cif", config=OPENFOLD)
+    assert PARSED[name]["errors"][0].strip("'") in str(error.value)
+
+
+def test_an_undated_entry_without_id_is_taken_by_default(golden: Path) -> None:
+    taken = []
+    for name, entry in PARSED.items():
+        if entry["errors"] and "No protein" not in entry["errors"][0]:
+            taken += parse_mmcif(read(name), file_id=name).sequences.values()
+    assert taken and all(len(sequence) > 10 for sequence in taken)
+
+
+UNDATED = [
+    (name, chain)
+    for name, entry in PARSED.items()
+    for chain in entry.get("make_mmcif_features_error", {})
+]
+
+
+@pytest.mark.parametrize(("name", "chain"), UNDATED)
+def test_chains_without_a_date_fail_as_in_openfold_and_pass_by_default(
+    name: str, chain: str, golden: Path
+) -> None:
+    assert "release_date" in PARSED[name]["make_mmcif_features_error"][chain]
+    source = ChainSource(f"{name}_{chain}", structure=str(FOLDER[0] / f"{name}.cif"))
+    with pytest.raises(InputError, match="release date"):
+        featurize_chain(source, OPENFOLD)
+    assert featurize_chain(source).release_date == ""
+
+
+def test_a_position_with_two_residue_types_counts_once_by_default(golden: Path) -> None:
+    shifted = 0
+    for name, entry in PARSED.items():
+        for chain_id, doubled in entry.get("chain_to_seqres", {}).items():
+            structure = parse_mmcif(read(name), file_id=name)
+            shifted += len(doubled) != len(structure.sequences[chain_id])
+            chain = structure.chain(chain_id)
+            # The letters are now those of the atoms: every observed CB says "not glycine".
+            cb = chain.mask[:, 3] > 0
+            assert not any(chain.sequence[i] == "G" for i in np.flatnonzero(cb))
+    assert shifted
+
+
+def test_altlocs_take_the_fullest_and_the_first_of_equals() -> None:
+    rows = [("A", "0.40", "1.000"), ("B", "0.60", "2.000"), ("C", "0.60", "3.000")]
+    chain = parse_mmcif(small(rows), file_id="tiny").chain("A")
+    assert chain.positions[0, 1, 0] == 2.0 and chain.mask.sum() == 1
+
+
+def test_an_unlabelled_atom_stays_though_a_second_follows() -> None:
+    chain = parse_mmcif(small([(".", "0.1", "1.0"), (".", "0.9", "2.0")]), file_id="t").chain("A")
+    assert chain.positions[0, 1, 0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b"data_tiny", b"data_tiny\0", "NUL"),
+        (b"loop_\n_atom_site", b"loop_\nloop_\n_atom_site", "not mmCIF"),
+        (b" 1.000 ", b" many ", "many"),
+        (b" 1.000 ", b" nan ", "nan"),
+        (b"peptide", b"other", "No protein chains"),
+        (b"_atom_site.Cartn_x", b"_atom_site.Cartn_q", "Cartn_x"),
+    ],
+)
+def test_damage_is_one_typed_error_naming_the_file(old: bytes, new: bytes, why: str) -> None:
+    data = small([("A", "0.40", "1.000")])
+    assert old in data
+    with pytest.raises(MmcifError, match=why) as error:
+        parse_mmcif(data.replace(old, new), file_id="tiny", path="tiny.cif").chain("A")
+    assert error.value.path == "tiny.cif"
+
+
+def small(rows: list[tuple[str, str, str]]) -> bytes:
+    atoms = "\n".join(
+        f"ATOM CA {alt} ALA A 1 1 A ? {occupancy} {x} 0 0 1" for alt, occupancy, x in rows
+    )
+    return f"""data_tiny
+_entry.id tiny
+loop_
+_entity_poly_seq.entity_id
+_entity_poly_seq.num
+_entity_poly_seq.mon_id
+1 1 ALA
+1 2 GLY
+loop_
+_chem_comp.id
+_chem_comp.type
+ALA 'L-peptide linking'
+GLY 'peptide linking'
+_struct_asym.id A
+_struct_asym.entity_id 1
+loop_
+_atom_site.group_PDB
+_atom_site.label_atom_id
+_atom_site.label_alt_id
+_atom_site.label_comp_id
+_atom_site.label_asym_id
+_atom_site.label_seq_id
+_atom_site.auth_seq_id
+_atom_site.auth_asym_id
+_atom_site.pdbx_PDB_ins_code
+_atom_site.occupancy
+_atom_site.Cartn_x
+_atom_site.Cartn_y
+_atom_site.Cartn_z
+_atom_site.pdbx_PDB_model_num
+{atoms}
+""".encode()

@@ -1,0 +1,104 @@
+"""Records turn back into OpenFold's raw feature dicts, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.golden import (
+    INPUTS,
+    RAW,
+    STRUCTURE_RAW,
+    assert_same,
+    openfold_record,
+    recorded,
+    sources,
+)
+
+from evofeed.features import ChainRecord
+from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain, to_openfold_raw
+
+CHAINS = [path for path in RAW if path.name.removesuffix(".raw.npz") in sources()]
+PDB = [path for path in RAW if path.name.endswith(".pdb.raw.npz")]
+DERIVED = [p for p in RAW if p not in CHAINS + PDB and "multimer" not in p.name]
+
+
+@pytest.mark.parametrize("path", CHAINS, ids=lambda path: path.name)
+def test_alignments_templates_and_structures_equal_openfolds(path: Path, golden: Path) -> None:
+    want = recorded(path)
+    got = to_openfold_raw(openfold_record(path.name.removesuffix(".raw.npz")))
+    assert got.keys() == want.keys()
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("path", STRUCTURE_RAW, ids=lambda path: path.name)
+def test_structures_equal_openfolds(path: Path, golden: Path) -> None:
+    chain_id = path.name.removesuffix(".raw.npz")
+    structure = INPUTS[0] / "mmcif" / f"{chain_id.rpartition('_')[0]}.cif"
+    want = recorded(path)
+    # Where OpenFold's featuriser failed for want of a date, its atoms were recorded alone.
+    config = FeaturizeConfig.openfold(require_release_date="release_date" in want)
+    record = featurize_chain(ChainSource(chain_id, structure=str(structure)), config)
+    assert_same(to_openfold_raw(record), want)
+
+
+@pytest.mark.parametrize("path", PDB, ids=lambda path: path.name)
+def test_legacy_pdb_files_of_distillation_sets_equal_openfolds(path: Path, golden: Path) -> None:
+    chain_id = path.name.removesuffix(".pdb.raw.npz")
+    structure = INPUTS[0] / "pdb" / f"{chain_id.rpartition('_')[0]}.pdb"
+    source = ChainSource(chain_id, structure=str(structure), is_distillation=True)
+    record = featurize_chain(source, FeaturizeConfig.openfold())
+    assert_same(to_openfold_raw(record), recorded(path))
+
+
+@pytest.mark.parametrize("path", DERIVED, ids=lambda path: path.name)
+def test_a_derived_chain_equals_openfolds(path: Path, golden: Path) -> None:
+    """One parent's alignment and templates without its first columns, on another structure."""
+    want = recorded(path)
+    sequence = want["sequence"][0].decode()
+    parent = next(
+        record
+        for record in map(openfold_record, sources())
+        if record.num_templates and sequence[:20] in record.sequence
+    )
+    cut = parent.sequence.index(sequence[:20])
+    name = want["domain_name"][0].decode()
+    file = f"{name.rpartition('_')[0]}.cif"
+    structure = next(INPUTS[0].rglob(file))
+    record = featurize_chain(
+        ChainSource(name, structure=str(structure)), FeaturizeConfig.openfold()
+    )
+    assert_same(to_openfold_raw(_with_columns_of(record, parent, cut)), want)
+
+
+def _with_columns_of(record: ChainRecord, parent: ChainRecord, cut: int) -> ChainRecord:
+    kept = parent.deletion_column >= cut
+    return record.replace(
+        msa=parent.msa[:, cut:],
+        deletion_row=parent.deletion_row[kept],
+        deletion_column=parent.deletion_column[kept] - cut,
+        deletion_count=parent.deletion_count[kept],
+        msa_species=parent.msa_species,
+        template_aatype=parent.template_aatype[:, cut:],
+        template_all_atom_positions=parent.template_all_atom_positions[:, cut:],
+        template_all_atom_mask=parent.template_all_atom_mask[:, cut:],
+        template_sum_probs=parent.template_sum_probs,
+        template_domain_names=parent.template_domain_names,
+        template_sequence=parent.template_sequence,
+    )
+
+
+def test_the_pack_is_walked_whole(golden: Path) -> None:
+    assert len(CHAINS) >= 6 and len(STRUCTURE_RAW) >= 17 and PDB and len(DERIVED) == 1
+
+
+@pytest.mark.parametrize("chain_id", list(sources()))
+def test_the_default_config_takes_every_chain_too(chain_id: str, golden: Path) -> None:
+    record = featurize_chain(sources()[chain_id])
+    strict = openfold_record(chain_id)
+    assert np.array_equal(record.msa, strict.msa)
+    assert np.array_equal(record.aatype, strict.aatype)
+    assert record.num_templates >= strict.num_templates
+    counts = (record.msa[..., None] == np.arange(22)).sum(0)
+    assert np.array_equal(counts, record.hhblits_profile_counts)
