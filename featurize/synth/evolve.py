@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
 from numba import njit
 
 from evofeed.featurize.synth import fold as folds
 from evofeed.residues import GAP, RESTYPES
-from evofeed.shapes import Float, Int, UInt8
+from evofeed.shapes import Float, Int
 
 # UniProtKB/Swiss-Prot composition, percent, in RESTYPES order.
 _COMPOSITION = (
@@ -26,16 +27,16 @@ _COMPOSITION = (
 )
 BACKGROUND = np.array([float(x) for x in _COMPOSITION.split()])
 BACKGROUND /= BACKGROUND.sum()
-_HYDROPATHY = (
-    np.array(  # Kyte-Doolittle, in RESTYPES order, scaled to about one
-        [1.8, -4.5, -3.5, -3.5, 2.5, -3.5, -3.5, -0.4, -3.2, 4.5]
-        + [3.8, -3.9, 1.9, 2.8, -1.6, -0.8, -0.7, -0.9, -1.3, 4.2]
-    )
-    / 3
+_HYDROPATHY = np.array(  # Kyte-Doolittle, in RESTYPES order, scaled to about one
+    "1.8 -4.5 -3.5 -3.5 2.5 -3.5 -3.5 -0.4 -3.2 4.5"
+    " 3.8 -3.9 1.9 2.8 -1.6 -0.8 -0.7 -0.9 -1.3 4.2".split(),
+    float,
 )
-_VOLUME = np.array(  # A^3, Zamyatnin 1972, centred and scaled
-    [88.6, 173.4, 114.1, 111.1, 108.5, 143.8, 138.4, 60.1, 153.2, 166.7]
-    + [166.7, 168.6, 162.9, 189.9, 112.7, 89.0, 116.1, 227.8, 193.6, 140.0]
+_HYDROPATHY /= 3
+_VOLUME = np.array(  # cubic angstrom, Zamyatnin 1972, in RESTYPES order
+    "88.6 173.4 114.1 111.1 108.5 143.8 138.4 60.1 153.2 166.7 166.7 168.6 162.9 189.9 112.7 89.0"
+    " 116.1 227.8 193.6 140.0".split(),
+    float,
 )
 _VOLUME = (_VOLUME - _VOLUME.mean()) / _VOLUME.std()
 _CHARGE = np.array([{"K": 1.0, "R": 1.0, "D": -1.0, "E": -1.0}.get(c, 0.0) for c in RESTYPES])
@@ -115,12 +116,12 @@ def _energy(
     burial = (crowd - crowd.mean()) / (crowd.std() + 1e-9)
     fields = rng.normal(0, 0.4, [len(core), 20])
     fields[sites] += 0.5 * burial[:, None] * _HYDROPATHY
-    for i, kind in zip(sites, fold.ss, strict=True):
-        fields[i, [RESTYPES.index(c) for c in _SS_TASTE[kind]]] += 0.5
+    for site, ss in zip(sites, fold.ss, strict=True):
+        fields[site, [RESTYPES.index(c) for c in _SS_TASTE[ss]]] += 0.5
     neighbours = np.full([len(core), _MAX_CONTACTS], -1)
-    for i, site in enumerate(sites):
+    for i in range(len(sites)):
         near = np.flatnonzero((distance[i] < 8) & (apart[i] >= 4))[:_MAX_CONTACTS]
-        neighbours[site, : len(near)] = sites[near]
+        neighbours[sites[i], : len(near)] = sites[near]
     kind = rng.integers(3, size=[len(core), len(core)])
     kind = np.minimum(kind, kind.T)  # the same seen from either side
     kinds = kind[np.arange(len(core))[:, None], neighbours]
@@ -142,7 +143,7 @@ def blosum62() -> Int[np.ndarray, "20 20"]:
     """BLOSUM62 scores in RESTYPES order (Henikoff and Henikoff 1992)."""
     from Bio.Align import substitution_matrices
 
-    matrix = substitution_matrices.load("BLOSUM62")
+    matrix = substitution_matrices.load("BLOSUM62")  # type: ignore[no-untyped-call]
     return np.array([[int(matrix[a][b]) for b in RESTYPES] for a in RESTYPES])
 
 
@@ -167,6 +168,7 @@ def _tree(rng: np.random.Generator, num_leaves: int) -> tuple[np.ndarray, np.nda
 
 
 @njit(cache=True, nogil=True)
+@no_type_check
 def _uniform(state: np.ndarray) -> float:
     """The next number in [0, 1) of a splitmix64 stream: the same on every machine."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -177,8 +179,9 @@ def _uniform(state: np.ndarray) -> float:
 
 
 @njit(cache=True, nogil=True)
+@no_type_check
 def _descend(
-    root: UInt8[np.ndarray, "X"],
+    root: np.ndarray,
     core: np.ndarray,
     parent: np.ndarray,
     moves: np.ndarray,
@@ -199,11 +202,11 @@ def _descend(
         row = rows[node]
         row[:] = root if node == 0 else rows[parent[node]]
         for _ in range(moves[node]):
-            site = min(np.searchsorted(rate_cdf, _uniform(state)), columns - 1)
+            site = min(int(np.searchsorted(rate_cdf, _uniform(state))), columns - 1)
             old = row[site]
             if old == GAP:
                 continue
-            new = min(np.searchsorted(proposals[old], _uniform(state)), 19)
+            new = min(int(np.searchsorted(proposals[old], _uniform(state))), 19)
             gain = fields[site, new] - fields[site, old]
             for k in range(neighbours.shape[1]):
                 other = neighbours[site, k]
@@ -220,6 +223,7 @@ def _descend(
 
 
 @njit(cache=True, nogil=True)
+@no_type_check
 def _indel(row: np.ndarray, core: np.ndarray, state: np.ndarray) -> None:
     """Open or close a run of columns: insertions beside the core, deletions anywhere."""
     start = int(_uniform(state) * len(row))

@@ -9,6 +9,7 @@ frames: CA at the origin, C on x, N in the upper xy half-plane.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
 from numba import njit
@@ -139,9 +140,8 @@ def _extend(
     side = np.cross(normal, bc)
     x = -length * np.cos(angle)
     y = length * np.sin(angle)
-    return (
-        c + x * bc + y * (np.cos(torsion)[..., None] * side + np.sin(torsion)[..., None] * normal)
-    )
+    turned = np.cos(torsion)[..., None] * side + np.sin(torsion)[..., None] * normal
+    return np.asarray(c + x * bc + y * turned)
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
@@ -149,6 +149,7 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
+@no_type_check
 def _score(placed: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Per try: clashes with what is placed, and an energy (spread minus contacts)."""
     clashes, energy = np.zeros(len(new)), np.zeros(len(new))
@@ -185,7 +186,7 @@ def centroids(rots: np.ndarray, origins: np.ndarray) -> Float[np.ndarray, "L 3"]
 
 
 def all_atoms(
-    rng: np.random.Generator, aatype: Int[np.ndarray, "L"], fold: Fold
+    rng: np.random.Generator, aatype: Int[np.ndarray, " L"], fold: Fold
 ) -> Float[np.ndarray, "L 14 3"]:
     """Every heavy atom (atom14 slots), side chains in the least crowded of some rotamers."""
     rots, origins = frames(fold)

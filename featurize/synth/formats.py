@@ -12,7 +12,7 @@ import numpy as np
 
 from evofeed.featurize.synth.evolve import blosum62
 from evofeed.residues import GAP, RESTYPES
-from evofeed.shapes import Bool, UInt8
+from evofeed.shapes import UInt8
 
 _UPPER = np.frombuffer((RESTYPES + "X-").encode(), np.uint8)
 _LOWER = np.frombuffer((RESTYPES.lower() + "x\0").encode(), np.uint8)
@@ -32,9 +32,9 @@ class Hit:
     prob: float
 
 
-def letters(row: UInt8[np.ndarray, "X"]) -> str:
+def letters(row: UInt8[np.ndarray, " X"]) -> str:
     """The residues of a row, gaps left out."""
-    return _UPPER[row[row != GAP]].tobytes().decode()
+    return str(_UPPER[row[row != GAP]].tobytes().decode())
 
 
 def a3m(names: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
@@ -64,12 +64,13 @@ def stockholm(names: list[str], descriptions: list[str], rows: UInt8[np.ndarray,
     return "".join([*out, "//\n"])
 
 
-def hhr(query_name: str, query: UInt8[np.ndarray, "X"], num_seqs: int, hits: list[Hit]) -> str:
+def hhr(query_name: str, query: UInt8[np.ndarray, " X"], num_seqs: int, hits: list[Hit]) -> str:
     """An hhsearch report of these hits, best first."""
     length = int((query != GAP).sum())
     head = (
         f"Query         {query_name}\nMatch_columns {length}\nNo_of_seqs    {num_seqs} out of "
-        f"{num_seqs}\nNeff          {4 + num_seqs % 7:.1f}\nSearched_HMMs {max(len(hits), 1) * 80}\n"
+        f"{num_seqs}\nNeff          {4 + num_seqs % 7:.1f}\n"
+        f"Searched_HMMs {max(len(hits), 1) * 80}\n"
         "Date          Mon Jan  4 12:00:00 2021\n"
         "Command       hhsearch -i query.a3m -o output.hhr -maxseq 1000000 -d pdb70\n\n"
         " No Hit                             Prob E-value P-value  Score    SS Cols "
@@ -159,7 +160,7 @@ def _similarity(q: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _marks(q: np.ndarray, t: np.ndarray) -> str:
     """hhsearch's line between the two: `|` identical, `+` similar, `.` neutral, else `-` or `=`."""
-    both: Bool[np.ndarray, "n"] = (q < 20) & (t < 20)
+    both = (q < 20) & (t < 20)
     score = np.full(len(q), -99)
     score[both] = blosum62()[q[both], t[both]]
     marks = np.select(

@@ -161,28 +161,20 @@ def _name(rng: np.random.Generator, database: str, row: np.ndarray) -> str:
 def _stranger(rng: np.random.Generator, member: Member, other: Member) -> formats.Hit:
     """A weak hit to another family: a short stretch aligned without gaps."""
     mine, theirs = np.flatnonzero(member.row != GAP), np.flatnonzero(other.row != GAP)
-    length = int(min(rng.integers(8, 25), len(mine), len(theirs)))
+    length = min(int(rng.integers(8, 25)), len(mine), len(theirs))
     start, at = rng.integers(len(mine) - length + 1), rng.integers(len(theirs) - length + 1)
+    before, t_before = int(start), int(at)
+    after, t_after = len(mine) - before - length, len(theirs) - t_before - length
     # lay both out on columns of their own: what comes before, the stretch, what follows
-    before, after = int(start), len(mine) - int(start) - length
-    t_before, t_after = int(at), len(theirs) - int(at) - length
     gap = np.uint8(GAP)
-    q = np.concatenate(
-        [
-            member.row[mine[:before]],
-            np.full(t_before, gap),
-            member.row[mine[before : before + length]],
-        ]
-        + [member.row[mine[before + length :]], np.full(t_after, gap)]
-    )
-    t = np.concatenate(
-        [
-            np.full(before, gap),
-            other.row[theirs[:t_before]],
-            other.row[theirs[t_before : t_before + length]],
-        ]
-        + [np.full(after, gap), other.row[theirs[t_before + length :]]]
-    )
+    q = np.full(before + t_before + length + after + t_after, gap)
+    t = q.copy()
+    stretch = slice(before + t_before, before + t_before + length)
+    q[:before], t[before : stretch.start] = member.row[mine[:before]], other.row[theirs[:t_before]]
+    q[stretch] = member.row[mine[before : before + length]]
+    t[stretch] = other.row[theirs[t_before : t_before + length]]
+    q[stretch.stop : stretch.stop + after] = member.row[mine[before + length :]]
+    t[stretch.stop + after :] = other.row[theirs[t_before + length :]]
     return formats.Hit(
         name=other.chain_id[:4].upper() + other.chain_id[4:],
         description="Simulated protein; another family {synthetic construct}",
