@@ -57,8 +57,8 @@ class AlphaFoldLoss(nn.Module):
             terms = self.terms(out, outputs["sm"], last_recycle(batch))
             weighted = sum(getattr(self.config, name) * term for name, term in terms.items())
             assert isinstance(weighted, Tensor)
-            length = batch["seq_length"].to(weighted.dtype).clamp(max=batch["aatype"].shape[-1])
-            loss = torch.mean(weighted * torch.sqrt(length))
+            length = batch["seq_length"].clamp(max=batch["aatype"].shape[-1])
+            loss = torch.mean(weighted * torch.sqrt(length.float()))
         breakdown = {name: term.detach().mean() for name, term in terms.items()}
         return loss, breakdown | {
             "unscaled_loss": weighted.detach().mean(),

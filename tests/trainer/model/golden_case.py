@@ -62,9 +62,12 @@ class Case:
         """The pack's own float32 error of `out`, `gin` or `gparam`."""
         return float(self.meta.get("f32_vs_f64_maxrel", {}).get(what, 0.0))
 
-    def compare_outputs(self, got: Mapping[str, Tensor]) -> dict[str, float]:
+    def compare_outputs(
+        self, got: Mapping[str, Tensor], tolerance: float | None = None
+    ) -> dict[str, float]:
         """Every stored output against ours; returns those that are off, with their error."""
-        tolerance = F64_TOLERANCE if self.suffix else max(1e-5, 10 * self.recorded("out"))
+        if tolerance is None:
+            tolerance = F64_TOLERANCE if self.suffix else max(1e-5, 10 * self.recorded("out"))
         off = {}
         for name, want in self.group(f"out{self.suffix}").items():
             error = _relative(got[name].detach().numpy(), want, self.arrays.get(f"valid.{name}"))
