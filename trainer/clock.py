@@ -25,6 +25,7 @@ PARTS = (
     "optimizer",
     "validation",
     "checkpoint",
+    "profiling",
     "other",
 )
 """The parts of a step, in the order in which a report lists them."""

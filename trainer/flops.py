@@ -1,7 +1,7 @@
 """Floating-point operations of a training step, counted on the model itself.
 
-The plain model runs once on the meta device, where tensors have shapes and no
-values, under torch's flop counter: matrix products count two per multiply-add,
+The plain model runs once on fake tensors, which have shapes and no values, under
+torch's flop counter: matrix products count two per multiply-add,
 everything else nothing. Recomputation by activation checkpointing is not
 counted, as usual for model FLOP utilisation (MFU).
 """
@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
+
+from evofeed.features import BATCH
 
 PEAK_FLOPS: dict[str, dict[str, float]] = {
     "H200": {"bf16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
@@ -31,20 +35,22 @@ def count_step_flops(
     A step with R recycles costs `(R - 1) * forward + forward_backward`.
 
     Args:
-        build: makes the plain model; called under the meta device.
+        build: makes the plain model, of fake tensors here.
         batch: any batch of the shapes to count for.
     """
-    with torch.device("meta"):
+    with torch.device("meta"):  # drawing initial weights would need values
         model = build()
-    meta = {name: torch.empty_like(value, device="meta") for name, value in batch.items()}
-    if "msa_feat" in meta:  # one pass only: the recycles before are the same forward again
-        length = meta["msa_feat"].shape[0]
-        meta = {k: _one_recycle(k, v, length) for k, v in meta.items()}
-    with torch.device("meta"):
+    with FakeTensorMode(allow_non_fake_inputs=True):  # the model's constant tables are real
+        weights = {n: torch.empty(p.shape, requires_grad=True) for n, p in model.named_parameters()}
+        inputs = {
+            name: _one_recycle(name, torch.empty(value.shape, dtype=value.dtype), batch)
+            for name, value in batch.items()
+        }
         with FlopCounterMode(display=False) as forward, torch.no_grad():
-            model(meta)
+            functional_call(model, weights, (inputs,))
         with FlopCounterMode(display=False) as both:
-            torch.autograd.backward(_sum_of_outputs(model(meta)))
+            outputs = functional_call(model, weights, (inputs,))
+            torch.autograd.backward(_sum_of_outputs(outputs))
     return {
         "forward": float(forward.get_total_flops()),
         "forward_backward": float(both.get_total_flops()),
@@ -59,17 +65,16 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return None
 
 
-def _one_recycle(name: str, value: Tensor, length: int) -> Tensor:
-    from evofeed.features import BATCH
-
+def _one_recycle(name: str, value: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """One pass is enough: the recycles before are the same forward again."""
     per_recycle = {feature.name for feature in BATCH if feature.stage == "recycle"}
-    return value[:1] if name in per_recycle and value.shape[:1] == (length,) else value
+    return value[:1] if name in per_recycle and "msa_feat" in batch else value
 
 
 def _sum_of_outputs(outputs: Any) -> Tensor:
     """Something to differentiate that reaches every output which has a gradient."""
     if isinstance(outputs, Tensor):
-        return outputs.sum() if outputs.requires_grad else torch.zeros((), device="meta")
+        return outputs.sum() if outputs.requires_grad else torch.zeros(())
     entries = outputs.values() if isinstance(outputs, Mapping) else outputs
     parts = [_sum_of_outputs(entry) for entry in entries]
     return torch.stack([part.float() for part in parts]).sum()

@@ -13,11 +13,12 @@ a step's numbers are read one step later, by all ranks alike.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ from evofeed.trainer.clock import StepClock
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.distributed import World
 from evofeed.trainer.flat import FlatOptimizer
+from evofeed.trainer.gradients import watch_gradients
 from evofeed.trainer.optim import learning_rate
 from evofeed.trainer.runlog import RunLog
 from evofeed.trainer.stream import BatchStream, Loader, num_recycles
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 CHECKPOINTS = "checkpoints"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class TrainResult:
         seconds: wall time from the first wait for data to the end.
         stopped_by: name of the signal that ended it early, or empty.
         checkpoint: the last checkpoint written.
+        untouched: parameters that no gradient reached in the first step.
     """
 
     out: Path
@@ -62,6 +66,7 @@ class TrainResult:
     seconds: float = 0.0
     stopped_by: str = ""
     checkpoint: Path | None = None
+    untouched: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -149,21 +154,34 @@ class Loop:
         for buffer in (*self.optimizer.state().values(), self.optimizer.updates):
             self.world.broadcast(buffer)
         self.model.train()
-        began = time.perf_counter()
+        began, first = time.perf_counter(), self.result.step
         with self._signals():
             for step in range(self.result.step, self.config.steps):
-                self._step(step)
+                with watch_gradients(self.model) if step == first else nullcontext(set()) as left:
+                    self._step(step)
+                self._tell_untouched(left)
                 if self._stop:
                     break
         self._finish()
         self.result.seconds = time.perf_counter() - began
         return self.result
 
+    def _tell_untouched(self, names: set[str]) -> None:
+        if names:
+            self.result.untouched = sorted(names)
+            _LOG.warning(
+                "%d parameters got no gradient and stay as they are, %s first; "
+                "evofeed.trainer.gradients.find_untouched names the loss terms to blame",
+                len(names),
+                min(names),
+            )
+
     def _step(self, step: int) -> None:
+        config, clock = self.config, self.clock
+        clock.begin(step, "profiling")
         if self.watch:
             self.watch(step)
-        config, clock = self.config, self.clock
-        clock.begin(step)
+        clock.part("optimizer")
         self.optimizer.zero_grad()
         numbers: Tensor | None = None
         samples: list[str] = []

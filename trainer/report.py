@@ -20,7 +20,7 @@ from evofeed.trainer.flops import peak_flops
 from evofeed.trainer.runlog import read_steps
 
 REPORT = "report.json"
-_NOT_TRAINING = ("validation", "checkpoint")  # a step's time is told without these
+_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is told without these
 
 
 def make_report(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from evofeed.trainer.runlog import read_steps
 
 _COLOURS = (
     "#d62728", "#ff9896", "#e377c2", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b",
-    "#bcbd22", "#c7c7c7",
+    "#bcbd22", "#17becf", "#c7c7c7",
 )  # fmt: skip
 
 

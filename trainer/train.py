@@ -117,6 +117,7 @@ def run(
             "steps": result.step,
             "skipped": result.skipped,
             "stopped_by": result.stopped_by,
+            "untouched": result.untouched,
             "operators": sampler.result,
             "loader": _stats(loader),
             "flops": _flops(plain, loop.batch_like),

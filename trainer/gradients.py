@@ -1,0 +1,93 @@
+"""Which parameters a loss does not reach, and which of its terms would reach them.
+
+Bucketed data parallel training hangs, or silently trains nothing, when a loss
+term is switched off and takes parameters with it (High-Flyer met exactly this).
+Here gradients are averaged in one buffer, so nothing can hang; what is left is to
+say so when a parameter never gets a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untouched:
+    """A parameter without a gradient.
+
+    Attributes:
+        name: its name in the model.
+        terms: loss terms whose graph does lead to it, so that a weight above 0 would train it;
+            empty if no term does.
+    """
+
+    name: str
+    terms: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.terms:
+            return f"{self.name}: only {', '.join(self.terms)} would train it, and does not count"
+        return f"{self.name}: no loss term leads to it"
+
+
+@contextmanager
+def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
+    """Names of trainable parameters that have had no gradient yet; shrinks while it is open.
+
+    A gradient of exactly zero counts as one: the path is there.
+    """
+    waiting = {name for name, p in model.named_parameters() if p.requires_grad}
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(_remover(waiting, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield waiting
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _remover(waiting: set[str], name: str) -> Callable[[Tensor], None]:
+    return lambda _: waiting.discard(name)
+
+
+def find_untouched(
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    terms: Callable[[Mapping[str, Any], dict[str, Tensor]], Mapping[str, Tensor]],
+    counted: Mapping[str, float],
+) -> list[Untouched]:
+    """Parameters that no counted term reaches on this batch, each with the terms that would.
+
+    Args:
+        model: any model; its gradients are left alone.
+        batch: one batch.
+        terms: live (undetached) loss terms from outputs and batch.
+        counted: weight of each term in the loss; 0 or absent does not count.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    reached: dict[str, set[str]] = {}
+    for term, value in terms(model(batch), batch).items():
+        if not value.requires_grad:
+            reached[term] = set()
+            continue
+        grads = torch.autograd.grad(
+            value.sum(), list(parameters.values()), retain_graph=True, allow_unused=True
+        )
+        reached[term] = {
+            name for name, grad in zip(parameters, grads, strict=True) if grad is not None
+        }
+    trained = set().union(*(names for term, names in reached.items() if counted.get(term, 0.0)))
+    return [
+        Untouched(name=name, terms=tuple(t for t, names in reached.items() if name in names))
+        for name in parameters
+        if name not in trained
+    ]
