@@ -2,6 +2,7 @@
 
 from evofeed.featurize.chain import featurize_chain
 from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
+from evofeed.featurize.crop import crop_record
 from evofeed.featurize.discover import discover
 from evofeed.featurize.openfold_raw import to_openfold_raw
 from evofeed.featurize.reading import FileRef
@@ -13,6 +14,7 @@ __all__ = [
     "FeaturizeConfig",
     "FileRef",
     "InputCaps",
+    "crop_record",
     "discover",
     "featurize_chain",
     "to_openfold_raw",

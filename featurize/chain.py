@@ -175,7 +175,7 @@ def _record(
     _check_queries(target.sequence, msas, names, inputs)
     if not msas:
         inputs.dropped.append("no alignment: the MSA is the query alone")
-    merged = merge(msas or [single_row(target.sequence)], config.max_msa_rows)
+    merged = merge(msas or [single_row(target.sequence)])
     templates = _templates(source, target, files, inputs, library)
     return ChainRecord(
         chain_id=source.chain_id,

@@ -53,8 +53,6 @@ class FeaturizeConfig:
     check_query: bool = True
     """Refuse an alignment whose query has another length than the chain, naming both,
     and note differing letters. OpenFold does not look."""
-    max_msa_rows: int | None = None
-    """Rows kept, the first ones after deduplication; None keeps all."""
 
     # structures
     require_entry_id: bool = False
@@ -107,8 +105,6 @@ class FeaturizeConfig:
     def __post_init__(self) -> None:
         if self.max_templates < 0:
             raise ValueError(f"max_templates is {self.max_templates}, must be >= 0")
-        if self.max_msa_rows is not None and self.max_msa_rows < 1:
-            raise ValueError(f"max_msa_rows is {self.max_msa_rows}, must be >= 1 or None")
         year, *_ = self.max_template_date.split("-")
         if len(self.max_template_date) != 10 or not year.isdigit():
             raise ValueError(f"max_template_date is {self.max_template_date!r}, not YYYY-MM-DD")
@@ -152,8 +148,11 @@ class CropConfig:
 
     max_msa_rows: int | None = None
     """MSA rows kept per chain."""
-    msa_budget: float | None = None
+    msa_budget: float | int | None = None
     """Cells kept per chain: rows <= msa_budget / residues. 5e7 is High-Flyer's rule."""
+    row_choice: Literal["random", "first"] = "random"
+    """Which rows stay: a fair sample, as training would draw, or the first ones, which
+    are the best hits of the first alignment file (High-Flyer). The query always stays."""
     max_templates: int = 20
     """Featurised templates kept per chain."""
     residue_crop: int | None = None

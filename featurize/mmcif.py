@@ -160,7 +160,7 @@ def _protein_chains(block: Any, path: str, config: FeaturizeConfig) -> dict[str,
     columns = ("entity_id", "num", "mon_id")
     for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
         entities.setdefault(entity, []).append((int(number), name))
-    types = {name: kind for name, kind in _table(block, "_chem_comp", ("id", "type"), path)}
+    types = {row[0]: row[1] for row in _table(block, "_chem_comp", ("id", "type"), path)}
     members: dict[str, list[str]] = {}
     for chain, entity in _table(block, "_struct_asym", ("id", "entity_id"), path):
         members.setdefault(entity, []).append(chain)

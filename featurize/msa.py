@@ -97,7 +97,7 @@ def single_row(sequence: str) -> Msa:
     return Msa(letters, none, none, none, b"", np.zeros([1, 2], np.int64))
 
 
-def merge(msas: Sequence[Msa], max_rows: int | None = None) -> MergedMsa:
+def merge(msas: Sequence[Msa]) -> MergedMsa:
     """One MSA of several alignments of the same query.
 
     Rows keep their order; of rows with the same letters the first stays, its
@@ -116,7 +116,7 @@ def merge(msas: Sequence[Msa], max_rows: int | None = None) -> MergedMsa:
                 f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
             )
     letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
-    kept = kernels.first_occurrences(letters)[:max_rows]
+    kept = kernels.first_occurrences(letters)
     msa, counts = kernels.encode(letters, kept, MSA_LETTER_TO_RESTYPE)
     rows = [len(m.letters) for m in msas]
     offsets = np.cumsum([0, *rows])

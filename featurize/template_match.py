@@ -154,9 +154,9 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
 
 @cache
 def _aligner() -> Any:
-    import Bio.Align as biopython
+    from Bio.Align import PairwiseAligner
 
-    make: Any = biopython.PairwiseAligner  # untyped
+    make: Any = PairwiseAligner  # untyped
     aligner = make(mode="global")
     aligner.match_score, aligner.mismatch_score = 2.0, -1.0
     aligner.open_gap_score, aligner.extend_gap_score = -3.0, -0.2

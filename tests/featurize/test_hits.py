@@ -31,7 +31,7 @@ def test_every_hit_equals_openfolds(path: Path, golden: Path) -> None:
 HHR = b"""Query         query
 No 1
 >1ABC_A something
-Probab=99.1  E-value=1e-10  Score=80.1  Aligned_cols=6  Identities=50%  Similarity=0.9  Sum_probs=5.5
+Probab=99.1  E-value=1e-10  Score=80.1  Aligned_cols=6  Identities=50%  Sum_probs=5.5
 
 Q query             3 ACD-EFG    8 (20)
 Q Consensus         3 acd-efg    8 (20)
