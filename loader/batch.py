@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -19,6 +20,9 @@ _STRUCTURE: Final = frozenset(
     chi_mask""".split()
 )
 """Features that only supervised batches have."""
+
+_ALIGN: Final = 512
+"""Bytes; what CUDA's own allocations are aligned to."""
 
 _STAGE: Final = {feature.name: feature.stage for feature in BATCH}
 
@@ -41,14 +45,30 @@ def empty_batch(
         "E": config.max_extra_msa,
         "Tm": config.max_templates,
     }
-    batch = {}
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for feature in BATCH:
-        if feature.name in _STRUCTURE and not config.supervised:
-            continue
-        lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
-        dtype = getattr(torch, feature.dtype)
-        batch[feature.name] = torch.zeros(*lead, *feature.shape(sizes), dtype=dtype, device=device)
-    return batch
+        if feature.name not in _STRUCTURE or config.supervised:
+            lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
+            shapes[feature.name] = (lead + feature.shape(sizes), getattr(torch, feature.dtype))
+    return _carve(shapes, device)
+
+
+def _carve(
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+) -> dict[str, Tensor]:
+    """Zeros of all shapes in one block of memory: one allocation and one fill, not fifty."""
+    starts, total = {}, 0
+    for name, (shape, dtype) in shapes.items():
+        starts[name] = total
+        total += math.prod(shape) * dtype.itemsize
+        total += -total % _ALIGN
+    block = torch.zeros(total, dtype=torch.uint8, device=device)
+    return {
+        name: block[starts[name] : starts[name] + math.prod(shape) * dtype.itemsize]
+        .view(dtype)
+        .view(shape)
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,12 +123,12 @@ def sample_msa(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> MsaSample
 
 def _chosen_rows(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> Tensor:
     """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
-    num_rows = chain.num_rows
-    kept = np.arange(num_rows)
+    num_rows, device = chain.num_rows, chain.msa.device
+    spans = [(0, num_rows)]
     size = msa_transforms.block_size(num_rows, config.block_fraction)
     if config.num_blocks and size:
-        kept = msa_transforms.kept_rows(num_rows, draws.block_starts(num_rows), size)
-    rows = torch.from_numpy(kept).to(chain.msa.device, non_blocking=True)
+        spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+    rows = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
     if chain.is_distillation:
         order = draws.distillation_order(len(rows) - 1)
         rows = _query_first(rows, order)[: config.max_distillation_msa_clusters]

@@ -26,18 +26,20 @@ def block_size(num_rows: int, fraction: float) -> int:
     return int(np.floor(np.float32(num_rows) * np.float32(fraction)))
 
 
-def kept_rows(num_rows: int, starts: Sequence[int], size: int) -> Integer[np.ndarray, " kept"]:
-    """Rows left when blocks of `size` rows from each start are deleted.
+def kept_spans(num_rows: int, starts: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Rows left when blocks of `size` rows from each start are deleted, as `[from, to)`.
 
-    The query, row 0, always stays. Made on the host: its length decides the
-    shapes of everything after, which must be known without asking the GPU.
+    The query, row 0, always stays. Made on the host: the number of rows decides
+    the shapes of everything after, which must be known without asking the GPU.
     """
-    keep = np.ones(num_rows, bool)
-    if size:
-        for start in starts:
-            keep[start : start + size] = False
-    keep[0] = True
-    return np.flatnonzero(keep)
+    spans, end = [(0, 1)], 1
+    for start in sorted(starts) if size else ():
+        if start > end:
+            spans.append((end, start))
+        end = max(end, start + size)
+    if end < num_rows:
+        spans.append((end, num_rows))
+    return spans
 
 
 def mask_msa(

@@ -1,0 +1,82 @@
+"""The datasets a loader draws from, as plain arrays: what to read for each chain, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.order import accept_probability, column, eligible_rows
+from evofeed.store import Dataset
+from evofeed.store.layout import COLUMNS
+from evofeed.store.shard import shard_key
+
+__all__ = ["Catalog", "ChainPlace"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlace:
+    """Where a chain lies: everything a reader needs, so that it opens no index."""
+
+    dataset: int
+    chain_id: str
+    key: str
+    offset: int
+    starts: tuple[int, ...]
+    """Start of each column within the chain's bytes, and the end of the last."""
+    sizes: tuple[int, int, int, int]
+    """L, N, K, T as the index has them; the bytes must agree."""
+
+
+class Catalog:
+    """One dataset's chains that may be drawn."""
+
+    def __init__(self, dataset: Dataset, number: int, config: LoaderConfig) -> None:
+        self.dataset = dataset
+        self.number = number
+        index = dataset.index
+        self.rows = eligible_rows(index, config)
+        self.probability = accept_probability(index)[self.rows] if config.weighted else None
+        self.cost = column(index, "cost")
+        self.resolution = column(index, "resolution")
+        self.is_distillation = column(index, "is_distillation")
+        self._offset = column(index, "offset")
+        self._sizes = [
+            column(index, name)
+            for name in ("num_res", "num_alignments", "num_deletions", "num_templates")
+        ]
+        self._starts = np.asarray(
+            index["column_offsets"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        ).reshape(-1, len(COLUMNS) + 1)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sizes(self, row: int) -> tuple[int, int, int, int]:
+        """L, N, K, T of the chain of an index row."""
+        length, rows, deletions, templates = (int(size[row]) for size in self._sizes)
+        return length, rows, deletions, templates
+
+    def largest(self) -> int:
+        """Row of the eligible chain with the most bytes."""
+        return int(self.rows[np.argmax(column(self.dataset.index, "nbytes")[self.rows])])
+
+    def place(self, row: int) -> ChainPlace:
+        """Where the chain of an index row lies."""
+        index: Any = self.dataset.index
+        return ChainPlace(
+            dataset=self.number,
+            chain_id=index["chain_id"][row].as_py(),
+            key=shard_key(index["shard"][row].as_py()),
+            offset=int(self._offset[row]),
+            starts=tuple(int(start) for start in self._starts[row]),
+            sizes=self.sizes(row),
+        )
+
+
+def open_catalogs(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> list[Catalog]:
+    """A catalog for each dataset of a mixture."""
+    return [Catalog(dataset, number, config) for number, (dataset, _) in enumerate(datasets)]

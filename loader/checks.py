@@ -1,0 +1,107 @@
+"""What must hold of a packed column before a device decodes it.
+
+A GPU does not raise on a wrong index, it ends the process. So sizes, and every
+value that becomes an index there, are checked on the host; checksums have been
+verified before, so this guards against a wrong writer, not against bit rot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from evofeed.residues import GAP, UNKNOWN
+from evofeed.store.decode import FEATURES, Place
+from evofeed.store.layout import Codec, PackedColumn
+from evofeed.store.msa_codec import row_nbytes
+
+_STORED: Final[dict[Codec, np.dtype]] = {
+    Codec.UINT8: np.dtype("u1"),
+    Codec.UINT16: np.dtype("<u2"),
+    Codec.ROW_COUNTS8: np.dtype("u1"),
+    Codec.ROW_COUNTS16: np.dtype("<u2"),
+    Codec.ROW_COUNTS32: np.dtype("<u4"),
+}
+_ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_LIMITS: Final[dict[str, int | str]] = {
+    "aatype": UNKNOWN,
+    "msa": GAP,
+    "template_aatype": GAP,
+    "msa_order": "N",
+    "deletion_row": "N",
+    "deletion_column": "L",
+}
+"""The largest value, or the dimension that it must stay below."""
+
+
+def check_part(
+    name: str, column: PackedColumn, dims: Mapping[str, int], where: Place
+) -> tuple[int, ...]:
+    """Check one decompressed column; for FIXED coordinates, its counts.
+
+    Raises:
+        ShardCorrupt: sizes or values do not fit the chain's dims.
+    """
+    try:
+        if column.codec == Codec.FIXED:
+            return _check_fixed(name, column, dims)
+        _check_plain(name, column, dims)
+    except ValueError as error:
+        raise where.corrupt(f"column {name}: {error}") from None
+    return ()
+
+
+def _check_plain(name: str, column: PackedColumn, dims: Mapping[str, int]) -> None:
+    count, dtype = _extent(name, dims)
+    codec, nbytes = column.codec, len(column.payload)
+    if codec == Codec.MSA5:
+        expected = count // dims["L"] * row_nbytes(dims["L"])
+    elif codec == Codec.MASK37:
+        expected = count // 37 * 5
+    elif codec == Codec.RANGE:
+        expected = 4
+    elif codec in _ROW_COUNTS:
+        expected = dims["N"] * _STORED[codec].itemsize
+    elif codec == Codec.RAW or codec in _STORED:
+        expected = count * _STORED.get(codec, dtype).itemsize
+    else:
+        raise ValueError(f"codec {codec.name} is unknown to this loader: upgrade evofeed")
+    if nbytes != expected:
+        raise ValueError(f"{nbytes} bytes, not {expected}")
+    if codec in _ROW_COUNTS:
+        total = int(np.frombuffer(column.payload, _STORED[codec]).sum(dtype=np.int64))
+        if total != dims["K"]:
+            raise ValueError(f"row counts add up to {total}, not {dims['K']}")
+    elif name in _LIMITS and codec != Codec.MSA5 and expected:
+        _check_range(name, np.frombuffer(column.payload, _STORED.get(codec, dtype)), dims)
+
+
+def _check_range(name: str, values: np.ndarray, dims: Mapping[str, int]) -> None:
+    limit = _LIMITS[name]
+    top = dims[limit] - 1 if isinstance(limit, str) else limit
+    if values.max() > top or (values.dtype.kind == "i" and values.min() < 0):
+        raise ValueError(f"values outside 0 to {top}")
+
+
+def _extent(name: str, dims: Mapping[str, int]) -> tuple[int, np.dtype]:
+    if name == "msa_order":
+        return dims["N"], np.dtype(np.int32)
+    feature = FEATURES[name]
+    return int(np.prod(feature.shape(dict(dims)), dtype=np.int64)), np.dtype(feature.dtype)
+
+
+def _check_fixed(name: str, column: PackedColumn, dims: Mapping[str, int]) -> tuple[int, ...]:
+    payload = column.payload
+    if len(payload) < 16:
+        raise ValueError(f"{len(payload)} bytes are no coordinates")
+    anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
+    middle = 16 + 12 * anchors + 6 * (atoms - anchors)
+    middle += -middle % 4
+    if atoms < anchors or len(payload) != middle + 8 * exceptions:
+        raise ValueError(f"{len(payload)} bytes do not fit {atoms} atoms of {anchors} residues")
+    where = np.frombuffer(payload, "<u4", exceptions, middle)
+    if where.max(initial=0) >= max(_extent(name, dims)[0], 1):
+        raise ValueError("an exception lies outside the array")
+    return anchors, atoms, exceptions

@@ -1,0 +1,220 @@
+"""`FeatureLoader`: batches of features on the device, in a `for` loop."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from evofeed.errors import CannotResume, LoaderError
+from evofeed.loader.arena import Arena, prefault
+from evofeed.loader.catalog import open_catalogs
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.feeder import Feeder
+from evofeed.loader.making import BatchMaker, ReadyBatch
+from evofeed.loader.plan import Planner
+from evofeed.loader.readers import ProcessReaders, Readers, ThreadReaders
+from evofeed.loader.reading import slot_nbytes
+from evofeed.loader.stats import Stats
+from evofeed.store import Dataset
+
+__all__ = ["FeatureLoader"]
+
+_STATE_VERSION: Final = 1
+_ARENA_NBYTES: Final = (64 << 20, 512 << 20)
+"""Least and most shared memory taken unasked."""
+
+
+class FeatureLoader:
+    """Batches of AlphaFold2 features, made on the device, ahead of the training step.
+
+    Iterating gives one epoch from wherever the loader stands, and then the next
+    one: `for epoch in range(n): for batch in loader: ...`. A batch is
+    `dict[str, Tensor]`; features of a recycle have the recycle as first axis.
+    What the batches hold depends on the dataset, the configuration and the seed
+    alone: not on ranks, threads, restarts or the device.
+
+    Args:
+        dataset: an opened dataset, or several with their shares of the mixture.
+        config: sizes and sampling rules.
+        rank: of this process.
+        world_size: processes that load together.
+        seed: of everything random.
+        device: where batches go; None: the current GPU, or the CPU if there is none.
+        prefetch: batches read ahead.
+        num_threads: of the reader.
+        reader: `process` (one subprocess, the default) or `thread` (in this process).
+        ready: finished batches that may wait on the device.
+        arena_nbytes: shared memory for samples under way; None: by the largest chain.
+
+    Raises:
+        LoaderError: no chain passes the filters.
+        ValueError: rank, world size and batch sizes do not fit each other.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Sequence[tuple[Dataset, float]],
+        config: LoaderConfig,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        prefetch: int = 8,
+        num_threads: int = 4,
+        reader: str = "process",
+        ready: int = 2,
+        arena_nbytes: int | None = None,
+    ) -> None:
+        if reader not in ("process", "thread"):
+            raise ValueError(f"reader must be 'process' or 'thread', not {reader!r}")
+        if min(prefetch, num_threads, ready) < 1:
+            raise ValueError("prefetch, num_threads and ready must be at least 1")
+        mixture = [(dataset, 1.0)] if isinstance(dataset, Dataset) else list(dataset)
+        self.config, self.seed = config, seed
+        self._datasets = [one for one, _ in mixture]
+        self._catalogs = open_catalogs(mixture, config)
+        weights = [weight for _, weight in mixture]
+        self.planner = Planner(
+            self._catalogs, weights, config, rank=rank, world_size=world_size, seed=seed
+        )
+        self.device = _device(device)
+        self._options = {"prefetch": prefetch, "ready": ready}
+        self._reader, self._num_threads = reader, num_threads
+        self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
+        self._epoch, self._consumed = 0, 0
+        self._stats = Stats()
+        self._feeder: Feeder | None = None
+        self._arena: Arena | None = None
+        self._finalizer: Any = None
+
+    def _wanted_nbytes(self) -> int:
+        templates = self.config.max_templates > 0
+        largest = max(
+            slot_nbytes(catalog.place(catalog.largest()), templates) for catalog in self._catalogs
+        )
+        least, most = _ARENA_NBYTES
+        return max(min(max(6 * largest, least), most), 2 * largest)
+
+    def __len__(self) -> int:
+        """Batches in an epoch of this rank."""
+        return self.planner.batches_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """The rest of the current epoch."""
+        if self._consumed >= self.planner.epoch_len:
+            self._epoch, self._consumed = self._epoch + 1, 0
+        epoch = self._epoch
+        while self._epoch == epoch and self._consumed < self.planner.epoch_len:
+            yield self._next()
+
+    def _next(self) -> dict[str, Tensor]:
+        feeder = self._feeder or self._start()
+        asked = time.perf_counter()
+        batch = self._take(feeder)
+        waited = time.perf_counter() - asked
+        tensors = batch.hand_over()
+        self._stats.delivered(batch, waited)
+        self._epoch, self._consumed = batch.plan.epoch, batch.plan.consumed
+        return tensors
+
+    def _take(self, feeder: Feeder) -> ReadyBatch:
+        while True:
+            try:
+                item = feeder.ready.get(timeout=5.0)
+            except queue.Empty:
+                if not feeder.is_alive():
+                    raise LoaderError("the loader was closed while a batch was wanted") from None
+                continue
+            if isinstance(item, BaseException):
+                self.close()
+                raise item
+            return item
+
+    def _start(self) -> Feeder:
+        arena = Arena(self._arena_nbytes)
+        prefault(arena.array)
+        if self.device.type == "cuda":
+            arena.pin()
+        maker = BatchMaker(self._catalogs, self.config, arena, self.device)
+        storages = [dataset.storage for dataset in self._datasets]
+        kind: Any = ProcessReaders if self._reader == "process" else ThreadReaders
+        readers: functools.partial[Readers] = functools.partial(
+            kind, storages, arena, self._num_threads
+        )
+        batches = self.planner.batches(self._epoch, self._consumed)
+        feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
+        self._feeder, self._arena = feeder, arena
+        self._finalizer = weakref.finalize(self, _shut_down, feeder, arena)
+        feeder.start()
+        return feeder
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands after the last batch that was handed out: plain JSON values."""
+        return {
+            "version": _STATE_VERSION,
+            "snapshots": [dataset.digest for dataset in self._datasets],
+            "config": self.config.digest,
+            "seed": self.seed,
+            "global_batch_size": self.planner.step_size,
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where a saved loader stood, with any number of ranks.
+
+        Raises:
+            CannotResume: other data, configuration, seed or optimiser batch; says which.
+        """
+        mine = self.state_dict()
+        if state.get("version") != _STATE_VERSION:
+            raise CannotResume(f"state version {state.get('version')}, not {_STATE_VERSION}")
+        for name in ("snapshots", "config", "seed", "global_batch_size"):
+            if state[name] != mine[name]:
+                raise CannotResume(f"{name} was {state[name]!r} and is now {mine[name]!r}")
+        self.planner.check_start(state["consumed"])
+        self.close()
+        self._epoch, self._consumed = state["epoch"], state["consumed"]
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and times since the loader was made; see `Stats.summary`."""
+        return self._stats.summary()
+
+    def close(self) -> None:
+        """Stop threads and reader process and free the shared memory; iterating restarts them."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._feeder = self._arena = self._finalizer = None
+
+    def __enter__(self) -> FeatureLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _shut_down(feeder: Feeder, arena: Arena) -> None:
+    feeder.stop()
+    arena.close()
+
+
+def _device(wanted: str | torch.device | None) -> torch.device:
+    if wanted is None:
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if str(device) == "cuda":  # no number: the one that is current
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

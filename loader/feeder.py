@@ -1,0 +1,221 @@
+"""The thread that keeps batches coming: plan, read, make, hand over.
+
+It holds all state of what is under way, so a reader can die at any moment: what
+was asked of it is asked of the next one. Batches leave in the planned order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from evofeed.errors import EvofeedError, LoaderError
+from evofeed.loader.arena import Arena
+from evofeed.loader.making import BatchMaker, FilledSlot, ReadyBatch
+from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
+from evofeed.loader.readers import Readers
+from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.stats import Stats
+
+__all__ = ["Feeder"]
+
+_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A sample under way; `offset` is its slot, None while it has none."""
+
+    plan: SamplePlan
+    age: int
+    asked: float = 0.0
+    offset: int | None = None
+    slab: Slab | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch under way: its plan and the samples asked for so far."""
+
+    plan: BatchPlan
+    samples: list[_Sample] = field(default_factory=list)
+
+    def is_filled(self) -> bool:
+        asked_all = len(self.samples) == len(self.plan.samples)
+        return asked_all and all(sample.slab is not None for sample in self.samples)
+
+
+class Feeder(threading.Thread):
+    """Runs from construction to `stop()`; an error ends it and reaches the consumer."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        batches: Iterator[BatchPlan],
+        readers: Callable[[], Readers],
+        arena: Arena,
+        maker: BatchMaker,
+        stats: Stats,
+        *,
+        prefetch: int,
+        ready: int,
+    ) -> None:
+        super().__init__(name="evofeed-feeder", daemon=True)
+        self._planner, self._batches = planner, batches
+        self._start_readers, self._arena, self._maker = readers, arena, maker
+        self._stats, self._prefetch = stats, prefetch
+        self._structure = planner.config.supervised
+        self._templates = planner.config.max_templates > 0
+        self.ready: queue.Queue[ReadyBatch | BaseException] = queue.Queue(ready)
+        self._stopping = threading.Event()
+        self._under_way: deque[_Batch] = deque()
+        self._asked: dict[int, _Sample] = {}
+        self._homeless: list[_Sample] = []
+        self._bad: set[tuple[int, int]] = set()
+        self._number = 0
+
+    def stop(self) -> None:
+        """End the thread and everything it started; returns when they are gone."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+    def run(self) -> None:
+        """Feed until told to stop."""
+        readers = None
+        try:
+            readers = self._start_readers()
+            while not self._stopping.is_set():
+                self._round(readers)
+        except BaseException as error:
+            self._put(error)
+        finally:
+            if readers is not None:
+                self._stats.reader_done(readers)
+                readers.close()
+            self._maker.close()
+
+    def _round(self, readers: Readers) -> None:
+        self._maker.reclaim()
+        self._house(readers)
+        self._ask(readers)
+        head = self._under_way[0]
+        if head.is_filled():
+            self._under_way.popleft()
+            self._deliver(head)
+        elif self._asked:
+            for number, answer in readers.poll(_POLL_SECONDS):
+                self._answered(number, answer)
+            self._stats.reader_alive(readers)
+        else:  # nothing to wait for but room in the arena
+            self._maker.reclaim(wait=True)
+            time.sleep(0.001)
+
+    def _ask(self, readers: Readers) -> None:
+        """Request samples of the next batches as far as prefetch and memory allow."""
+        while not self._homeless:
+            batch = self._under_way[-1] if self._under_way else None
+            if batch is None or len(batch.samples) == len(batch.plan.samples):
+                if len(self._under_way) >= self._prefetch:
+                    return
+                batch = _Batch(next(self._batches))
+                self._under_way.append(batch)
+            plan = self._readable(batch.plan.samples[len(batch.samples)])
+            sample = _Sample(plan, self._number)
+            if not self._request(readers, sample):
+                return
+            batch.samples.append(sample)
+
+    def _readable(self, plan: SamplePlan) -> SamplePlan:
+        if (plan.dataset, plan.row) in self._bad:
+            self._stats.substituted += 1
+            return self._planner.substitute(plan, self._bad)
+        return plan
+
+    def _request(self, readers: Readers, sample: _Sample) -> bool:
+        """Give the sample a slot and ask for it; False if there is no room."""
+        plan = sample.plan
+        place = self._planner.catalogs[plan.dataset].place(plan.row)
+        nbytes = slot_nbytes(place, self._templates)
+        try:
+            offset = self._arena.allocate(nbytes)
+        except ValueError as error:
+            raise LoaderError(str(error), item=place.chain_id) from None
+        if offset is None:
+            return False
+        sample.offset, sample.asked = offset, time.perf_counter()
+        self._asked[self._number] = sample
+        readers.submit(
+            ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes)
+        )
+        self._number += 1
+        return True
+
+    def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
+        sample = self._asked.pop(number)
+        if isinstance(answer, Slab):
+            sample.slab = answer
+            self._stats.read.add(time.perf_counter() - sample.asked)
+            return
+        assert sample.offset is not None
+        self._arena.free(sample.offset)
+        sample.offset = None
+        self._quarantine(sample, answer)
+        sample.plan = self._planner.substitute(sample.plan, self._bad)
+        self._homeless.append(sample)
+        self._homeless.sort(key=lambda one: one.age)
+
+    def _house(self, readers: Readers) -> None:
+        """Ask for substitutes. If there is no room, the youngest samples make it.
+
+        Without that, a full arena of samples that wait for their elder, and an
+        elder that waits for room, would wait for ever.
+        """
+        while self._homeless:
+            if self._request(readers, self._homeless[0]):
+                self._homeless.pop(0)
+                continue
+            if not self._under_way[-1].samples:
+                unasked = self._under_way.pop()
+                self._batches = itertools.chain([unasked.plan], self._batches)
+                continue
+            youngest = self._under_way[-1].samples[-1]
+            if youngest.slab is None or youngest is self._homeless[0]:
+                return  # its answer, or its elders' delivery, comes first
+            assert youngest.offset is not None
+            self._arena.free(youngest.offset)
+            self._under_way[-1].samples.pop()
+
+    def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
+        self._bad.add((sample.plan.dataset, sample.plan.row))
+        self._stats.substituted += 1
+        self._stats.bad_chains.append(str(why))
+        limit = self._planner.config.max_bad_chains
+        if len(self._bad) > limit:
+            raise LoaderError(
+                f"{len(self._bad)} chains cannot be read, more than max_bad_chains={limit}; "
+                f"the last one: {why}"
+            ) from why
+
+    def _deliver(self, batch: _Batch) -> None:
+        slots = []
+        for sample in batch.samples:
+            assert sample.slab is not None
+            assert sample.offset is not None
+            slots.append(FilledSlot(sample.plan, sample.slab, sample.offset))
+        made = self._maker.make(batch.plan, slots)
+        self._stats.made(made, len(slots))
+        self._put(made)
+
+    def _put(self, item: ReadyBatch | BaseException) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(queue.Full):
+                self.ready.put(item, timeout=_POLL_SECONDS)
+                return

@@ -1,0 +1,148 @@
+"""Which chain stands at which position of which epoch: pure functions of the index.
+
+Nothing here depends on ranks, workers or time. AF2's rules (SI 1.2.5): chains
+coarser than 9 ångström or made of one amino acid by more than 80 % are left out;
+the others are accepted with probability `max(min(L, 512), 256) / 512`, divided by
+the size of their sequence cluster. An epoch runs through its chains in random
+order, each at most once a pass, as many passes as its length needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from evofeed.errors import LoaderError
+from evofeed.loader import random
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.random import Purpose
+
+__all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "step_order"]
+
+_MAX_PASSES: Final = 10_000
+
+
+def column(index: pa.Table, name: str) -> np.ndarray:
+    """A column of the index as numpy."""
+    return np.asarray(index[name].combine_chunks().to_numpy(zero_copy_only=False))
+
+
+def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
+    """Rows of the index that AF2's fixed filters let through, `i64`, ascending.
+
+    Raises:
+        LoaderError: none is left; says which filter took how many.
+    """
+    filters = {
+        f"resolution over {config.max_resolution}": column(index, "resolution")
+        > config.max_resolution,
+        f"more than {config.max_aa_fraction} of one amino acid": column(index, "max_aa_fraction")
+        > config.max_aa_fraction,
+    }
+    if not config.allow_unknown:
+        filters["unknown residues"] = column(index, "num_unknown") > 0
+    if config.supervised:
+        filters["no structure"] = ~column(index, "has_structure")
+    out = np.zeros(index.num_rows, bool)
+    for mask in filters.values():
+        out |= mask
+    rows = np.flatnonzero(~out)
+    if not len(rows):
+        taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
+        raise LoaderError(f"none of {index.num_rows} chains passes the filters ({taken})")
+    return rows
+
+
+def accept_probability(index: pa.Table) -> np.ndarray:
+    """AF2's probability of accepting each chain of the index, `f64`.
+
+    A cluster size below 1 is unknown and does not count.
+    """
+    length = np.clip(column(index, "num_res"), 256, 512) / 512
+    return np.asarray(length / np.maximum(column(index, "cluster_size"), 1))
+
+
+def pass_order(
+    count: int, probability: np.ndarray | None, seed: int, epoch: int, dataset: int, number: int
+) -> np.ndarray:
+    """One pass over `count` chains: the accepted ones in random order, `i64`.
+
+    Args:
+        count: chains.
+        probability: of acceptance, for each; None accepts all.
+        seed: of the run.
+        epoch: of the run.
+        dataset: which dataset of a mixture.
+        number: of the pass within the epoch.
+    """
+    words = (seed, epoch, dataset, number)
+    chains = np.arange(count, dtype=np.uint64)
+    keys = random.draws64(random.stream_key(*words, Purpose.ORDER), count)
+    if probability is not None:
+        draw = random.draws64(random.stream_key(*words, Purpose.ACCEPT), count)
+        accepted = (draw >> np.uint64(11)) * 2.0**-53 < probability
+        chains, keys = chains[accepted], keys[accepted]
+    # The chain's number in the low bits: sorting values is several times faster
+    # than sorting an index, and ties cannot depend on the machine.
+    bits = np.uint64(max(count - 1, 1).bit_length())
+    sorted_keys = np.sort((keys >> bits << bits) | chains)
+    return (sorted_keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+
+
+def _dataset_order(
+    count: int, probability: np.ndarray | None, seed: int, epoch: int, dataset: int, length: int
+) -> np.ndarray:
+    parts: list[np.ndarray] = []
+    have = 0
+    for number in itertools.count():
+        if have >= length:
+            break
+        if number == _MAX_PASSES:
+            raise LoaderError(f"{number} passes gave {have} of {length} samples: raise the weights")
+        parts.append(pass_order(count, probability, seed, epoch, dataset, number))
+        have += len(parts[-1])
+    return np.concatenate(parts)[:length] if parts else np.zeros(0, np.int64)
+
+
+def epoch_order(
+    counts: Sequence[int],
+    probabilities: Sequence[np.ndarray | None],
+    weights: Sequence[float],
+    *,
+    seed: int,
+    epoch: int,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Dataset and chain at each position of an epoch, `i64[length]` each.
+
+    Args:
+        counts: eligible chains of each dataset.
+        probabilities: of acceptance, per dataset and chain, or None.
+        weights: share of each dataset in the mixture, drawn per position.
+        seed: of the run.
+        epoch: of the run.
+        length: positions.
+    """
+    which = np.zeros(length, np.int64)
+    if len(counts) > 1:
+        share = np.cumsum(weights) / np.sum(weights)
+        draw = random.bits32(random.stream_key(seed, epoch, Purpose.MIXTURE), length) * 2.0**-32
+        which = np.searchsorted(share[:-1], draw, side="right")
+    chain = np.empty(length, np.int64)
+    for dataset, count in enumerate(counts):
+        here = np.flatnonzero(which == dataset)
+        chain[here] = _dataset_order(count, probabilities[dataset], seed, epoch, dataset, len(here))
+    return which, chain
+
+
+def step_order(costs: np.ndarray) -> np.ndarray:
+    """Samples of one optimiser step, dearest first: what runs at the same time costs alike.
+
+    Ranks take neighbours, so the spread within each batch of all ranks is the
+    smallest there is; which samples the step holds does not change.
+    """
+    return np.argsort(-costs, kind="stable")

@@ -1,0 +1,162 @@
+"""Which samples make up each batch of each rank: pure arithmetic on positions.
+
+A position is a sample's number in its epoch. Positions fall into optimiser steps of
+`global_batch_size`; within a step, batches of all ranks take neighbouring
+positions. What a sample holds depends on its position alone, so the union of all
+ranks' batches is the same for every number of ranks that divides the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evofeed.errors import CannotResume, LoaderError
+from evofeed.loader import draws, random
+from evofeed.loader.catalog import Catalog
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.order import epoch_order, step_order
+from evofeed.loader.random import Purpose
+
+__all__ = ["BatchPlan", "Planner", "SamplePlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """One sample: which chain, and the key of all its random draws."""
+
+    epoch: int
+    position: int
+    dataset: int
+    row: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One batch of one rank."""
+
+    epoch: int
+    step: int
+    """Optimiser step within the epoch."""
+    consumed: int
+    """Positions of the epoch that all ranks have had once this batch is delivered."""
+    recycles: int
+    """Recycling iterations plus one."""
+    samples: tuple[SamplePlan, ...]
+
+
+class Planner:
+    """The batches of one rank, from any point on, for ever."""
+
+    def __init__(
+        self,
+        catalogs: Sequence[Catalog],
+        weights: Sequence[float],
+        config: LoaderConfig,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size}")
+        self.catalogs, self.weights, self.config = catalogs, weights, config
+        self.rank, self.seed = rank, seed
+        self.width = world_size * config.batch_size
+        self.step_size = config.global_batch_size or self.width
+        if self.step_size % self.width:
+            raise ValueError(
+                f"global_batch_size {self.step_size} is no multiple of world size x batch size "
+                f"({world_size} x {config.batch_size})"
+            )
+        length = config.epoch_len or sum(len(catalog) for catalog in catalogs)
+        self.steps = -(-length // self.step_size)
+        self.epoch_len = self.steps * self.step_size
+        """Samples in an epoch: the wanted length, rounded up to whole optimiser steps."""
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that each rank gets in an epoch."""
+        return self.epoch_len // self.width
+
+    def check_start(self, consumed: int) -> None:
+        """Whether batches can go on from here.
+
+        Raises:
+            CannotResume: the world size does not divide what is left of the step.
+        """
+        left = (-consumed) % self.step_size
+        if not 0 <= consumed <= self.epoch_len or left % self.width:
+            raise CannotResume(
+                f"{consumed} samples of the epoch are used; batches of {self.width} "
+                f"(world size x batch size) cannot go on from there to the end of a step of "
+                f"{self.step_size}: save at the end of an optimiser step or use another world size"
+            )
+
+    def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Dataset and index row at each position of an epoch."""
+        if epoch not in self._orders:
+            which, chain = epoch_order(
+                [len(catalog) for catalog in self.catalogs],
+                [catalog.probability for catalog in self.catalogs],
+                self.weights,
+                seed=self.seed,
+                epoch=epoch,
+                length=self.epoch_len,
+            )
+            rows = np.empty_like(chain)
+            for number, catalog in enumerate(self.catalogs):
+                here = which == number
+                rows[here] = catalog.rows[chain[here]]
+            for old in [e for e in self._orders if e < epoch - 1]:
+                del self._orders[old]
+            self._orders[epoch] = which, rows
+        return self._orders[epoch]
+
+    def batches(self, epoch: int, consumed: int) -> Iterator[BatchPlan]:
+        """Batches from a point on, through the ends of epochs, without end."""
+        while True:
+            for start in range(consumed, self.epoch_len, self.width):
+                yield self._batch(epoch, start)
+            epoch, consumed = epoch + 1, 0
+
+    def _batch(self, epoch: int, start: int) -> BatchPlan:
+        step = start // self.step_size
+        mine = start + self.rank * self.config.batch_size
+        positions = np.arange(mine, mine + self.config.batch_size)
+        if self.config.balance:
+            first = step * self.step_size
+            positions = first + self._balanced(epoch, first)[positions - first]
+        recycles = 1 + draws.recycling_iters(self.config, self.seed, epoch, step)
+        samples = tuple(self.sample(epoch, int(position)) for position in positions)
+        return BatchPlan(epoch, step, start + self.width, recycles, samples)
+
+    def _balanced(self, epoch: int, first: int) -> np.ndarray:
+        which, rows = self.order(epoch)
+        cut = slice(first, first + self.step_size)
+        pairs = zip(which[cut], rows[cut], strict=True)
+        return step_order(np.array([self.catalogs[d].cost[row] for d, row in pairs]))
+
+    def sample(self, epoch: int, position: int) -> SamplePlan:
+        """The sample at a position."""
+        which, rows = self.order(epoch)
+        key = draws.sample_key(self.seed, epoch, position)
+        return SamplePlan(epoch, position, int(which[position]), int(rows[position]), key)
+
+    def substitute(self, sample: SamplePlan, bad: set[tuple[int, int]]) -> SamplePlan:
+        """The same sample with another chain of its dataset, drawn by the sample's own key.
+
+        Raises:
+            LoaderError: every chain of the dataset is bad.
+        """
+        catalog = self.catalogs[sample.dataset]
+        key = random.stream_key(sample.key, Purpose.SUBSTITUTE)
+        for attempt in range(20 * len(catalog)):
+            row = int(catalog.rows[random.below(key, len(catalog), attempt)])
+            if (sample.dataset, row) not in bad:
+                return SamplePlan(sample.epoch, sample.position, sample.dataset, row, sample.key)
+        raise LoaderError(f"all {len(catalog)} chains of a dataset are unreadable")

@@ -1,0 +1,219 @@
+"""Who fills the slots: threads in this process, or one reader process that may die.
+
+Both take `ReadRequest`s and give back results in any order. A reader process that
+dies or falls silent is replaced and its open requests are sent again; they write
+the same bytes to the same slots, so nothing is lost and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import evofeed
+from evofeed.errors import WorkerDied
+from evofeed.loader.arena import Arena, Pulse
+from evofeed.loader.reader import Result, read_request
+from evofeed.loader.reading import ReadRequest
+from evofeed.store.storage import Storage
+
+SILENCE_SECONDS: Final = 60.0
+"""A reader without a beat for so long is taken for dead."""
+_DEADLY: Final = 2
+"""A chain that was alone in a reader this often when it died is not read again."""
+_MAX_IDLE_DEATHS: Final = 5
+"""Readers that may die in a row without having read anything."""
+
+
+class Readers(Protocol):
+    """Something that carries out read requests."""
+
+    respawns: int
+
+    def submit(self, request: ReadRequest) -> None:
+        """Take a request; returns at once."""
+
+    def poll(self, timeout: float) -> list[Result]:
+        """Results that have come in, after waiting for the first at most so long."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time used by other processes on our behalf."""
+
+    def close(self) -> None:
+        """Stop, and leave nothing running."""
+
+
+class ThreadReaders:
+    """Reader threads in this process: for tests, notebooks and small data."""
+
+    def __init__(self, storages: Sequence[Storage], arena: Arena, num_threads: int) -> None:
+        self.respawns = 0
+        self._storages = storages
+        self._memory = memoryview(arena.memory)
+        self._pool = ThreadPoolExecutor(num_threads, "evofeed-read")
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+
+    def submit(self, request: ReadRequest) -> None:
+        """Take a request."""
+        self._pool.submit(self._work, request)
+
+    def _work(self, request: ReadRequest) -> None:
+        self._results.put(read_request(self._storages, self._memory, request))
+
+    def poll(self, timeout: float) -> list[Result]:
+        """Results that have come in."""
+        with contextlib.suppress(queue.Empty):
+            results = [self._results.get(timeout=timeout)]
+            while not self._results.empty():
+                results.append(self._results.get_nowait())
+            return results
+        return []
+
+    def cpu_seconds(self) -> float:
+        """None but our own."""
+        return 0.0
+
+    def close(self) -> None:
+        """Wait for the reads under way and stop."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._memory.release()
+
+
+class ProcessReaders:
+    """One reader process beside the trainer, replaced whenever it dies."""
+
+    def __init__(self, storages: Sequence[Storage], arena: Arena, num_threads: int) -> None:
+        self.respawns = 0
+        self._setup = (list(storages), num_threads)
+        self._arena = arena
+        self._pulse = Pulse(arena.memory)
+        self._open: dict[int, ReadRequest] = {}
+        self._sent: set[int] = set()
+        self._deaths: Counter[int] = Counter()
+        self._idle_deaths = 0
+        self._careful = False
+        self._past_cpu = 0.0
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The reader's process id."""
+        return self._process.pid
+
+    def _start(self) -> None:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
+        self._connection, theirs = Pipe()
+        self._pulse.beat(time.monotonic(), 0.0)
+        source = str(Path(evofeed.__file__).parents[1])
+        pipe, arena = theirs.fileno(), self._arena.descriptor
+        code = (
+            f"import sys; sys.path.insert(0, {source!r}); "
+            f"from evofeed.loader.reader import main; main({pipe}, {arena}, {self._arena.nbytes})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(pipe, arena),
+            stdin=subprocess.DEVNULL,
+            stderr=self._said,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        with contextlib.suppress(OSError):
+            self._connection.send(self._setup)
+
+    def submit(self, request: ReadRequest) -> None:
+        """Take a request."""
+        self._open[request.number] = request
+        self._send_open()
+
+    def _send_open(self) -> None:
+        """Send what has not been sent; after a death one at a time, to find the culprit."""
+        for number, request in self._open.items():
+            if number in self._sent:
+                continue
+            if self._careful and self._sent:
+                return
+            self._sent.add(number)
+            with contextlib.suppress(OSError):  # a dead reader is found by poll
+                self._connection.send(request)
+
+    def poll(self, timeout: float) -> list[Result]:
+        """Results that have come in; replaces the reader if it is dead."""
+        results: list[Result] = []
+        try:
+            if self._connection.poll(timeout):
+                results.append(self._connection.recv())
+                while self._connection.poll(0):
+                    results.append(self._connection.recv())
+            elif time.monotonic() - self._pulse.read()[0] > SILENCE_SECONDS:
+                self._process.kill()
+        except (EOFError, OSError):
+            results += self._replace()
+        results = [result for result in results if self._open.pop(result[0], None)]
+        for number, _ in results:
+            self._sent.discard(number)
+        if results:
+            self._idle_deaths = 0
+            self._careful = self._careful and bool(self._sent)
+            self._send_open()
+        return results
+
+    def _replace(self) -> list[Result]:
+        """Start another reader and send it what is open; gives up on a chain that kills."""
+        said = self._end()
+        alone = next(iter(self._sent)) if len(self._sent) == 1 else None
+        self.respawns += 1
+        self._idle_deaths += 1
+        self._careful = True
+        self._sent.clear()
+        results: list[Result] = []
+        if alone is not None:
+            self._deaths[alone] += 1
+            if self._deaths[alone] >= _DEADLY:
+                chain = self._open[alone].place.chain_id
+                results.append(
+                    (alone, WorkerDied(f"reading it killed a reader: {said}", item=chain))
+                )
+                self._idle_deaths = 0
+        if self._idle_deaths > _MAX_IDLE_DEATHS:
+            raise WorkerDied(f"{self._idle_deaths} readers died without reading anything: {said}")
+        self._start()
+        if not results:
+            self._send_open()
+        return results
+
+    def _end(self) -> str:
+        """End the process and say how it ended and what it said last."""
+        self._past_cpu += self._pulse.read()[1]
+        self._connection.close()
+        try:
+            code = self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip().splitlines()
+        self._said.close()
+        return f"exit code {code}{': ' + text[-1] if text else ''}"
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all readers so far."""
+        return self._past_cpu + self._pulse.read()[1]
+
+    def close(self) -> None:
+        """Close the pipe, which ends the reader, and wait for it."""
+        if not self._connection.closed:
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
+            self._end()

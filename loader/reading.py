@@ -1,0 +1,152 @@
+"""One chain's bytes from a shard into a slot, checked; nothing is decoded on the way.
+
+What a sample needs stands at the front of a chain's bytes, so it is one ranged
+read straight into the slot. Columns stay in the shard's own codecs and cross to
+the device as they are (`evofeed.loader.unpack` decodes them there); only what is
+compressed besides is decompressed here and put behind. Runs in reader threads and
+processes and imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.loader.catalog import ChainPlace
+from evofeed.loader.checks import check_part
+from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.layout import (
+    COLUMNS,
+    HEADER_NBYTES,
+    Codec,
+    Compression,
+    PackedColumn,
+    unpack_column,
+)
+from evofeed.store.storage import Storage
+
+__all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
+
+ALWAYS: Final = (
+    "aatype",
+    "residue_index",
+    "hhblits_profile_counts",
+    "msa_order",
+    "deletion_row",
+    "deletion_column",
+    "deletion_count",
+    "msa",
+)
+STRUCTURE: Final = ("all_atom_mask", "all_atom_positions")
+TEMPLATES: Final = (
+    "template_aatype",
+    "template_sum_probs",
+    "template_center",
+    "template_all_atom_mask",
+    "template_all_atom_positions",
+)
+_END: Final = COLUMNS.index("msa_source")
+_NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """One chain to read into one slot."""
+
+    number: int
+    place: ChainPlace
+    structure: bool
+    templates: bool
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One column in a slot: its codec, where its payload lies from the slot's start,
+    and for coordinates how many residues, atoms and exceptions it holds."""
+
+    name: str
+    codec: Codec
+    offset: int
+    nbytes: int
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """What a slot holds: the columns, and the range of bytes worth copying."""
+
+    parts: tuple[Part, ...]
+    start: int
+    stop: int
+
+
+def span_of(place: ChainPlace, templates: bool) -> tuple[int, int]:
+    """First byte and end, within the chain's bytes, of what a sample needs."""
+    end = _END if templates and place.sizes[3] else _NO_TEMPLATES_END
+    return place.starts[0], place.starts[end]
+
+
+def slot_nbytes(place: ChainPlace, templates: bool) -> int:
+    """Bytes a slot for the chain must have, decompressed columns included."""
+    start, stop = span_of(place, templates)
+    length, rows, deletions, num_templates = place.sizes
+    decoded = length * (1 + 4 + 88 + rows) + 12 * deletions + 8 * rows
+    decoded += 485 * length * (1 + num_templates * int(templates))
+    return stop - start + decoded + 64 * len(COLUMNS)
+
+
+def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
+    """Fill a slot with what a sample needs of a chain and say where things lie.
+
+    Raises:
+        ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
+    """
+    place = request.place
+    start, stop = span_of(place, request.templates)
+    where = Place(place.chain_id, f"{storage.uri}/{place.key}")
+    try:
+        storage.read_into(place.key, place.offset + start, slot[: stop - start])
+    except ShardMissing as error:
+        raise ShardMissing(error.message, path=where.path, item=place.chain_id) from None
+    except StoreError as error:
+        raise ShardCorrupt(error.message, path=where.path, item=place.chain_id) from None
+    return _slab(request, slot, where)
+
+
+def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
+    start, stop = span_of(request.place, request.templates)
+    starts = request.place.starts
+    columns: dict[str, PackedColumn] = {}
+    for number, name in enumerate(COLUMNS):
+        if starts[number] < stop:
+            data = slot[starts[number] - start : min(starts[number + 1], stop) - start]
+            columns[name] = unpack_column(data, where.chain_id, name, where.path)
+    decoder = ChainDecoder(columns, where)
+    if tuple(decoder.dims[name] for name in "LNKT") != request.place.sizes:
+        raise where.corrupt(f"it holds {decoder.dims}, the index says {request.place.sizes}")
+    parts, end = [], stop - start
+    for name in _wanted(request, decoder):
+        column = columns[name]
+        offset = starts[COLUMNS.index(name)] - start + HEADER_NBYTES
+        if column.compression != Compression.NONE:
+            column = decoder.raw(name)
+            offset = end + -end % 64
+            end = offset + len(column.payload)
+            slot[offset:end] = column.payload
+        counts = check_part(name, column, decoder.dims, where)
+        parts.append(Part(name, column.codec, offset, len(column.payload), counts))
+    first = min(part.offset for part in parts)
+    last = max(part.offset + part.nbytes for part in parts)
+    return Slab(tuple(parts), first - first % 64, last)
+
+
+def _wanted(request: ReadRequest, decoder: ChainDecoder) -> tuple[str, ...]:
+    """Columns a sample needs of this chain."""
+    return (
+        *ALWAYS,
+        *(STRUCTURE if request.structure and decoder.dims["has_structure"] else ()),
+        *(TEMPLATES if request.templates and decoder.dims["T"] else ()),
+    )

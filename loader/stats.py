@@ -1,0 +1,112 @@
+"""What the loader did and what it waited for: `loader.stats()`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from evofeed.loader.making import ReadyBatch
+    from evofeed.loader.readers import Readers
+
+__all__ = ["Stats", "Timer"]
+
+_KEEP: Final = 4096
+"""Latest durations kept of each kind."""
+
+
+class Timer:
+    """Durations of one kind: how many, their sum, and percentiles of the latest."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self._latest: deque[float] = deque(maxlen=_KEEP)
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.count += 1
+        self.total += seconds
+        self._latest.append(seconds)
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds: mean of all, median, 99th percentile and largest of the latest."""
+        if not self.count:
+            return {"count": 0, "mean_ms": 0.0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+        latest = np.array(self._latest) * 1e3
+        return {
+            "count": self.count,
+            "mean_ms": self.total / self.count * 1e3,
+            "p50_ms": float(np.percentile(latest, 50)),
+            "p99_ms": float(np.percentile(latest, 99)),
+            "max_ms": float(latest.max()),
+        }
+
+
+class Stats:
+    """Counters of one loader. Written by its feeder thread and its consumer."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.wait = Timer()
+        self.read = Timer()
+        self.host = Timer()
+        self.device = Timer()
+        self.samples = 0
+        self.recycles = 0
+        self.nbytes = 0
+        self.substituted = 0
+        self.respawns = 0
+        self.reader_cpu_seconds = 0.0
+        self.bad_chains: list[str] = []
+        self._pending: deque[tuple[Any, Any]] = deque()
+
+    def made(self, batch: ReadyBatch, samples: int) -> None:
+        """A batch was queued on the device."""
+        self.samples += samples
+        self.recycles += samples * batch.plan.recycles
+        self.nbytes += batch.nbytes
+        self.host.add(batch.host_seconds)
+
+    def delivered(self, batch: ReadyBatch, waited: float) -> None:
+        """A batch reached the consumer, who waited so long."""
+        self.wait.add(waited)
+        if batch.timing is None:
+            self.device.add(batch.host_seconds)
+            return
+        self._pending.append(batch.timing)
+        # An event is only asked long after it has passed: asking must not wait.
+        if len(self._pending) > 4:
+            begin, end = self._pending.popleft()
+            end.synchronize()
+            self.device.add(begin.elapsed_time(end) / 1e3)
+
+    def reader_alive(self, readers: Readers) -> None:
+        """Take over what the readers count themselves."""
+        self.respawns = readers.respawns
+        self.reader_cpu_seconds = readers.cpu_seconds()
+
+    reader_done = reader_alive
+
+    def summary(self) -> dict[str, Any]:
+        """Everything, JSON-ready. Times in milliseconds or seconds as the names say."""
+        return {
+            "pid": os.getpid(),
+            "seconds": time.perf_counter() - self.begun,
+            "samples": self.samples,
+            "recycles": self.recycles,
+            "data_wait": self.wait.summary(),
+            "read": self.read.summary(),
+            "make_host": self.host.summary(),
+            "make_device": self.device.summary(),
+            "bytes_to_device": self.nbytes,
+            "bytes_per_sample": self.nbytes / max(self.samples, 1),
+            "reader_cpu_seconds": self.reader_cpu_seconds,
+            "reader_respawns": self.respawns,
+            "substituted_samples": self.substituted,
+            "bad_chains": list(self.bad_chains),
+        }

@@ -1,0 +1,117 @@
+"""What reaches the device is, bit for bit, what the store's own decoders give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.records import make_record, write_dataset
+
+from evofeed.errors import ShardCorrupt
+from evofeed.loader.catalog import Catalog
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.featurise import Chain
+from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.unpack import unpack_chain, unpack_codes
+from evofeed.store import Dataset
+from evofeed.store.msa_codec import pack_rows
+
+EVERYTHING = LoaderConfig(supervised=False, max_resolution=1e9, max_aa_fraction=1.0)
+
+
+def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> Chain:
+    place = Catalog(dataset, 0, EVERYTHING).place(row)
+    nbytes = slot_nbytes(place, True)
+    slot = bytearray(nbytes)
+    slab = read_chain(
+        dataset.storage, ReadRequest(0, place, True, True, 0, nbytes), memoryview(slot)
+    )
+    data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].clone()
+    return unpack_chain(slab, data, place.sizes, templates, resolution=0.0, is_distillation=False)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    shapes = [(1, 1, 0), (7, 300, 1), (64, 20, 5), (65, 33, 4), (13, 2, 2), (200, 400, 3)]
+    records = [make_record(f"s{i}_A", *shape) for i, shape in enumerate(shapes)]
+    bare = make_record("x_A", 9, 4, 0, structure=False)
+    odd = make_record("y_A", 30, 9, 2)
+    far = odd.all_atom_positions.copy()
+    far[3] = far[3] * np.float32(1.0001) + np.float32(0.00003)  # not thousandths: exceptions
+    wild = make_record("z_A", 12, 8, 1)
+    noise = wild.all_atom_positions * np.float32(1.2345)  # nothing fits: plain f32
+    records += [
+        bare,
+        odd.replace(all_atom_positions=far),
+        wild.replace(all_atom_positions=noise),
+    ]
+    return write_dataset(tmp_path_factory.mktemp("unpack") / "d", records)
+
+
+def test_every_field_of_every_chain_is_what_the_store_decodes(dataset: Dataset) -> None:
+    for row in range(len(dataset)):
+        record = dataset[row]
+        chosen = tuple(reversed(range(record.num_templates)))
+        chain = load_chain(dataset, row, chosen)
+        pick = list(chosen)
+        want = {
+            "aatype": record.aatype,
+            "residue_index": record.residue_index,
+            "msa": record.msa,
+            "deletions": record.deletion_matrix(),
+            "profile_counts": record.hhblits_profile_counts,
+            "template_aatype": record.template_aatype[pick],
+            "template_positions": record.template_all_atom_positions[pick],
+            "template_mask": record.template_all_atom_mask[pick],
+            "template_sum_probs": record.template_sum_probs[pick],
+        }
+        for name, value in want.items():
+            got = getattr(chain, name).numpy()
+            assert got.shape == value.shape, (name, record.chain_id)
+            if value.dtype == np.float32:
+                bits = got.view(np.uint32), np.ascontiguousarray(value).view(np.uint32)
+                zeros = (got == 0) & (value == 0)  # -0.0 of absent atoms may lose its sign
+                assert np.array_equal(*(np.where(zeros, 0, b) for b in bits)), name
+            else:
+                assert np.array_equal(got, value), (name, record.chain_id)
+        if record.all_atom_positions is None:
+            assert chain.positions is None
+            assert chain.mask is None
+        else:
+            assert chain.positions is not None
+            assert chain.mask is not None
+            np.testing.assert_array_equal(chain.positions.numpy(), record.all_atom_positions)
+            np.testing.assert_array_equal(chain.mask.numpy(), record.all_atom_mask)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 12, 13, 63, 64, 65, 129])
+def test_five_bit_rows_of_any_length_come_back(length: int) -> None:
+    codes = np.random.default_rng(length).integers(0, 32, [5, length]).astype(np.uint8)
+    packed = torch.frombuffer(bytearray(pack_rows(codes)), dtype=torch.uint8).view(5, -1)
+    assert np.array_equal(unpack_codes(packed, length).numpy(), codes)
+
+
+def test_a_flipped_bit_anywhere_is_a_typed_error_and_never_a_chain(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d", [make_record("a_A", 12, 9, 2)])
+    place = Catalog(dataset, 0, EVERYTHING).place(0)
+    shard = tmp_path / "d" / place.key
+    sound = shard.read_bytes()
+    request = ReadRequest(0, place, True, True, 0, slot_nbytes(place, True))
+    first, last = place.offset + place.starts[0], place.offset + place.starts[-1]
+    rng = np.random.default_rng(0)
+    caught = 0
+    for at in rng.integers(first, last, 60).tolist():
+        bad = bytearray(sound)
+        bad[at] ^= 1 << int(rng.integers(8))
+        shard.write_bytes(bad)
+        fresh = Dataset.open(str(tmp_path / "d"))
+        try:
+            read_chain(fresh.storage, request, memoryview(bytearray(request.nbytes)))
+        except ShardCorrupt as error:
+            assert error.item == "a_A"
+            caught += 1
+    # What is not caught is padding between columns, or columns that training does not read.
+    read = sum(place.starts[i + 1] - place.starts[i] for i in range(16)) / (last - first)
+    assert caught >= 0.8 * read * 60
