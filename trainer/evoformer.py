@@ -67,7 +67,7 @@ class PairStack(nn.Module):
         z = z.transpose(-2, -3)
         z = z + drop(self.tri_att_end(z, pair_mask.transpose(-1, -2)))
         z = z.transpose(-2, -3)
-        return z + self.pair_transition(z, pair_mask if mask_trans else None)
+        return z + self.pair_transition(z, pair_mask if mask_trans else None)  # type: ignore[no-any-return]
 
 
 class MSABlock(nn.Module):
@@ -173,9 +173,7 @@ class EvoformerBlock(MSABlock):
 class EvoformerStack(nn.Module):
     """All Evoformer blocks, then the single representation from the first MSA row."""
 
-    def __init__(
-        self, *, c_m: int, c_s: int, no_blocks: int, **block: int | float | bool
-    ) -> None:
+    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: int | float | bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))  # type: ignore[arg-type]
         self.linear = Linear(c_m, c_s)
@@ -188,9 +186,7 @@ class EvoformerStack(nn.Module):
         msa_mask: Float[Tensor, "*B S R"],
         pair_mask: Float[Tensor, "*B R R"],
         mask_trans: bool = False,
-    ) -> tuple[
-        Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"], Float[Tensor, "*B R c_s"]
-    ]:
+    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"], Float[Tensor, "*B R c_s"]]:
         """MSA, pair and single representation."""
         for block in self.blocks:
             m, z = checkpointed(

@@ -141,9 +141,7 @@ def compute_plddt(logits: Float[Tensor, "*B R n"]) -> Float[Tensor, "*B R"]:
     return torch.sum(torch.softmax(logits, dim=-1) * centres, dim=-1) * 100
 
 
-def aligned_error_bin_centres(
-    max_bin: float, no_bins: int, like: Tensor
-) -> Float[Tensor, " n"]:
+def aligned_error_bin_centres(max_bin: float, no_bins: int, like: Tensor) -> Float[Tensor, " n"]:
     """Centres of the aligned-error bins, ångström; the last bin is open above."""
     edges = torch.linspace(0, max_bin, no_bins - 1, device=like.device, dtype=like.dtype)
     step = edges[1] - edges[0]

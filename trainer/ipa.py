@@ -33,7 +33,7 @@ class PointProjection(nn.Module):
     def forward(self, s: Float[Tensor, "*B R c_s"], frames: Rigid) -> Float[Tensor, "*B R H P 3"]:
         """Global points of each head."""
         local = self.linear(s).unflatten(-1, (3, -1)).transpose(-1, -2)  # [*, R, H*P, 3]
-        return apply(frames.unsqueeze(-1), local).unflatten(-2, (self.no_heads, -1))
+        return torch.unflatten(apply(frames.unsqueeze(-1), local), -2, (self.no_heads, -1))
 
 
 class InvariantPointAttention(nn.Module):

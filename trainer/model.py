@@ -25,7 +25,7 @@ from evofeed.trainer.extra_msa import ExtraMSAStack
 from evofeed.trainer.heads import AuxiliaryHeads
 from evofeed.trainer.model_config import ModelConfig, TemplateConfig
 from evofeed.trainer.structure_module import StructureModule
-from evofeed.trainer.template import TemplateEmbedder
+from evofeed.trainer.template import TemplateEmbedder, TemplatePairStack
 from evofeed.trainer.torsion import atom14_to_atom37
 
 __all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
@@ -52,9 +52,7 @@ class AlphaFold(nn.Module):
         self.extra_msa_embedder = ExtraMSAEmbedder(25, c_e)
         self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
         self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
-        self.structure_module = StructureModule(
-            c_s=c_s, c_z=c_z, **asdict(config.structure_module)
-        )
+        self.structure_module = StructureModule(c_s=c_s, c_z=c_z, **asdict(config.structure_module))
         self.aux_heads = AuxiliaryHeads(
             lddt={"no_bins": config.plddt_bins, "c_in": c_s, "c_hidden": config.c_hidden_plddt},
             distogram={"c_z": c_z, "no_bins": config.distogram_bins},
@@ -67,7 +65,7 @@ class AlphaFold(nn.Module):
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Recompute activations block by block in the backward pass, or keep them."""
         for module in self.modules():
-            if hasattr(module, "checkpointing"):
+            if isinstance(module, EvoformerStack | ExtraMSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -93,7 +91,8 @@ class AlphaFold(nn.Module):
             # Half-precision copies of the weights made without grad would cut the gradient.
             torch.clear_autocast_cache()
         outputs, _ = self._iteration(_cycle(batch, no_cycles - 1), previous)
-        return outputs | self.aux_heads(outputs, outputs["sm"]["single"])
+        heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"])
+        return outputs | heads
 
     def _iteration(
         self, feats: dict[str, Tensor], previous: tuple[Tensor, Tensor, Tensor] | None

@@ -230,9 +230,7 @@ def tiny(*, templates: bool = True) -> tuple[ModelConfig, LossConfig]:
         template=template if templates else None,
         extra_msa=ExtraMSAConfig(c_e=16, no_blocks=1, **narrow),  # type: ignore[arg-type]
         evoformer=EvoformerConfig(no_blocks=2, **narrow),  # type: ignore[arg-type]
-        structure_module=StructureModuleConfig(
-            c_ipa=8, c_resnet=32, no_heads_ipa=4, no_blocks=4
-        ),
+        structure_module=StructureModuleConfig(c_ipa=8, c_resnet=32, no_heads_ipa=4, no_blocks=4),
         c_hidden_plddt=32,
     )
     return model, LossConfig()

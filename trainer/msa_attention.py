@@ -26,9 +26,7 @@ class MSARowAttentionWithPairBias(nn.Module):
     Source: AF2 SI algorithm 7.
     """
 
-    def __init__(
-        self, c_m: int, c_z: int, c_hidden: int, no_heads: int, inf: float = 1e9
-    ) -> None:
+    def __init__(self, c_m: int, c_z: int, c_hidden: int, no_heads: int, inf: float = 1e9) -> None:
         super().__init__()
         self.inf = inf
         self.layer_norm_m = LayerNorm(c_m)

@@ -186,4 +186,4 @@ class Attention(nn.Module):
         return self.linear_o(out)  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Shaped[Tensor, "..."]:
-        return x.unflatten(-1, (self.no_heads, self.c_hidden)).transpose(-2, -3)
+        return torch.unflatten(x, -1, (self.no_heads, self.c_hidden)).transpose(-2, -3)

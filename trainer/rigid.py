@@ -75,7 +75,7 @@ def quaternion_to_matrix(quaternion: Float[Tensor, "*B 4"]) -> Float[Tensor, "*B
         2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x),
         2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z,
     ]  # fmt: skip
-    return torch.stack(entries, dim=-1).unflatten(-1, (3, 3))
+    return torch.unflatten(torch.stack(entries, dim=-1), -1, (3, 3))
 
 
 def compose_quaternion_update(
@@ -94,7 +94,8 @@ def compose_quaternion_update(
         w * c + x * b - y * a,
     ]
     new = quaternion + torch.stack(product, dim=-1)
-    return new / torch.linalg.vector_norm(new, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(new, dim=-1, keepdim=True)
+    return new / norm
 
 
 def from_tensor_7(tensor: Float[Tensor, "*B 7"]) -> Rigid:

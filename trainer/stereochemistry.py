@@ -19,8 +19,11 @@ from evofeed.residues import ATOM_TYPES, RESTYPE_3
 
 __all__ = [
     "ATOM37_RADIUS",
-    "BETWEEN_RESIDUES",
     "CA_CA_DISTANCE",
+    "COS_CA_C_N",
+    "COS_C_N_CA",
+    "C_N_LENGTH",
+    "C_N_LENGTH_PROLINE",
     "VAN_DER_WAALS_RADIUS",
     "atom14_distance_bounds",
 ]
@@ -30,14 +33,14 @@ VAN_DER_WAALS_RADIUS: Final = {"C": 1.7, "N": 1.55, "O": 1.52, "S": 1.8}
 ATOM37_RADIUS: Final = np.array([VAN_DER_WAALS_RADIUS[name[0]] for name in ATOM_TYPES])
 CA_CA_DISTANCE: Final = 3.80209737096
 """Between neighbours in the trans configuration, ångström."""
-BETWEEN_RESIDUES: Final = {
-    "c_n_length": (1.329, 0.014),
-    "c_n_length_proline": (1.341, 0.016),
-    "cos_c_n_ca": (-0.5203, 0.0353),
-    "cos_ca_c_n": -0.4473,
-}
-"""Peptide bond: lengths in ångström and cosines of angles, with deviations. The deviation
-of cos(CA-C-N) is `LossConfig.ca_c_n_angle_stddev`."""
+C_N_LENGTH: Final = (1.329, 0.014)
+"""Peptide bond: mean and deviation, ångström."""
+C_N_LENGTH_PROLINE: Final = (1.341, 0.016)
+"""The same before a proline."""
+COS_C_N_CA: Final = (-0.5203, 0.0353)
+"""Cosine of that angle: mean and deviation."""
+COS_CA_C_N: Final = -0.4473
+"""Cosine of that angle; its deviation is `LossConfig.ca_c_n_angle_stddev`."""
 
 _GEOMETRY: Final = """
 *

@@ -141,9 +141,7 @@ class StructureModule(nn.Module):
             single, pair = at_least_float32(single), at_least_float32(pair)
             return self._run(single, pair, aatype, mask.to(single.dtype))
 
-    def _run(
-        self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor
-    ) -> dict[str, Tensor]:
+    def _run(self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
         s_initial = self.layer_norm_s(single)
         z = self.layer_norm_z(pair)
         s = self.linear_in(s_initial)

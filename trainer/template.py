@@ -150,9 +150,7 @@ class TemplatePairStack(nn.Module):
 class TemplatePointwiseAttention(nn.Module):
     """Every pair attends to the templates at that pair, ungated. Source: algorithm 17."""
 
-    def __init__(
-        self, c_t: int, c_z: int, c_hidden: int, no_heads: int, inf: float = 1e5
-    ) -> None:
+    def __init__(self, c_t: int, c_z: int, c_hidden: int, no_heads: int, inf: float = 1e5) -> None:
         super().__init__()
         self.inf = inf
         self.mha = Attention(c_z, c_t, c_t, c_hidden, no_heads, gating=False)

@@ -37,7 +37,7 @@ def rename_ground_truth(
     errors = []
     for name in ("atom14_gt_positions", "atom14_alt_gt_positions"):
         difference = torch.sqrt((pred - _distances(batch[name])) ** 2 + _EPS)
-        errors.append(torch.sum(mask * difference, dim=-1).unflatten(-1, (-1, 14)).sum(-1))
+        errors.append(torch.unflatten(torch.sum(mask * difference, dim=-1), -1, (-1, 14)).sum(-1))
     better = (errors[1] < errors[0]).to(pred.dtype)
     atom, xyz = better[..., None], better[..., None, None]
     gt, alt = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]

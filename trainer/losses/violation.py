@@ -18,8 +18,11 @@ from evofeed.shapes import Float, Int
 from evofeed.trainer.model_config import LossConfig
 from evofeed.trainer.stereochemistry import (
     ATOM37_RADIUS,
-    BETWEEN_RESIDUES,
+    C_N_LENGTH,
+    C_N_LENGTH_PROLINE,
     CA_CA_DISTANCE,
+    COS_C_N_CA,
+    COS_CA_C_N,
     atom14_distance_bounds,
 )
 
@@ -106,21 +109,16 @@ def between_residue_bonds(
     n_ca, _ = _unit(next_ca - next_n)
 
     proline = (aatype[..., 1:] == RESTYPES.index("P")).to(atom14.dtype)
-    usual, special = BETWEEN_RESIDUES["c_n_length"], BETWEEN_RESIDUES["c_n_length_proline"]
-    length, sigma = (usual[i] + (special[i] - usual[i]) * proline for i in (0, 1))  # type: ignore[index]
-    cos_c_n_ca, cos_c_n_ca_stddev = BETWEEN_RESIDUES["cos_c_n_ca"]  # type: ignore[misc]
-    terms = [
+    length, sigma = (
+        usual + (special - usual) * proline
+        for usual, special in zip(C_N_LENGTH, C_N_LENGTH_PROLINE, strict=True)
+    )
+    cos_ca_c_n = torch.sum(c_ca * c_n, dim=-1)
+    cos_c_n_ca = torch.sum(-c_n * n_ca, dim=-1)
+    terms: list[tuple[Tensor, Tensor | float, Tensor]] = [
         (c_n_length - length, sigma, c_n_mask),
-        (
-            torch.sum(c_ca * c_n, dim=-1) - BETWEEN_RESIDUES["cos_ca_c_n"],
-            ca_c_n_stddev,
-            exists[..., :-1, _CA] * c_n_mask,
-        ),
-        (
-            torch.sum(-c_n * n_ca, dim=-1) - cos_c_n_ca,
-            cos_c_n_ca_stddev,
-            exists[..., 1:, _CA] * c_n_mask,
-        ),
+        (cos_ca_c_n - COS_CA_C_N, ca_c_n_stddev, exists[..., :-1, _CA] * c_n_mask),
+        (cos_c_n_ca - COS_C_N_CA[0], COS_C_N_CA[1], exists[..., 1:, _CA] * c_n_mask),
     ]
     means, losses, flags = zip(
         *(_flat_bottom(error, tolerance_factor * sd, mask) for error, sd, mask in terms),
@@ -179,13 +177,18 @@ def between_residue_clashes(
     allowed = mask * (radii[..., :, None] + radii[..., None, :]) - overlap_tolerance
     error = mask * torch.relu(allowed - distance)
     clash = mask * (distance < allowed)
-    per_atom, count = ((x.sum(-2) + x.sum(-1)).unflatten(-1, (-1, 14)) for x in (error, clash))
+    per_atom, count, worst = (
+        torch.unflatten(x, -1, (-1, 14))
+        for x in (
+            error.sum(-2) + error.sum(-1),
+            clash.sum(-2) + clash.sum(-1),
+            torch.maximum(clash.amax(-2), clash.amax(-1)),
+        )
+    )
     return {
         "clashes_mean_loss": error.sum((-2, -1)) / (_BOND_EPS + mask.sum((-2, -1))),
         "clashes_per_atom_loss_sum": per_atom,
-        "clashes_per_atom_clash_mask": torch.maximum(clash.amax(-2), clash.amax(-1)).unflatten(
-            -1, (-1, 14)
-        ),
+        "clashes_per_atom_clash_mask": worst,
         "clashes_per_atom_num_clash": count,
     }
 
@@ -238,9 +241,7 @@ def violation_metrics(
             between["clashes_per_atom_clash_mask"].amax(-1), seq_mask
         ),
         "violations_within_residue": _mean(within["per_atom_violations"].amax(-1), seq_mask),
-        "violations_per_residue": _mean(
-            violations["total_per_residue_violations_mask"], seq_mask
-        ),
+        "violations_per_residue": _mean(violations["total_per_residue_violations_mask"], seq_mask),
     }
 
 

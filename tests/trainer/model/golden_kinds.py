@@ -7,10 +7,8 @@ and the outputs by the pack's names. Modules get the stored parameters by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from golden_case import Case
 from torch import Tensor, nn
@@ -119,7 +117,9 @@ def _layer_norm(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     return module, {"out": module(x["x"])}
 
 
-def _stack(cls: Callable[..., nn.Module], outs: str, *drop: str, mask_trans: bool = False) -> Runner:
+def _stack(
+    cls: Callable[..., nn.Module], outs: str, *drop: str, mask_trans: bool = False
+) -> Runner:
     def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
         module = _load(case, cls(**_hparams(case, *drop)))
         got = module(x["m"], x["z"], x["msa_mask"], x["pair_mask"], mask_trans)
@@ -333,9 +333,7 @@ RUNNERS: dict[str, Runner] = {
     "TemplateEmbedder": _template_embedder,
     "InvariantPointAttention": _ipa,
     "BackboneUpdate": _backbone_update,
-    "AngleResnet": _module(
-        torsion.AngleResnet, "s", "s_initial", out="unnormalized angles"
-    ),
+    "AngleResnet": _module(torsion.AngleResnet, "s", "s_initial", out="unnormalized angles"),
     "StructureModuleTransition": _module(structure_module.StructureModuleTransition, "s"),
     "torsion_angles_to_frames_and_atom14": _torsion,
     "StructureModule": _structure_module,

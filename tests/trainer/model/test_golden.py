@@ -14,7 +14,6 @@ import pytest
 import torch
 from golden_case import Case, backward, grad_or_zero
 from golden_kinds import RUNNERS, whole_model
-
 from tests.conftest import golden_files
 
 CASES = golden_files("model/*.npz")
@@ -77,7 +76,9 @@ def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(
         together = run(case, inputs)[1]["out"]
         for i, loss in enumerate(together):
             # Layers come first in what the structure module makes, the batch elsewhere.
-            one = {k: v[:, i] if "angles" in k and "chi" not in k else v[i] for k, v in inputs.items()}
+            one = {
+                k: v[:, i] if "angles" in k and "chi" not in k else v[i] for k, v in inputs.items()
+            }
             assert torch.allclose(run(case, one)[1]["out"], loss, rtol=1e-12)
 
 
@@ -106,10 +107,8 @@ def test_the_whole_model_its_losses_and_all_gradients_equal_the_recorded_ones(
     assert not off
 
 
-def _wrong_gradients(
-    case: Case, grads: dict[str, np.ndarray], limit: float
-) -> dict[str, float]:
-    """Gradients off by more than `limit` of their norm (of the norms, where only those are kept)."""
+def _wrong_gradients(case: Case, grads: dict[str, np.ndarray], limit: float) -> dict[str, float]:
+    """Gradients off by more than `limit` of their norm; the norms alone, if only they are kept."""
     stored = case.group("gparam" + case.suffix)
     norms = case.meta["grad_norms_f64" if case.suffix else "grad_norms"]
     largest = max(norms.values())

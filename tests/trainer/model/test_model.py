@@ -1,0 +1,214 @@
+"""The assembled model: its parameters, its conventions, and a gradient for every parameter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from evofeed.trainer import (
+    AlphaFold,
+    AlphaFoldLoss,
+    LossConfig,
+    ModelConfig,
+    finetuning,
+    from_openfold_batch,
+    initial_training,
+    tiny,
+)
+from evofeed.trainer.synthetic_batch import synthetic_batch
+
+SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
+
+
+def _model(config: ModelConfig | None = None, seed: int = 0) -> AlphaFold:
+    torch.manual_seed(seed)
+    return AlphaFold(config or tiny()[0])
+
+
+def _noisy(model: AlphaFold) -> AlphaFold:
+    """Weights moved off their start, where many of them are zero."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def _grads(model: AlphaFold, batch: dict[str, Tensor], loss: LossConfig) -> dict[str, Tensor]:
+    model.zero_grad()
+    value, _ = AlphaFoldLoss(loss)(model(batch), batch)
+    value.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _full_params(golden: Path) -> dict[str, list[int]]:
+    listed = json.loads((golden / "model" / "full_model_params.json").read_text())["params"]
+    return {entry["name"]: entry["shape"] for entry in listed}
+
+
+@pytest.mark.parametrize("stage", [initial_training, finetuning])
+def test_names_and_shapes_of_all_parameters_are_openfolds(golden: Path, stage) -> None:  # type: ignore[no-untyped-def]
+    with torch.device("meta"):
+        model = AlphaFold(stage()[0])
+    state = {name: list(value.shape) for name, value in model.state_dict().items()}
+    assert state == _full_params(golden)
+    assert sum(p.numel() for p in model.parameters()) == 93_229_082
+
+
+def test_variants_have_openfolds_parameter_counts(golden: Path) -> None:
+    listed = json.loads((golden / "model" / "full_model_params.json").read_text())["totals"]
+    config = initial_training()[0]
+    variants = {
+        "finetuning_ptm": initial_training(ptm=True)[0],
+        "finetuning_no_templ": replace(config, template=None),
+    }
+    for name, variant in variants.items():
+        with torch.device("meta"):
+            model = AlphaFold(variant)
+        assert sum(p.numel() for p in model.parameters()) == listed[name]["numel"]
+
+
+def test_fresh_weights_follow_the_recorded_laws_within_sampling_error(golden: Path) -> None:
+    listed = json.loads((golden / "model" / "init_stats.json").read_text())["params"]
+    # 48 and 4 equal blocks say no more than two of each, and take most of the time.
+    small = initial_training()[0]
+    small = replace(
+        small,
+        evoformer=replace(small.evoformer, no_blocks=2),
+        extra_msa=replace(small.extra_msa, no_blocks=2),
+    )
+    state = _model(small).state_dict()
+    checked = 0
+    for entry in listed:
+        if entry["name"] not in state:
+            continue
+        value = state[entry["name"]].double()
+        checked += 1
+        if not entry.get("expected_std"):
+            assert value.min() == pytest.approx(entry["min"], abs=1e-7), entry["name"]
+            assert value.max() == pytest.approx(entry["max"], abs=1e-7), entry["name"]
+            continue
+        count, sigma = value.numel(), entry["expected_std"]
+        assert abs(float(value.mean())) < 5 * sigma / count**0.5, entry["name"]
+        assert abs(float(value.std()) / sigma - 1) < 5 / count**0.5, entry["name"]
+        if entry["init"] != "normal":  # all other laws are bounded
+            bound = 1.02 * max(entry["max"], -entry["min"]) if count > 1000 else float("inf")
+            assert float(value.abs().max()) < bound, entry["name"]
+    assert checked == len(state)
+
+
+@pytest.mark.parametrize("templates", [0, 2])
+@pytest.mark.parametrize("no_recycling_iters", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_parameter_gets_a_gradient_on_every_path(
+    templates: int, no_recycling_iters: int, masked: bool
+) -> None:
+    sizes = SIZES | {"num_templates": templates}
+    batch = synthetic_batch(**sizes, no_recycling_iters=no_recycling_iters)
+    if masked:  # templates there but none valid, no extra row, no resolution
+        for name in ("template_mask", "extra_msa_mask", "resolution", "bert_mask"):
+            batch[name] = torch.zeros_like(batch[name])
+    model = _noisy(_model(replace(tiny()[0], tm_bins=64)))
+    grads = _grads(model, batch, replace(LossConfig(), tm=0.1, violation=1.0))
+    assert set(grads) == {name for name, _ in model.named_parameters()}
+    assert all(torch.isfinite(grad).all() for grad in grads.values())
+
+
+def test_a_batch_without_template_features_runs_with_zero_templates() -> None:
+    batch = synthetic_batch(**SIZES | {"num_templates": 0})
+    bare = {name: value for name, value in batch.items() if not name.startswith("template_")}
+    model = _noisy(_model()).eval()
+    full, without = model(batch), model(bare)
+    assert torch.equal(full["pair"], without["pair"])
+
+
+def test_the_loss_of_a_batch_is_the_mean_of_its_samples_losses() -> None:
+    batches = [synthetic_batch(**SIZES, no_recycling_iters=1, seed=seed) for seed in (1, 2)]
+    batches[1]["seq_length"] = torch.tensor([9])  # samples of unlike length weigh unlike
+    axis = {
+        name: 1 if name.startswith(("msa", "bert", "true", "extra")) else 0 for name in batches[0]
+    }
+    both = {name: torch.cat([b[name] for b in batches], axis[name]) for name in batches[0]}
+    model, loss = _noisy(_model()).eval(), AlphaFoldLoss(LossConfig(violation=1.0))
+    values = [loss(model(batch), batch)[0] for batch in batches]
+    together, breakdown = loss(model(both), both)
+    assert torch.allclose(together, torch.stack(values).mean(), rtol=1e-5)
+    assert breakdown["loss"] == together
+
+
+def test_padding_changes_nothing_where_the_protein_is() -> None:
+    batch = synthetic_batch(**SIZES)
+    padded = dict(batch)
+    for name in ("seq_mask", "msa_mask", "extra_msa_mask"):
+        padded[name] = batch[name].clone()
+        padded[name][..., -3:] = 0
+    padded["template_torsion_angles_mask"] = batch["template_torsion_angles_mask"].clone()
+    padded["template_torsion_angles_mask"][..., -3:, :] = 0
+    model = _noisy(_model()).eval()
+    one = model(padded)
+    for name in ("msa_feat", "target_feat"):
+        padded[name] = padded[name].clone()
+        padded[name][..., -3:, :] += 1
+    other = model(padded)
+    keep = slice(None, -3)
+    assert torch.equal(one["pair"][:, keep, keep], other["pair"][:, keep, keep])
+    assert not torch.equal(one["pair"], other["pair"])
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    batch = synthetic_batch(**SIZES)
+    model = _noisy(_model())
+    grads = []
+    for enabled in (False, True):
+        torch.manual_seed(3)  # of the dropout
+        model.set_activation_checkpointing(enabled)
+        grads.append(_grads(model, batch, LossConfig()))
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def test_recycling_passes_on_the_structure_but_no_gradient() -> None:
+    batch = synthetic_batch(**SIZES, no_recycling_iters=2)
+    model = _noisy(_model()).eval()
+    last = {k: v[-1:] if v.shape[0] == 3 else v for k, v in batch.items()}
+    assert not torch.equal(model(batch)["pair"], model(last)["pair"])
+    batch["msa_feat"].requires_grad_()
+    model(batch)["pair"].sum().backward()
+    grad = batch["msa_feat"].grad
+    assert grad is not None
+    assert not grad[:-1].any()
+    assert grad[-1].any()
+
+
+def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
+    batch = synthetic_batch(**SIZES, no_recycling_iters=1)
+    model = _noisy(_model())
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(batch)
+    loss, _ = AlphaFoldLoss(LossConfig())(outputs, batch)
+    loss.backward()
+    assert outputs["pair"].dtype == outputs["msa"].dtype == torch.bfloat16
+    assert {v.dtype for v in outputs["sm"].values()} == {torch.float32}
+    assert loss.dtype == torch.float32
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_openfold_batches_become_the_loaders_convention() -> None:
+    batch = synthetic_batch(**SIZES, no_recycling_iters=1)
+    openfold = {
+        name: value.movedim(0, -1) if value.shape[0] == 2 else torch.stack([value] * 2, -1)
+        for name, value in batch.items()
+    }
+    back = from_openfold_batch(openfold)
+    assert all(torch.equal(back[name], value) for name, value in batch.items())
+
+
+def test_nonsense_sizes_and_weights_are_refused_with_their_value() -> None:
+    with pytest.raises(ValueError, match="c_m must be at least 1, is 0"):
+        ModelConfig(c_m=0)
+    with pytest.raises(ValueError, match=r"fape must not be negative: -1\.0"):
+        LossConfig(fape=-1.0)
