@@ -61,6 +61,15 @@ class Principal:
         if scope not in self.scopes:
             raise _forbidden(f"this token lacks the scope {scope!r}")
 
+    def require_all_datasets(self) -> None:
+        """Refuse a token that is for some datasets only.
+
+        Raises:
+            Problem: 403.
+        """
+        if self.datasets is not None:
+            raise _forbidden("this needs a token for all datasets")
+
 
 LOCAL: Final = Principal("local", frozenset(SCOPES), None)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
@@ -21,6 +21,7 @@ from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
+from evofeed.service.statistics import Difference, column_statistics, difference
 from evofeed.service.tables import DatasetRow
 
 _K = TypeVar("_K")
@@ -40,6 +41,9 @@ class Catalog:
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
+        # A digest says all about a snapshot, so these need no dataset in their key.
+        self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
+        self._differences: OrderedDict[tuple[str, str], Difference] = OrderedDict()
         self._max_snapshots = snapshots
         self._lock = threading.Lock()
 
@@ -158,6 +162,26 @@ class Catalog:
         view = self.view(name)
         return self._cached(
             self._shards, (view.uri, shard), lambda: view.find_shard(shard), 100_000
+        )
+
+    def statistics(self, name: str, digest: str) -> dict[str, dict[str, Any]]:
+        """Exact statistics of every column of a snapshot.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+        """
+        snapshot = self.snapshot(name, digest)
+        return self._cached(self._statistics, digest, lambda: column_statistics(snapshot.index), 64)
+
+    def difference(self, name: str, before: str, after: str) -> Difference:
+        """Chains that differ between two snapshots of a dataset.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+        """
+        old, new = self.snapshot(name, before), self.snapshot(name, after)
+        return self._cached(
+            self._differences, (before, after), lambda: difference(old.index, new.index), 8
         )
 
     def close(self) -> None:

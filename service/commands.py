@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -54,6 +55,7 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
     """Serve until SIGINT or SIGTERM, then stop cleanly with exit code 0."""
     from evofeed.service.server import serving
 
+    logging.basicConfig(level=settings.log_level, format="%(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

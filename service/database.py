@@ -42,7 +42,7 @@ class Database:
             self._url = self._url.set(drivername="postgresql+psycopg")
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
         if self.is_sqlite and self._url.database:
-            Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
+            Path(self._url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
         self.engine = create_engine(self._url, **options)
         if self.is_sqlite:

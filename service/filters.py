@@ -67,6 +67,12 @@ def check(schema: pa.Schema, node: Any) -> None:
     match(schema.empty_table(), node)
 
 
+def known_values(column: pa.ChunkedArray, name: str, kind: str) -> pa.ChunkedArray:
+    """A column's values without the unknown ones."""
+    values = _plain(column)
+    return values.filter(_known(values, name, kind))
+
+
 class _Evaluator:
     """One walk over a filter; counts nodes so that no filter is endless."""
 

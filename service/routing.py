@@ -7,6 +7,7 @@ made. The check runs before the body is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -16,24 +17,35 @@ from starlette.responses import Response
 
 from evofeed.service.auth import LOCAL, SCOPES, Principal, authenticate
 from evofeed.service.idempotency import run_once
+from evofeed.service.problems import Problem
 from evofeed.service.state import Service
 
 PUBLIC: Final = "public"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def scope(name: str, *, counted: bool = True) -> Callable[[_F], _F]:
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What `@scope` says of an endpoint."""
+
+    scope: str
+    counted: bool
+    repeatable: bool
+
+
+def scope(name: str, *, counted: bool = True, repeatable: bool = True) -> Callable[[_F], _F]:
     """Say which scope an endpoint needs.
 
     Args:
         name: one of `SCOPES`, or `PUBLIC` for no token at all.
         counted: False keeps calls out of the rate limit (shard bytes).
+        repeatable: False refuses an Idempotency-Key, for answers that must not be kept.
     """
     if name not in (PUBLIC, *SCOPES):
         raise ValueError(f"no scope {name!r}")
 
     def mark(endpoint: _F) -> _F:
-        endpoint.__scope__ = (name, counted)  # type: ignore[attr-defined]
+        endpoint.__scope__ = _Mark(name, counted, repeatable)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -45,33 +57,44 @@ class ScopedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with admission in front."""
         answer = super().get_route_handler()
-        marked: tuple[str, bool] | None = getattr(self.endpoint, "__scope__", None)
+        marked: _Mark | None = getattr(self.endpoint, "__scope__", None)
         if marked is None:
             raise TypeError(f"{self.path} has no @scope: say who may call it")
 
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
-            principal = await _admit(service, request, *marked)
+            principal = await _admit(service, request, marked)
             request.state.principal = principal
             if request.method == "POST" and "idempotency-key" in request.headers:
+                if not marked.repeatable:
+                    raise _not_kept()
                 return await run_once(service.database, principal.id, request, answer)
             return await answer(request)
 
         return handle
 
 
-async def _admit(service: Service, request: Request, scope: str, counted: bool) -> Principal:
-    if scope == PUBLIC or not service.settings.auth_on:
+async def _admit(service: Service, request: Request, marked: _Mark) -> Principal:
+    if marked.scope == PUBLIC or not service.settings.auth_on:
         principal = LOCAL
     else:
         principal = await run_in_threadpool(authenticate, service.database, request)
-        principal.require(scope)
+        principal.require(marked.scope)
         if (name := request.path_params.get("name")) is not None:
             principal.require_dataset(str(name))
-    if counted and scope != PUBLIC:
+    if marked.counted and marked.scope != PUBLIC:
         client = request.client.host if request.client else "unknown"
         service.limiter.spend(client if principal is LOCAL else principal.id)
     return principal
+
+
+def _not_kept() -> Problem:
+    return Problem(
+        422,
+        "idempotency",
+        "this answer holds a secret and is never kept, so it takes no Idempotency-Key",
+        next="send it without; revoke what you did not mean to make",
+    )
 
 
 def make_router(prefix: str = "", tag: str = "") -> APIRouter:

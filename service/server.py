@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import tempfile
 import threading
@@ -59,6 +60,7 @@ def make_server(app: FastAPI) -> uvicorn.Server:
         timeout_graceful_shutdown=5,
         ws="none",
     )
+    logging.getLogger("uvicorn.access").disabled = True
     return uvicorn.Server(config)
 
 

@@ -58,6 +58,8 @@ class ServiceSettings(BaseSettings):
     """Featurize jobs that may run at once; 0 refuses all."""
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)
     """Seconds a presigned URL is good for."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
+from evofeed.service.clock import iso
 from evofeed.service.names import NAME_PATTERN, DatasetName, NewName
 from evofeed.service.problems import Problem
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
@@ -113,10 +113,9 @@ def _below(uri: str, root: str) -> bool:
 
 
 def _view(row: DatasetRow) -> DatasetView:
-    made = datetime.datetime.fromtimestamp(row.created_at, datetime.UTC)
     return DatasetView(
         name=row.name,
         uri=row.uri,
         description=row.description,
-        created_at=made.isoformat(timespec="seconds"),
+        created_at=iso(row.created_at),
     )

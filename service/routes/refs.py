@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated
 
 from fastapi import Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from evofeed.service.clock import iso
 from evofeed.service.names import DatasetName, DigestValue, RefName
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
@@ -126,7 +126,7 @@ def get_history(
             Move(
                 digest=move.digest,
                 previous=move.previous,
-                moved_at=_iso(move.moved_at),
+                moved_at=iso(move.moved_at),
                 principal=move.principal,
             )
             for move in ref_history(service.database, row.id, ref, limit)
@@ -145,7 +145,3 @@ def _expected(if_match: str | None, if_none_match: str | None) -> str | None:
             next='send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref',
         )
     return if_match.strip().strip('"')
-
-
-def _iso(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated, Any
 
 from fastapi import Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from evofeed.service.clock import iso
 from evofeed.service.filters import filterable
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.ranges import immutable_response
@@ -64,9 +64,7 @@ def list_snapshots(
         snapshots=[
             SnapshotView(
                 digest=digest,
-                written_at=datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(
-                    timespec="seconds"
-                ),
+                written_at=iso(at),
                 parent=manifest.parent,
                 num_chains=manifest.num_chains,
                 num_shards=len(manifest.shards),

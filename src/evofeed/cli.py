@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
+    "tokens": ("evofeed.service.token_commands", "tokens", "API tokens of the service."),
     "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),

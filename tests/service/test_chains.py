@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.service import chains, filters
@@ -212,12 +212,14 @@ def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
     return known and bool(getattr(float(value), compare[node["op"]])(float(wanted)))
 
 
+@settings(deadline=None)
 @given(FILTERS)
 def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
     got = filters.match(TABLE, node).to_pylist()
     assert got == [oracle(node, row) for row in TABLE.to_pylist()]
 
 
+@settings(deadline=None)
 @given(FILTERS, st.integers(1, 9), st.integers(1, 13))
 def test_pages_of_any_filter_join_to_the_whole(node: dict[str, Any], limit: int, scan: int) -> None:
     whole = chains.page(TABLE, node, ["chain_id"], 0, 1000).rows
@@ -228,6 +230,7 @@ def test_pages_of_any_filter_join_to_the_whole(node: dict[str, Any], limit: int,
     assert rows == whole
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_no_text_passes_for_a_cursor(text: str) -> None:
     with pytest.raises(Problem):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.service.problems import Problem
@@ -86,6 +86,7 @@ def test_a_known_etag_is_304(served, shard, known) -> None:
     assert answer.status_code == 304 and answer.headers["etag"] == etag
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40).map("bytes={}".format) | st.text(max_size=40), st.integers(0, 10**12))
 def test_any_range_header_is_within_the_object_or_refused(header: str, size: int) -> None:
     try:

@@ -1,0 +1,98 @@
+"""Statistics of a snapshot and the difference of two: exact, not sampled."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from fastapi import Query
+from pydantic import BaseModel, Field, StringConstraints
+from starlette.responses import Response
+
+from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
+from evofeed.service.ranges import IMMUTABLE
+from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.state import Service
+
+router = make_router("/v1/datasets/{name}", "statistics")
+Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+class Statistics(BaseModel):
+    """What the columns of a snapshot's index hold."""
+
+    snapshot: str
+    num_chains: int
+    columns: dict[str, dict[str, Any]]
+
+
+class DiffEntry(BaseModel):
+    """A chain that differs."""
+
+    chain_id: str
+    change: Literal["added", "removed", "changed"]
+
+
+class Diff(BaseModel):
+    """What changed from one snapshot to another."""
+
+    before: str
+    after: str
+    added: int
+    removed: int
+    changed: int
+    entries: list[DiffEntry]
+    next: str | None = Field(description="cursor of the next page; null at the end")
+
+
+@router.get("/snapshots/{digest}/stats")
+@scope("read")
+def get_statistics(
+    service: ServiceDep, name: DatasetName, digest: Digest, response: Response
+) -> Statistics:
+    """Counts, extremes, quantiles and histograms over every chain."""
+    response.headers["Cache-Control"] = IMMUTABLE
+    snapshot = service.catalog.snapshot(name, digest)
+    return Statistics(
+        snapshot=digest,
+        num_chains=snapshot.index.num_rows,
+        columns=service.catalog.statistics(name, digest),
+    )
+
+
+@router.get("/diff")
+@scope("read")
+def get_diff(
+    service: ServiceDep,
+    name: DatasetName,
+    before: Annotated[Either, Query(description="ref or digest")],
+    after: Annotated[Either, Query(description="ref or digest")] = "main",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=256)] = None,
+) -> Diff:
+    """Chains added, removed or changed, by id; a chain changed if its bytes did."""
+    start = 0
+    old, new = _digest(service, name, before), _digest(service, name, after)
+    if cursor:
+        # Pinned by the digests, not the refs: a page stays what its first page was.
+        start, new = service.signer.read(cursor, f"diff {name} {old}")
+    found = service.catalog.difference(name, old, new)
+    entries = found.entries()
+    more = start + limit < len(entries)
+    return Diff(
+        before=old,
+        after=new,
+        added=len(found.added),
+        removed=len(found.removed),
+        changed=len(found.changed),
+        entries=[
+            DiffEntry(chain_id=chain_id, change=change)  # type: ignore[arg-type]
+            for change, chain_id in entries[start : start + limit]
+        ],
+        next=service.signer.write(start + limit, new, f"diff {name} {old}") if more else None,
+    )
+
+
+def _digest(service: Service, name: str, either: str) -> str:
+    is_digest = re.fullmatch(DIGEST_PATTERN, either)
+    return either if is_digest else service.catalog.view(name).ref(either).digest

@@ -1,0 +1,170 @@
+"""Tokens and the audit: what only `admin` may touch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from sqlalchemy import select
+from starlette.responses import Response
+
+from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.names import NewName
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.tables import AuditRow, TokenRow
+
+router = make_router("/v1", "tokens")
+Scope = Literal["read", "publish", "jobs", "admin"]
+Label = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+
+
+class NewToken(BaseModel):
+    """A token to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: Label = Field(description="what it is for")
+    scopes: list[Scope] = Field(min_length=1, max_length=4)
+    datasets: list[NewName] | None = Field(None, max_length=1000, description="null for all")
+    seconds: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="null: no expiry")
+
+
+class MadeToken(BaseModel):
+    """A new token; its text is shown this once."""
+
+    id: str
+    token: str
+
+
+class TokenView(BaseModel):
+    """A token without its secret."""
+
+    id: str
+    label: str
+    scopes: list[str]
+    datasets: list[str] | None
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None = Field(description="to the minute")
+
+
+class TokenList(BaseModel):
+    """Tokens, oldest first."""
+
+    tokens: list[TokenView]
+    next: str | None = Field(description="`after` of the next page; null at the end")
+
+
+class AuditLine(BaseModel):
+    """Who did what."""
+
+    id: int
+    at: str
+    principal: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+class AuditPage(BaseModel):
+    """Lines of the audit, newest first."""
+
+    lines: list[AuditLine]
+    next: int | None = Field(description="`before` of the next page; null at the end")
+
+
+@router.post("/tokens", status_code=201)
+@scope("admin", repeatable=False)
+def make_token(
+    service: ServiceDep, principal: PrincipalDep, new: NewToken, response: Response
+) -> MadeToken:
+    """A new token, no wider than the one that asks."""
+    for wanted in new.scopes:
+        principal.require(wanted)
+    if new.datasets is None:
+        principal.require_all_datasets()
+    for name in new.datasets or ():
+        principal.require_dataset(name)
+    response.headers["Cache-Control"] = "no-store"
+    token_id, text = create_token(
+        service.database,
+        label=new.label,
+        scopes=list(new.scopes),
+        datasets=list(new.datasets) if new.datasets is not None else None,
+        seconds=new.seconds,
+        principal=principal.id,
+    )
+    return MadeToken(id=token_id, token=text)
+
+
+@router.get("/tokens")
+@scope("admin")
+def list_tokens(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    after: Annotated[str, Query(pattern=r"^[0-9a-f]{0,16}$")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> TokenList:
+    """Every token there has been, by id."""
+    principal.require_all_datasets()
+    query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit + 1)
+    with service.database.read() as session:
+        rows = list(session.scalars(query))
+    views = [
+        TokenView(
+            id=row.id,
+            label=row.label,
+            scopes=row.scopes,
+            datasets=row.datasets,
+            created_at=iso(row.created_at),
+            expires_at=iso_or_none(row.expires_at),
+            revoked_at=iso_or_none(row.revoked_at),
+            last_used_at=iso_or_none(row.last_used_at),
+        )
+        for row in rows[:limit]
+    ]
+    return TokenList(tokens=views, next=rows[limit - 1].id if len(rows) > limit else None)
+
+
+@router.delete("/tokens/{token_id}", status_code=204)
+@scope("admin")
+def remove_token(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
+) -> None:
+    """Revoke a token: it is worthless from now on."""
+    principal.require_all_datasets()
+    revoke_token(service.database, token_id, principal.id)
+
+
+@router.get("/audit")
+@scope("admin")
+def read_audit(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> AuditPage:
+    """Who did what, newest first."""
+    principal.require_all_datasets()
+    query = select(AuditRow).where(AuditRow.id < before).order_by(AuditRow.id.desc())
+    with service.database.read() as session:
+        rows = list(session.scalars(query.limit(limit + 1)))
+    lines = [
+        AuditLine(
+            id=row.id,
+            at=iso(row.at),
+            principal=row.principal,
+            action=row.action,
+            subject=row.subject,
+            detail=row.detail,
+        )
+        for row in rows[:limit]
+    ]
+    return AuditPage(lines=lines, next=rows[limit - 1].id if len(rows) > limit else None)

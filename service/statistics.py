@@ -1,0 +1,110 @@
+"""Exact statistics of a snapshot's index, and what differs between two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.service.filters import filterable, known_values
+
+_BINS: Final = 24
+_QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
+_MAX_GROUPS: Final = 50
+
+
+def column_statistics(index: pa.Table) -> dict[str, dict[str, Any]]:
+    """What each column holds: counts, extremes, quantiles and a histogram, over every chain."""
+    kinds = filterable(index.schema)
+    return {
+        name: _describe(known_values(index[name], name, kind), kind, index.num_rows)
+        for name, kind in kinds.items()
+        if name != "chain_id"
+    }
+
+
+def _describe(values: pa.ChunkedArray, kind: str, rows: int) -> dict[str, Any]:
+    head: dict[str, Any] = {"kind": kind, "known": len(values), "unknown": rows - len(values)}
+    if not len(values):
+        return head
+    if kind == "boolean":
+        return head | {"true": int(pc.sum(values).as_py())}
+    if kind in ("integer", "number"):
+        return head | _numeric(values.to_numpy(), kind)
+    if kind == "date":
+        texts = pc.cast(values, pa.utf8())
+        span = pc.min_max(texts).as_py()
+        return head | {"min": span["min"], "max": span["max"], "years": _years(texts)}
+    return head | {"values": _groups(values)}
+
+
+def _numeric(values: np.ndarray, kind: str) -> dict[str, Any]:
+    plain = int if kind == "integer" else lambda value: float(f"{value:.6g}")
+    edges = _edges(values, kind)
+    counts, _ = np.histogram(values, np.asarray(edges, np.float64))
+    at = np.quantile(values, _QUANTILES, method="inverted_cdf")
+    return {
+        "min": plain(values.min()),
+        "max": plain(values.max()),
+        "mean": float(f"{values.mean(dtype=np.float64):.6g}"),
+        "quantiles": {str(q): plain(v) for q, v in zip(_QUANTILES, at, strict=True)},
+        "edges": edges,
+        "counts": counts.tolist(),
+    }
+
+
+def _edges(values: np.ndarray, kind: str) -> list[int] | list[float]:
+    """Edges of at most `_BINS` bins: equal ratios for counts, equal widths for the rest.
+
+    Lengths and depths span three decades; equal widths would put most chains in one bin.
+    """
+    low, high = values.min(), values.max()
+    if kind == "integer":
+        ratios = np.geomspace(max(low, 1), max(high, 1) + 1, _BINS + 1)
+        return sorted({int(low), *np.floor(ratios[1:-1]).astype(int).tolist(), int(high) + 1})
+    top = high if high > low else low + 1
+    return [float(f"{edge:.6g}") for edge in np.linspace(low, np.nextafter(top, np.inf), _BINS + 1)]
+
+
+def _years(texts: Any) -> dict[str, int]:
+    return dict(sorted(_counted(pc.utf8_slice_codeunits(texts, 0, 4)).items()))
+
+
+def _groups(values: Any) -> dict[str, int]:
+    counted = sorted(_counted(values).items(), key=lambda pair: (-pair[1], pair[0]))
+    return dict(counted[:_MAX_GROUPS])
+
+
+def _counted(values: Any) -> dict[str, int]:
+    return {item["values"]: item["counts"] for item in pc.value_counts(values).to_pylist()}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Chains that differ between two snapshots, each list in order of id."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+    def entries(self) -> list[tuple[str, str]]:
+        """All of them, `(change, chain_id)`, in that order."""
+        kinds = (("added", self.added), ("removed", self.removed), ("changed", self.changed))
+        return [(kind, chain) for kind, chains in kinds for chain in chains]
+
+
+def difference(before: pa.Table, after: pa.Table) -> Difference:
+    """What changed from one index to another; a chain changed if its bytes' checksum did."""
+    old, new = _checksums(before), _checksums(after)
+    return Difference(
+        added=sorted(new.keys() - old.keys()),
+        removed=sorted(old.keys() - new.keys()),
+        changed=sorted(chain for chain, total in new.items() if old.get(chain, total) != total),
+    )
+
+
+def _checksums(index: pa.Table) -> dict[str, int]:
+    return dict(zip(index["chain_id"].to_pylist(), index["checksum"].to_pylist(), strict=True))
