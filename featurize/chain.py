@@ -18,6 +18,7 @@ from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
 from evofeed.featurize.sources import ChainSource, Role
 from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
 from evofeed.featurize.template_library import TemplateLibrary, template_library
 from evofeed.featurize.templates import Query, Template, featurize_templates, template_fields
@@ -130,6 +131,8 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         is_distillation=source.is_distillation,
     )
     name = source.author_chain
+    if name not in structure.sequences and _names_no_chain(source, structure):
+        name = next(iter(structure.sequences))
     if name not in structure.sequences:
         raise InputError(
             f"no protein chain {name!r}, only {', '.join(structure.sequences) or 'none'}",
@@ -148,6 +151,13 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         release_date=structure.release_date,
         method=structure.method,
     )
+
+
+def _names_no_chain(source: ChainSource, structure: Structure) -> bool:
+    """A file of one chain, and an id that does not say which: a model, a ProteinNet record."""
+    if source.structure_chain or len(structure.sequences) != 1:
+        return False
+    return structure.kind != "mmcif" or source.entry_id == source.chain_id
 
 
 def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:

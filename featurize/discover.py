@@ -1,101 +1,189 @@
-"""Which chains a folder holds, whatever layout it has."""
+"""Which chains an input holds, whatever layout it has.
+
+alignments/<chain>/*            OpenFold's flattened folders, structures beside them
+<chain>/{a3m,hhr,cif,pdb}/*     OpenProteinSet as downloaded, nothing flattened
+*.index + *.db                  alignment_db: the sharded super-index or the old one
+*.a3m                           ColabFold results, models beside them
+proteins.fasta                  sequences, alignments by name beside them
+*.cif, *.pdb                    structures alone, every protein chain
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from evofeed.errors import InputError
+from evofeed.featurize import layouts
+from evofeed.featurize.alignment_db import read_index
+from evofeed.featurize.caches import read_duplicates
+from evofeed.featurize.layouts import Beside, first_file, folders
 from evofeed.featurize.sources import ChainSource
-from evofeed.featurize.structure_files import SUFFIXES
 
-_PACKED: Final = ("", ".gz", ".zst")
-_ALIGNMENT_DIRS: Final = ("alignments",)
-_STRUCTURE_DIRS: Final = ("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "pdb")
-_TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
-_FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
+_ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
+_DB_DIRS: Final = (".", "alignment_db", "alignment_dbs", "alignment_data/alignment_db")
+_FASTA: Final = (".fasta", ".fa", ".faa")
+_STRUCTURES: Final = (".cif", ".mmcif", ".pdb", ".ent", ".core")
+
+Path_ = str | os.PathLike[str]
 
 
 def discover(
-    uri: str | os.PathLike[str],
+    uri: Path_,
     *,
-    structure_dir: str | os.PathLike[str] | None = None,
-    template_mmcif_dir: str | os.PathLike[str] | None = None,
-    fasta_dir: str | os.PathLike[str] | None = None,
+    structure_dir: Path_ | None = None,
+    template_mmcif_dir: Path_ | None = None,
+    fasta_dir: Path_ | None = None,
+    structure_index: Path_ | None = None,
+    duplicate_chains: Path_ | None = None,
+    release_dates: Path_ | None = None,
+    obsolete_pdbs: Path_ | None = None,
     is_distillation: bool = False,
+    problems: list[InputError] | None = None,
 ) -> list[ChainSource]:
     """The chains of an input, ordered by chain id.
 
     Args:
-        uri: a folder (or `file://` URI): a data set root with `alignments/` and
-            structures beside it, or a folder of chain folders itself.
-        structure_dir: where the structures are, if not beside the alignments.
-        template_mmcif_dir: where the structures of template hits are.
-        fasta_dir: where sequences of chains without structure are.
+        uri: a folder or file of one of the layouts above (or its `file://` URI).
+        structure_dir: structures, if they are not in `mmcif/`, `data/`, … beside.
+        template_mmcif_dir: structures of template hits; else `structure_dir`.
+        fasta_dir: sequences of chains without structure, `<chain>.fasta`.
+        structure_index: JSON index of structures in dbs (distillation sets).
+        duplicate_chains: lines of chains with one sequence; those without alignments
+            take those of the first that has them. Else `duplicate_pdb_chains.txt` beside.
+        release_dates: `mmcif_cache.json` for template dates, else the one beside.
+        obsolete_pdbs: `obsolete.dat`, else the one beside.
         is_distillation: the structures are predictions.
+        problems: where bad chain ids and the like go, instead of raising the first.
 
     Raises:
-        InputError: no such folder, or nothing in it that looks like chains.
+        InputError: no such input, nothing in it that looks like chains, or a chain
+            id that is none.
     """
-    root = Path(os.fspath(uri).removeprefix("file://"))
-    if not root.is_dir():
-        raise InputError("no such folder", path=str(root))
-    alignments = _first_dir(root, _ALIGNMENT_DIRS) or root
-    beside = alignments.parent if alignments == root else root
-    structures = _index(_folders(structure_dir, beside, _STRUCTURE_DIRS), SUFFIXES)
-    fastas = _index(_folders(fasta_dir, beside, _FASTA_DIRS), (".fasta", ".fa", ".faa"))
-    given = _folders(template_mmcif_dir, beside, _TEMPLATE_DIRS)
-    templates = given or _folders(structure_dir, beside, _STRUCTURE_DIRS)
-    sources = [
-        ChainSource(
-            entry.name,
-            alignment_dir=entry.path,
-            structure=_structure_of(entry.name, structures),
-            fasta=fastas.get(entry.name),
-            template_mmcif_dir=str(templates[0]) if templates else None,
-            is_distillation=is_distillation,
+    root = Path(_path(uri))
+    if not root.exists():
+        raise InputError("no such file or folder", path=str(root))
+    faults: list[InputError] = []
+    home = root if root.is_dir() else root.parent
+    alignments = layouts.first_dir(home, _ALIGNMENT_DIRS)
+    if alignments is None and layouts.first_dir(home.parent, ("alignments",)) == home:
+        home = home.parent
+    beside = Beside.find(
+        home,
+        structure_dir=_given(structure_dir),
+        template_mmcif_dir=_given(template_mmcif_dir),
+        fasta_dir=_given(fasta_dir),
+        structure_index=_given(structure_index),
+        release_dates=_given(release_dates) or first_file(home, ("mmcif_cache.json",)),
+        obsolete_pdbs=_given(obsolete_pdbs) or first_file(home, ("obsolete.dat",)),
+        is_distillation=is_distillation,
+        faults=faults,
+    )
+    sources = _sources(root, alignments, beside)
+    twins = _given(duplicate_chains) or first_file(home, ("duplicate_pdb_chains.txt",))
+    if twins:
+        sources += _duplicates(sources, twins, beside)
+    sources = _once(sources, faults)
+    if problems is not None:
+        problems += faults
+    elif faults:
+        raise faults[0]
+    if not sources and not faults:
+        raise InputError(
+            "nothing here looks like chains: expected alignments/<chain>/ folders, an "
+            "alignment_db with its .index, .a3m, .fasta or structure files",
+            path=str(root),
         )
-        for entry in os.scandir(alignments)
-        if entry.is_dir()
-    ]
-    if not sources:
-        raise InputError("no chain folder in it", path=str(alignments))
     return sorted(sources, key=lambda source: source.chain_id)
 
 
-def _first_dir(root: Path, names: Iterable[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainSource]:
+    if root.is_file():
+        return _of_file(root, beside)
+    index = next((i for name in _DB_DIRS for i in sorted((root / name).glob("*.index"))), None)
+    if index is not None:
+        return layouts.from_db(read_index(str(index)), beside)
+    tries: list[Callable[[], list[ChainSource]]] = [
+        lambda: _from_named_folder(alignments, beside),
+        lambda: layouts.from_chain_folders(root, beside),
+        lambda: layouts.from_a3m_files(_files(root, (".a3m",)), beside),
+        lambda: [s for f in _fastas(root) for s in layouts.from_fasta(f, beside)],
+        lambda: layouts.from_structures(_structures(root), beside),
+    ]
+    for attempt in tries:
+        sources = attempt()
+        if sources:
+            return sources
+    return []
 
 
-def _folders(given: str | os.PathLike[str] | None, root: Path, names: Iterable[str]) -> list[Path]:
-    if given is not None:
-        folder = Path(os.fspath(given).removeprefix("file://"))
-        if not folder.is_dir():
-            raise InputError("no such folder", path=str(folder))
-        return [folder]
-    return [root / name for name in names if (root / name).is_dir()]
+def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]:
+    # What lies in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
+    every = folder is not None and folder.name == "alignments"
+    return layouts.from_chain_folders(folder, beside, every=every) if folder else []
 
 
-def _index(folders: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
-    """Stem -> path of the files with one of the suffixes, the first kind winning."""
-    found: dict[str, tuple[int, str]] = {}
-    kinds = [suffix + packed for suffix in suffixes for packed in _PACKED]
-    for folder in folders:
-        for entry in os.scandir(folder):
-            for rank, kind in enumerate(kinds):
-                if entry.name.endswith(kind):
-                    stem = entry.name[: -len(kind)]
-                    if stem not in found or rank < found[stem][0]:
-                        found[stem] = (rank, entry.path)
-                    break
-    return {stem: path for stem, (_, path) in found.items()}
+def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    if name.endswith(".index"):
+        return layouts.from_db(read_index(str(path)), beside)
+    if name.endswith(_FASTA):
+        return layouts.from_fasta(path, beside)
+    if name.endswith(".a3m"):
+        return layouts.from_a3m_files([path], beside)
+    if name.endswith(_STRUCTURES):
+        return layouts.from_structures([path], beside)
+    raise InputError(
+        "expected a folder, or an .index, .fasta, .a3m or structure file", path=str(path)
+    )
 
 
-def _structure_of(chain_id: str, structures: dict[str, str]) -> str | None:
-    entry = chain_id.rpartition("_")[0]
-    for name in (entry, entry.lower(), chain_id):
-        if name and name in structures:
-            return structures[name]
-    return None
+def _duplicates(sources: list[ChainSource], path: str, beside: Beside) -> list[ChainSource]:
+    known = {source.chain_id: source for source in sources}
+    copies = []
+    for group in read_duplicates(path):
+        original = next((known[name] for name in group if name in known), None)
+        for name in group:
+            if original is not None and name not in known:
+                copies.append(beside.copy_of(original, name))
+    return copies
+
+
+def _once(sources: Iterable[ChainSource], faults: list[InputError]) -> list[ChainSource]:
+    seen: dict[str, ChainSource] = {}
+    for source in sources:
+        if source.chain_id in seen:
+            where = source.fasta or source.alignment_dir or source.structure
+            faults.append(InputError("there twice", path=where, item=source.chain_id))
+        else:
+            seen[source.chain_id] = source
+    return list(seen.values())
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
+    plain = [(p, p.name.removesuffix(".gz").removesuffix(".zst")) for p in sorted(found)]
+    return [path for path, name in plain if name.endswith(suffixes)]
+
+
+def _fastas(root: Path) -> list[Path]:
+    inside = [
+        f for folder in folders(None, root, layouts.FASTA_DIRS) for f in _files(folder, _FASTA)
+    ]
+    return _files(root, _FASTA) or inside
+
+
+def _structures(root: Path) -> list[Path]:
+    here = _files(root, _STRUCTURES)
+    inside = folders(None, root, layouts.STRUCTURE_DIRS)
+    return here or [f for folder in inside for f in _files(folder, _STRUCTURES)]
+
+
+def _path(uri: Path_) -> str:
+    return os.fspath(uri).removeprefix("file://")
+
+
+def _given(uri: Path_ | None) -> str | None:
+    return None if uri is None else _path(uri)

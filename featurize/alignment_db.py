@@ -1,0 +1,105 @@
+"""OpenFold's `alignment_db`: files glued together, and a JSON index that finds them again.
+
+Two kinds of index: the sharded one names the db of each chain
+(`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
+the old one lies beside its only db and lists files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evofeed.errors import InputError
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DbEntry:
+    """The files of one chain in a db."""
+
+    db: str
+    files: tuple[FileRef, ...]
+
+
+def read_index(path: str) -> dict[str, DbEntry]:
+    """The chains of an index, sharded or old; db names are taken beside the index.
+
+    Raises:
+        InputError: not such an index, or a db name that leads elsewhere.
+    """
+    try:
+        entries = json.loads(read_bytes(file_ref(path)))
+        chains = dict(entries.items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"not an alignment_db index: {error}", path=path) from None
+    folder = Path(path).parent
+    own = str(folder / (Path(path).name.removesuffix(".index") + ".db"))
+    return {name: _entry(name, value, folder, own, path) for name, value in chains.items()}
+
+
+def _entry(name: str, value: Any, folder: Path, own: str, path: str) -> DbEntry:
+    try:
+        files = value if isinstance(value, list) else value["files"]
+        db = own
+        if isinstance(value, dict):
+            if Path(value["db"]).name != value["db"] or value["db"] in ("", ".", ".."):
+                raise ValueError(f"db {value['db']!r} is no plain file name")
+            db = str(folder / value["db"])
+        refs = []
+        for file, offset, size in files:
+            if not (isinstance(file, str) and type(offset) is int and type(size) is int):
+                raise TypeError("a file is [name, offset, bytes]")
+            if min(offset, size) < 0:
+                raise ValueError(f"{file} at {offset} with {size} bytes")
+            refs.append(FileRef(file, db, offset, size))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"bad index entry: {error!r}", path=path, item=name) from None
+    return DbEntry(db, tuple(refs))
+
+
+def write_alignment_db(
+    chain_dirs: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    *,
+    name: str = "alignment_db",
+    shards: int = 1,
+    duplicates: Iterable[list[str]] = (),
+) -> str:
+    """Glue chain folders into an alignment_db, byte for byte as OpenFold's script does.
+
+    Folders are taken in the order given, each `shards`-th into the same db, their
+    files in order of name. Chains of a duplicate group repeat the entry of the
+    one that is there.
+
+    Returns:
+        Path of the index.
+    """
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    folders = [Path(folder) for folder in chain_dirs]
+    index: dict[str, dict[str, Any]] = {}
+    for shard in range(shards):
+        db = f"{name}_{shard}.db"
+        offset = 0
+        with (out / db).open("wb") as handle:
+            for folder in folders[shard::shards]:
+                entry, _, chain = folder.name.partition("_")
+                files = []
+                for file in sorted(p for p in folder.iterdir() if p.is_file()):
+                    data = file.read_bytes()
+                    handle.write(data)
+                    files.append([file.name, offset, len(data)])
+                    offset += len(data)
+                index[f"{entry.lower()}_{chain}"] = {"db": db, "files": files}
+    for group in duplicates:
+        original = next((chain for chain in group if chain in index), None)
+        if original is not None:
+            index.update({chain: index[original] for chain in group if chain not in index})
+    path = out / f"{name}.index"
+    path.write_text(json.dumps(index, indent=4), encoding="utf-8")
+    return str(path)

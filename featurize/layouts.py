@@ -1,0 +1,272 @@
+"""Each layout of an input -> its chain sources, with what lies beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from evofeed.errors import InputError
+from evofeed.featurize.alignment_db import DbEntry, read_index
+from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.sources import SUBFOLDERS, ChainSource
+from evofeed.featurize.structure_files import SUFFIXES, parse_structure
+
+_PACKED: Final = ("", ".gz", ".zst")
+STRUCTURE_DIRS: Final = (
+    *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
+)
+_TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
+FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
+_CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
+_ALIGNED: Final = (".a3m", ".sto", ".hhr")
+_COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lies beside the alignments of a data set.
+
+    Attributes:
+        structures: file by entry or chain.
+        structure_db: span in a db by chain (distillation).
+        fastas: file by chain.
+        template_mmcif_dir, release_dates, obsolete_pdbs: as in `ChainSource`.
+        is_distillation: the structures are predictions.
+        faults: chain ids that are none, and the like.
+    """
+
+    structures: Mapping[str, str]
+    structure_db: Mapping[str, DbEntry]
+    fastas: Mapping[str, str]
+    template_mmcif_dir: str | None
+    release_dates: str | None
+    obsolete_pdbs: str | None
+    is_distillation: bool
+    faults: list[InputError]
+
+    @classmethod
+    def find(
+        cls,
+        root: Path,
+        *,
+        structure_dir: str | None,
+        template_mmcif_dir: str | None,
+        fasta_dir: str | None,
+        structure_index: str | None,
+        release_dates: str | None,
+        obsolete_pdbs: str | None,
+        is_distillation: bool,
+        faults: list[InputError],
+    ) -> Beside:
+        """Look into the folders given, or into those of usual names."""
+        structures = folders(structure_dir, root, STRUCTURE_DIRS)
+        templates = folders(template_mmcif_dir, root, _TEMPLATE_DIRS) or structures
+        return cls(
+            structures=_index(structures, SUFFIXES),
+            structure_db=read_index(structure_index) if structure_index else {},
+            fastas=_index(folders(fasta_dir, root, FASTA_DIRS), (".fasta", ".fa", ".faa")),
+            template_mmcif_dir=str(templates[0]) if templates else None,
+            release_dates=release_dates,
+            obsolete_pdbs=obsolete_pdbs,
+            is_distillation=is_distillation,
+            faults=faults,
+        )
+
+    def source(self, chain_id: str, where: str) -> ChainSource | None:
+        """A chain with its structure or FASTA; None, and a fault, for a bad id."""
+        if not _CHAIN_ID.match(chain_id):
+            self.faults.append(
+                InputError(
+                    f"{chain_id!r} is no chain id: letters, digits and _ . + = - only, at most 200",
+                    path=where,
+                )
+            )
+            return None
+        entry = self.structure_db.get(chain_id)
+        span = entry.files[0] if entry and entry.files else None
+        return ChainSource(
+            chain_id,
+            structure=span.path if span else _named(chain_id, self.structures),
+            structure_span=(span.offset, span.size or 0) if span else None,
+            structure_name=span.name if span else "",
+            fasta=self.fastas.get(chain_id),
+            template_mmcif_dir=self.template_mmcif_dir,
+            release_dates=self.release_dates,
+            obsolete_pdbs=self.obsolete_pdbs,
+            is_distillation=self.is_distillation,
+        )
+
+    def copy_of(self, original: ChainSource, chain_id: str) -> ChainSource:
+        """A chain with another's alignments and a structure of its own."""
+        fresh = self.source(chain_id, original.chain_id) or original
+        return dataclasses.replace(
+            fresh,
+            alignment_dir=original.alignment_dir,
+            alignments=original.alignments,
+            sequence="" if fresh.structure else original.sequence,
+            fasta=fresh.fasta or (None if fresh.structure else original.fasta),
+        )
+
+
+def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> list[ChainSource]:
+    """Chain folders, flattened or as OpenProteinSet ships them.
+
+    Args:
+        root: the folder they lie in.
+        beside: structures and the like.
+        every: take folders without alignments too; else they are something else.
+    """
+    sources = []
+    for entry in os.scandir(root):
+        if not entry.is_dir() or entry.name.startswith("."):
+            continue
+        inner = list(os.scandir(entry.path))
+        if not every and not any(_is_alignment(item) for item in inner):
+            continue
+        source = beside.source(entry.name, entry.path)
+        if source is not None:
+            structure = source.structure or _inner_structure(inner)
+            sources.append(
+                dataclasses.replace(source, alignment_dir=entry.path, structure=structure)
+            )
+    return sources
+
+
+def _is_alignment(item: os.DirEntry[str]) -> bool:
+    if item.is_dir():
+        return item.name in SUBFOLDERS
+    return item.name.removesuffix(".gz").removesuffix(".zst").endswith(_ALIGNED)
+
+
+def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:
+    """The structure in OpenProteinSet's `cif/` or `pdb/` below a chain's folder."""
+    below = [Path(item.path) for item in inner if item.is_dir() and item.name in ("cif", "pdb")]
+    found = _index(sorted(below), SUFFIXES)
+    return found[min(found)] if found else None
+
+
+def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
+    """The chains of an alignment_db."""
+    sources = []
+    for chain_id, entry in index.items():
+        source = beside.source(chain_id, entry.db)
+        if source is not None:
+            sources.append(dataclasses.replace(source, alignments=entry.files))
+    return sources
+
+
+def from_a3m_files(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
+    """ColabFold results: `<name>.a3m`, the best model beside it as its structure."""
+    sources = []
+    for path in paths:
+        name = path.name.partition(".a3m")[0]
+        source = beside.source(name, str(path))
+        if source is not None:
+            model = source.structure or _colabfold_model(path.parent, name)
+            sources.append(
+                dataclasses.replace(
+                    source,
+                    alignments=(file_ref(path),),
+                    structure=model,
+                    is_distillation=source.is_distillation or model is not None,
+                )
+            )
+    return sources
+
+
+def _colabfold_model(folder: Path, name: str) -> str | None:
+    models = [p for p in sorted(folder.glob(f"{name}*.pdb")) if _COLABFOLD_MODEL.search(p.name)]
+    relaxed = [p for p in models if "unrelaxed" not in p.name]
+    best = relaxed or models
+    return str(best[0]) if best else None
+
+
+def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
+    """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it."""
+    sources = []
+    for record in parse_fasta(read_bytes(file_ref(path)), path=str(path)):
+        source = beside.source(record.name.partition("/")[0], str(path))
+        if source is None:
+            continue
+        folder = first_dir(path.parent, (source.chain_id, f"alignments/{source.chain_id}"))
+        files = [f for s in _PACKED if (f := path.parent / f"{source.chain_id}.a3m{s}").is_file()]
+        sources.append(
+            dataclasses.replace(
+                source,
+                sequence=record.sequence,
+                description=record.description,
+                alignment_dir=str(folder) if folder else None,
+                alignments=() if folder else tuple(file_ref(f) for f in files[:1]),
+            )
+        )
+    return sources
+
+
+def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
+    """Every protein chain of structure files; the files are parsed to know them."""
+    sources = []
+    for path in paths:
+        ref = file_ref(path)
+        entry = ref.plain_name.rpartition(".")[0]
+        try:
+            structure = parse_structure(read_bytes(ref), ref.plain_name, path=str(path))
+        except InputError as error:
+            beside.faults.append(error)
+            continue
+        for chain in structure.sequences:
+            source = beside.source(f"{entry}_{chain}" if chain else entry, str(path))
+            if source is not None:
+                sources.append(
+                    dataclasses.replace(source, structure=str(path), structure_chain=chain)
+                )
+    return sources
+
+
+def first_dir(root: Path, names: Iterable[str]) -> Path | None:
+    """The first of the folders that is there."""
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def first_file(root: Path, names: Iterable[str]) -> str | None:
+    """The first of the files that is there."""
+    return next((str(root / name) for name in names if (root / name).is_file()), None)
+
+
+def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
+    """The folder given, or those of the names that are there.
+
+    Raises:
+        InputError: the folder given is not there.
+    """
+    if given is not None:
+        if not Path(given).is_dir():
+            raise InputError("no such folder", path=given)
+        return [Path(given)]
+    return [root / name for name in names if (root / name).is_dir()]
+
+
+def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:
+    """Stem -> file with one of the suffixes, the first kind winning, then the first folder."""
+    found: dict[str, tuple[int, str]] = {}
+    kinds = [suffix + packed for suffix in suffixes for packed in _PACKED]
+    for folder in places:
+        for entry in os.scandir(folder):
+            for rank, kind in enumerate(kinds):
+                if entry.name.endswith(kind):
+                    stem = entry.name[: -len(kind)]
+                    if stem not in found or rank < found[stem][0]:
+                        found[stem] = (rank, entry.path)
+                    break
+    return {stem: path for stem, (_, path) in found.items()}
+
+
+def _named(chain_id: str, structures: Mapping[str, str]) -> str | None:
+    entry = chain_id.rpartition("_")[0]
+    names = (entry, entry.lower(), chain_id)
+    return next((structures[name] for name in names if name and name in structures), None)

@@ -1,0 +1,248 @@
+"""Every layout of a data set leads to the same chains and the same records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from evofeed.errors import InputError
+from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.alignment_db import read_index, write_alignment_db
+from evofeed.featurize.caches import (
+    chain_data_cache,
+    mmcif_cache,
+    read_cluster_sizes,
+    read_duplicates,
+)
+from evofeed.featurize.template_library import read_obsolete, read_release_dates
+from tests.conftest import golden_files
+from tests.featurize.golden import INPUTS, openfold_record
+
+GOLDEN = golden_files("data/golden")
+OPENFOLD = FeaturizeConfig.openfold()
+CACHES = golden_files("data/golden/caches/*_cache.json")
+
+
+def small_chains(count: int = 2) -> list[Path]:
+    """The chain folders with the smallest alignments that have a structure."""
+    folders = [p for p in (INPUTS[0] / "alignments").iterdir() if structure_of(p).exists()]
+    return sorted(folders, key=lambda p: sum(f.stat().st_size for f in p.iterdir()))[:count]
+
+
+def structure_of(folder: Path) -> Path:
+    return INPUTS[0] / "mmcif" / f"{folder.name.rpartition('_')[0]}.cif"
+
+
+def flattened(root: Path) -> None:
+    for folder in small_chains():
+        shutil.copytree(folder, root / "alignments" / folder.name)
+        (root / "data").mkdir(exist_ok=True)
+        shutil.copy(structure_of(folder), root / "data")
+
+
+def as_downloaded(root: Path) -> None:
+    for folder in small_chains():
+        for file in folder.iterdir():
+            place = root / "pdb" / folder.name / "a3m"
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place)
+        (root / "pdb" / folder.name / "cif").mkdir()
+        shutil.copy(structure_of(folder), root / "pdb" / folder.name / "cif")
+
+
+def packed(root: Path) -> None:
+    flattened(root)
+    for number, file in enumerate(sorted(p for p in root.rglob("*") if p.is_file())):
+        data = file.read_bytes()
+        if number % 2:
+            Path(f"{file}.gz").write_bytes(gzip.compress(data))
+        else:
+            Path(f"{file}.zst").write_bytes(zstandard.compress(data))
+        file.unlink()
+
+
+def sharded_db(root: Path) -> None:
+    write_alignment_db(small_chains(), root / "alignment_db", shards=2)
+    shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
+
+
+def old_db(root: Path) -> None:
+    index = json.loads(Path(write_alignment_db(small_chains(), root)).read_text())
+    (root / "alignment_db_0.db").rename(root / "alignment_db.db")
+    old = {name: entry["files"] for name, entry in index.items()}
+    (root / "alignment_db.index").write_text(json.dumps(old))
+    shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
+
+
+LAYOUTS: list[Callable[[Path], None]] = [flattened, as_downloaded, packed, sharded_db, old_db]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_every_layout_gives_the_same_records(
+    layout: Callable[[Path], None], tmp_path: Path, golden: Path
+) -> None:
+    layout(tmp_path)
+    sources = discover(tmp_path)
+    assert [source.chain_id for source in sources] == sorted(f.name for f in small_chains())
+    for source in sources:
+        assert ChainSource.from_dict(json.loads(json.dumps(source.to_dict()))) == source
+        assert source.nbytes() > 0
+        record, want = featurize_chain(source), openfold_record(source.chain_id)
+        assert np.array_equal(record.msa, want.msa)
+        assert np.array_equal(record.deletion_matrix(), want.deletion_matrix())
+        assert record.msa_species == want.msa_species
+        assert record.all_atom_positions is not None and want.all_atom_positions is not None
+        assert np.array_equal(record.all_atom_positions, want.all_atom_positions)
+
+
+def test_the_recorded_alignment_db_gives_the_recorded_rows(golden: Path) -> None:
+    sources = discover(GOLDEN[0] / "alignment_db", structure_dir=INPUTS[0] / "mmcif")
+    assert len(sources) >= 3
+    for source in sources:
+        record = featurize_chain(source, OPENFOLD)
+        assert np.array_equal(record.msa, openfold_record(source.chain_id).msa)
+
+
+def test_a_written_alignment_db_is_openfolds_byte_for_byte(tmp_path: Path, golden: Path) -> None:
+    recorded = GOLDEN[0] / "alignment_db"
+    index = next(recorded.glob("*.index"))
+    shards = len(list(recorded.glob("*.db")))
+    groups = read_duplicates(str(GOLDEN[0] / "caches" / "dup.txt"))
+    twins = {chain for group in groups for chain in group[1:]}
+    chains = sorted(INPUTS[0] / "alignments" / c for c in read_index(str(index)) if c not in twins)
+    written = write_alignment_db(chains, tmp_path, shards=shards, duplicates=groups)
+    assert json.loads(Path(written).read_text()) == json.loads(index.read_text())
+    for db in recorded.glob("*.db"):
+        assert (tmp_path / db.name).read_bytes() == db.read_bytes()
+
+
+@pytest.mark.parametrize("path", CACHES, ids=lambda path: path.name)
+def test_caches_equal_openfolds(path: Path, golden: Path) -> None:
+    want = json.loads(path.read_text())
+    entries = {name.rpartition("_")[0] or name for name in want}
+    files = [str(INPUTS[0] / "mmcif" / f"{entry}.cif") for entry in entries]
+    clusters = read_cluster_sizes(str(path.parent / "clusters.txt"))
+    if "chain" in path.name:
+        assert chain_data_cache(files, clusters, OPENFOLD) == want
+    else:
+        assert mmcif_cache(files, None, OPENFOLD) == want
+        dates = read_release_dates(str(path))
+        assert all(dates[name] == entry["release_date"] for name, entry in want.items())
+
+
+def test_cache_writers_list_what_they_cannot_read(golden: Path) -> None:
+    failures: list[InputError] = []
+    files = [str(p) for p in sorted((INPUTS[0] / "mmcif").iterdir())]
+    cache = mmcif_cache(files, None, OPENFOLD, failures)
+    assert len(cache) + len(failures) == len(files) and failures
+    assert all(failure.path for failure in failures)
+
+
+def test_chains_of_a_duplicate_group_share_alignments(tmp_path: Path, golden: Path) -> None:
+    flattened(tmp_path)
+    first = small_chains()[0].name
+    (tmp_path / "duplicate_pdb_chains.txt").write_text(f"9xyz_Q {first} 8xyz_R\n7xyz_A\n")
+    by_id = {source.chain_id: source for source in discover(tmp_path)}
+    assert by_id["9xyz_Q"].alignment_dir == by_id["8xyz_R"].alignment_dir
+    assert by_id["9xyz_Q"].alignment_dir == by_id[first].alignment_dir
+    assert "7xyz_A" not in by_id
+
+
+def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "set.fasta").write_text(">one first protein\nACDEF\n>two\nacdefg*\n")
+    (tmp_path / "two.a3m").write_text(">two\nACDEFG\n>x\nACDEF-\n")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "hits.a3m").write_text(">one\nACDEF\n>x\nACaaDEF\n>y\naaA-DEF\n")
+    one, two = map(featurize_chain, discover(tmp_path / "set.fasta"))
+    assert (one.sequence, one.num_alignments, one.description) == ("ACDEF", 2, "one first protein")
+    assert (two.sequence, two.num_alignments) == ("ACDEFG", 2)
+
+
+def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path, golden: Path) -> None:
+    model = next((INPUTS[0] / "pdb").glob("*.pdb"))
+    chain = featurize_chain(ChainSource("x_A", structure=str(model)))
+    (tmp_path / "job.a3m").write_text(f"#{chain.num_res}\t1\n>101\n{chain.sequence}\n")
+    for rank in ("002_alphafold2", "001_alphafold2"):
+        shutil.copy(model, tmp_path / f"job_unrelaxed_rank_{rank}.pdb")
+    (source,) = discover(tmp_path)
+    assert source.is_distillation and "rank_001" in (source.structure or "")
+    record = featurize_chain(ChainSource("x_A", structure=str(model), is_distillation=True))
+    assert record.is_distillation and record.all_atom_mask is not None
+    assert chain.all_atom_mask is not None
+    assert record.all_atom_mask.sum() <= chain.all_atom_mask.sum()
+
+
+def test_structures_alone_are_all_their_protein_chains(golden: Path) -> None:
+    faults: list[InputError] = []
+    sources = discover(INPUTS[0] / "mmcif", problems=faults)
+    assert len(sources) > len(list((INPUTS[0] / "mmcif").iterdir())) and faults
+    record = featurize_chain(sources[0])
+    assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
+
+
+def test_a_structure_index_names_spans_of_a_db(tmp_path: Path, golden: Path) -> None:
+    model = next((INPUTS[0] / "pdb").glob("*.pdb"))
+    data = model.read_bytes()
+    (tmp_path / "s.db").write_bytes(b"other" + data + b"rest")
+    index = {"fam1_A": {"db": "s.db", "files": [[model.name, 5, len(data)]]}}
+    (tmp_path / "s.json").write_text(json.dumps(index))
+    (tmp_path / "alignments" / "fam1_A").mkdir(parents=True)
+    (source,) = discover(tmp_path, structure_index=tmp_path / "s.json", is_distillation=True)
+    record = featurize_chain(source)
+    assert record.num_res > 10 and record.is_distillation
+
+
+@pytest.mark.parametrize("bad", ["../up", "a/b", "", "ü_A", "x" * 300, ".."])
+def test_ids_that_could_lead_astray_are_refused(bad: str, tmp_path: Path) -> None:
+    index = {bad: {"db": "a.db", "files": []}}
+    (tmp_path / "a.index").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="no chain id"):
+        discover(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"db": "../a.db", "files": []},
+        {"db": "a.db"},
+        {"db": "a.db", "files": [["x", -1, 5]]},
+        {"db": "a.db", "files": [["x", 0, 1e9]]},
+        {"db": "a.db", "files": [["x", 0]]},
+        7,
+    ],
+)
+def test_a_bad_index_entry_is_one_typed_error(entry: object, tmp_path: Path) -> None:
+    (tmp_path / "a.index").write_text(json.dumps({"1abc_A": entry}))
+    with pytest.raises(InputError, match="bad index entry"):
+        discover(tmp_path)
+
+
+def test_an_index_of_another_db_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_bytes(b">q\nACD\n")
+    entry = {"db": "a.db", "files": [["x.a3m", 0, 10**9]]}
+    (tmp_path / "a.index").write_text(json.dumps({"1abc_A": entry}))
+    (source,) = discover(tmp_path)
+    with pytest.raises(InputError, match="do not belong together"):
+        featurize_chain(source)
+
+
+def test_nothing_and_nowhere_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="looks like chains"):
+        discover(tmp_path)
+    with pytest.raises(InputError, match="no such"):
+        discover(tmp_path / "nowhere")
+
+
+def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:
+    rows = ["OBSLTE    31-JUL-94 116L     216L", "OBSLTE    31-JUL-95 216L     316L"]
+    rows += ["OBSLTE    31-JUL-95 1AAA     1BBB", "OBSLTE    31-JUL-95 1BBB     1AAA"]
+    rows += ["OBSLTE    31-JUL-95 1CCC", " LIST OF OBSOLETE COORDINATE ENTRIES AND SUCCESSORS"]
+    (tmp_path / "obsolete.dat").write_text("\n".join(rows))
+    assert read_obsolete(str(tmp_path / "obsolete.dat")) == {"116l": "316l", "216l": "316l"}
