@@ -17,8 +17,6 @@ import torch
 
 PARTS = (
     "data_wait",
-    "h2d",
-    "featurise",
     "forward",
     "backward",
     "communication",

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from evofeed.features import BATCH
+from evofeed.trainer.constants import table
 
 PEAK_FLOPS: dict[str, dict[str, float]] = {
     "H200": {"bf16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
@@ -51,6 +52,7 @@ def count_step_flops(
         with FlopCounterMode(display=False) as both:
             outputs = functional_call(model, weights, (inputs,))
             torch.autograd.backward(_sum_of_outputs(outputs))
+    table.cache_clear()  # what it made meanwhile is fake
     return {
         "forward": float(forward.get_total_flops()),
         "forward_backward": float(both.get_total_flops()),

@@ -44,7 +44,7 @@ def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
     """
     waiting = {name for name, p in model.named_parameters() if p.requires_grad}
     hooks = [
-        parameter.register_post_accumulate_grad_hook(_remover(waiting, name))
+        parameter.register_post_accumulate_grad_hook(_remover(waiting, name))  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]

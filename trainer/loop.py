@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from evofeed.trainer.flat import FlatOptimizer
 from evofeed.trainer.gradients import watch_gradients
 from evofeed.trainer.optim import learning_rate
 from evofeed.trainer.runlog import RunLog
-from evofeed.trainer.stream import BatchStream, Loader, num_recycles
+from evofeed.trainer.stream import BatchStream, Loader, num_recycles, sample_names
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 CHECKPOINTS = "checkpoints"
@@ -76,7 +76,7 @@ class _Pending:
     step: int
     numbers: Tensor
     event: torch.cuda.Event | None
-    samples: list[str]
+    samples: list[Callable[[], list[str]]]
 
 
 class Loop:
@@ -144,7 +144,7 @@ class Loop:
                 path=str(checkpoint.path),
             )
         self.loader.load_state_dict(state["loader"])
-        self.stream.epoch = state["epoch"]
+        self.stream.epochs = state["epoch"]
         self.result.first_step = self.result.step = checkpoint.step
         self.result.skipped = list(state["skipped"])
         self.result.checkpoint = checkpoint.path
@@ -157,9 +157,12 @@ class Loop:
         began, first = time.perf_counter(), self.result.step
         with self._signals():
             for step in range(self.result.step, self.config.steps):
-                with watch_gradients(self.model) if step == first else nullcontext(set()) as left:
+                if step == first:
+                    with watch_gradients(self.model) as untouched:
+                        self._step(step)
+                    self._tell_untouched(untouched)
+                else:
                     self._step(step)
-                self._tell_untouched(left)
                 if self._stop:
                     break
         self._finish()
@@ -184,11 +187,11 @@ class Loop:
         clock.part("optimizer")
         self.optimizer.zero_grad()
         numbers: Tensor | None = None
-        samples: list[str] = []
+        samples: list[Callable[[], list[str]]] = []
         for micro in range(config.accumulate):
             clock.part("data_wait")
             batch = next(self.stream)
-            samples += sample_names(batch, self.loader)
+            samples.append(sample_names(self.loader))
             if not self.batch_like:
                 self.batch_like = {k: v.to("meta") for k, v in batch.items()}
             if micro == 0 and self.log:
@@ -235,7 +238,7 @@ class Loop:
         self.world.mean(numbers)
         return numbers
 
-    def _send(self, step: int, numbers: Tensor, samples: list[str]) -> _Pending:
+    def _send(self, step: int, numbers: Tensor, samples: list[Callable[[], list[str]]]) -> _Pending:
         if self.world.device.type != "cuda":
             return _Pending(step, numbers, None, samples)
         there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -282,7 +285,8 @@ class Loop:
         self._skipped_in_a_row += 1
         folder = self.out / "nonfinite"
         folder.mkdir(parents=True, exist_ok=True)
-        entry = {"step": pending.step, "samples": pending.samples, "mean_terms": terms}
+        names = [name for ask in pending.samples for name in ask()]
+        entry = {"step": pending.step, "samples": names, "mean_terms": terms}
         name = f"step_{pending.step:08d}.rank{self.world.rank}.json"
         (folder / name).write_text(json.dumps(entry, default=str))
         if self._skipped_in_a_row >= self.config.max_skipped:
@@ -318,7 +322,7 @@ class Loop:
             return
         state = {
             "seed": self.config.seed,
-            "epoch": self.stream.epoch,
+            "epoch": self.stream.epochs,
             "skipped": self.result.skipped,
             "loader": self.loader.state_dict(),
             "config": self.config.to_dict(),
@@ -366,9 +370,3 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def sample_names(batch: Mapping[str, Tensor], loader: Loader) -> list[str]:
-    """Names of a batch's samples as the loader knows them, for reports of trouble."""
-    names = getattr(loader, "last_ids", None)
-    return [str(name) for name in names] if names else []

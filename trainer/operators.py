@@ -9,8 +9,10 @@ own time.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +73,8 @@ def busy_share(kernels: Sequence[Kernel]) -> float:
 def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, dict[str, float]]:
     """Seconds and launches by group; `parts` names what begins at each marker kernel.
 
-    Everything of the optimizer part counts as `optimizer`; everything on another
-    stream than the markers' as `loader`.
+    Everything of the optimizer part counts as `optimizer`. What runs on another
+    stream than the markers' is the loader's: `h2d` copies and `featurise` kernels.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.start)
     streams = {kernel.stream for kernel in ordered if _MARKER in kernel.name}
@@ -84,7 +86,7 @@ def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, 
             continue
         group = group_of(kernel.name)
         if group != "communication" and streams and kernel.stream not in streams:
-            group = "loader"
+            group = "h2d" if "HtoD" in kernel.name else "featurise"
         elif part == "optimizer" and group != "communication":
             group = "optimizer"
         entry = groups.setdefault(group, {"seconds": 0.0, "launches": 0.0})
@@ -118,7 +120,8 @@ class OperatorSampler:
         if self._cuda:
             torch.cuda.synchronize()
         self._clock.marker = None
-        self._profile.stop()
+        with _quiet():
+            self._profile.stop()
         results = self._profile.profiler.kineto_results.events()  # type: ignore[union-attr]
         self._profile = None
         self.result = self._summary(results)
@@ -126,7 +129,8 @@ class OperatorSampler:
     def _begin(self) -> None:
         activity = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
         self._profile = profile(activities=[activity])
-        self._profile.start()
+        with _quiet():
+            self._profile.start()
         if self._cuda:
             torch.cuda.synchronize()
             self._clock.marker = self._mark
@@ -159,6 +163,20 @@ class OperatorSampler:
             },
             "top": _top(found, steps) if self._cuda else [],
         }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing on file descriptor 2: kineto's probes write there through the progress bar."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _self_times(events: Sequence[Kernel]) -> dict[str, dict[str, float]]:

@@ -11,8 +11,8 @@ from evofeed.trainer.report import make_report
 from evofeed.trainer.runlog import read_steps
 
 _COLOURS = (
-    "#d62728", "#ff9896", "#e377c2", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b",
-    "#bcbd22", "#17becf", "#c7c7c7",
+    "#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b", "#bcbd22", "#17becf",
+    "#c7c7c7",
 )  # fmt: skip
 
 

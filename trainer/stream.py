@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -28,13 +28,13 @@ class BatchStream:
     """Batches without end: when an epoch is over the next begins.
 
     Attributes:
-        epoch: epochs completed so far by this stream.
+        epochs: epochs completed so far by this stream.
         first: whether the last batch was the first of its epoch.
     """
 
     def __init__(self, loader: Loader, epoch: int = 0) -> None:
         self.loader = loader
-        self.epoch = epoch
+        self.epochs = epoch
         self.first = False
         self._batches: Iterator[dict[str, Tensor]] | None = None
 
@@ -49,7 +49,7 @@ class BatchStream:
             self._batches = iter(self.loader)
         batch = next(self._batches, None)
         if batch is None and not self.first:
-            self.epoch, self.first = self.epoch + 1, True
+            self.epochs, self.first = self.epochs + 1, True
             self._batches = iter(self.loader)
             batch = next(self._batches, None)
         if batch is None:
@@ -59,12 +59,40 @@ class BatchStream:
             )
         return batch
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the last batch: as the loader counts, else as this stream does."""
+        return int(getattr(self.loader, "epoch", self.epochs))
+
     def close(self) -> None:
         """Let go of the loader's iterator, so that its threads and readers can end."""
         close = getattr(self._batches, "close", None)
         if close:
             close()
         self._batches = None
+
+
+def sample_names(loader: Any) -> Callable[[], list[str]]:
+    """Says later which chains were in the batch that the loader gave last.
+
+    Asking costs a walk through the loader's plan, so nobody asks unless there is trouble.
+    """
+    if hasattr(loader, "last_ids"):
+        names = list(loader.last_ids)
+        return lambda: names
+    planner = getattr(loader, "planner", None)
+    if planner is None:
+        return list
+    state = loader.state_dict()
+    return lambda: _planned_names(planner, state["epoch"], state["consumed"])
+
+
+def _planned_names(planner: Any, epoch: int, consumed: int) -> list[str]:
+    plan = next(planner.batches(epoch, consumed - planner.width))
+    return [
+        f"{planner.catalogs[s.dataset].place(s.row).chain_id} (epoch {epoch}, sample {s.position})"
+        for s in plan.samples
+    ]
 
 
 def num_recycles(batch: dict[str, Tensor]) -> int:

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,16 +62,26 @@ def train(
         CheckpointError: a checkpoint does not fit, or cannot be written.
     """
     began = time.perf_counter()
-    with join_world(device) as world:
+    with join_world(device) as world, ExitStack() as cleanup:
         set_precision(config)
         model, loss = build_model(config, world.device)
         loader = build_loader(config, dataset, world)
+        if loader is not dataset and hasattr(loader, "close"):
+            cleanup.callback(loader.close)
         return run(
-            config, model, loss, loader, world=world, out=out, resume=resume, began=began,
+            config,
+            model,
+            loss,
+            loader,
+            world=world,
+            out=out,
+            resume=resume,
+            began=began,
             validate=build_validation(config, model, validation, world),
-            show=show and world.is_first, tensorboard=tensorboard,
+            show=show and world.is_first,
+            tensorboard=tensorboard,
             plain=lambda: build_plain(config),
-        )  # fmt: skip
+        )
 
 
 def run(
@@ -241,7 +251,6 @@ def _seed_everything(seed: int) -> None:
 
 def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) -> dict[str, Any]:
     gpu = world.device.type == "cuda"
-    dataset = getattr(loader, "dataset", None)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
@@ -250,10 +259,10 @@ def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) 
         "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
         "on_gpu": gpu,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "dataset": getattr(dataset, "digest", None),
+        "dataset": loader.state_dict().get("snapshots"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "samples_per_step": config.accumulate * world.size * _batch_size(loader),
-        "samples_per_epoch": getattr(loader, "epoch_len", None),
+        "samples_per_epoch": getattr(getattr(loader, "planner", None), "epoch_len", None),
     }  # fmt: skip
 
 

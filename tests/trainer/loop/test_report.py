@@ -110,12 +110,14 @@ def test_markers_tell_the_optimizers_kernels_and_other_streams_are_the_loaders()
         Kernel("spin_kernel", 7, 0, 1),
         Kernel("elementwise", 7, 1, 10),
         Kernel("elementwise", 9, 2, 10),
+        Kernel("Memcpy HtoD (Pinned -> Device)", 9, 2, 20),
         Kernel("spin_kernel", 7, 12, 1),
         Kernel("elementwise", 7, 13, 30),
     ]
     groups = group_kernels(kernels, ["forward", "optimizer"])
     assert groups["elementwise"]["seconds"] == pytest.approx(10e-9)
-    assert groups["loader"]["seconds"] == pytest.approx(10e-9)
+    assert groups["featurise"]["seconds"] == pytest.approx(10e-9)
+    assert groups["h2d"]["seconds"] == pytest.approx(20e-9)
     assert groups["optimizer"] == {"seconds": pytest.approx(30e-9), "launches": 1}
 
 

@@ -1,0 +1,152 @@
+"""The real model on the real loader: tiny preset, synthetic chains, CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evofeed.cli import main
+from evofeed.errors import CannotResume, InputError, TrainerError
+from evofeed.trainer.checkpoint import newest_checkpoint
+from evofeed.trainer.config import TrainConfig, preset, save_config
+from evofeed.trainer.gradients import find_untouched
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model import last_recycle
+from evofeed.trainer.optim import OptimConfig
+from evofeed.trainer.runlog import read_steps
+from evofeed.trainer.synthetic_batch import synthetic_batch
+from evofeed.trainer.train import build_model, train
+
+SMALL = {
+    "evoformer": {"no_blocks": 1},
+    "structure_module": {"no_blocks": 2},
+}
+CROP = {"crop_size": 24, "max_msa_clusters": 8, "max_extra_msa": 12, "max_templates": 1}
+
+
+def config(steps: int, **changes: Any) -> TrainConfig:
+    base = preset("tiny").replace(
+        steps=steps, model=SMALL, loader=CROP, profile_steps=0, deterministic=True,
+        optim=OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9),
+    )  # fmt: skip
+    return base.replace(**changes)
+
+
+@pytest.fixture(autouse=True)
+def _precision_as_before() -> Any:
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.slow
+def test_resume_equals_never_having_stopped_bit_for_bit(tiny_dataset: str, tmp_path: Path) -> None:
+    whole = train(config(14), tiny_dataset, out=tmp_path / "whole")
+    first = train(config(5), tiny_dataset, out=tmp_path / "parts")
+    second = train(config(14), tiny_dataset, out=tmp_path / "parts", resume=True)
+    assert second.first_step == 5
+    assert first.losses + second.losses == whole.losses
+    a, b = (newest_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "parts"))
+    assert a is not None and b is not None
+    for file in ("model", "ema", "optimizer"):
+        expected = a.tensors(file)
+        assert all(torch.equal(v, expected[k]) for k, v in b.tensors(file).items()), file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_of_a_few_chains_falls(tiny_dataset: str, tmp_path: Path, precision: str) -> None:
+    settings = config(40, precision=precision, loader={**CROP, "epoch_len": 2})
+    result = train(settings, tiny_dataset, out=tmp_path)
+    lines = read_steps(tmp_path)
+    for term in ("loss", "distogram"):
+        values = [line["terms"][term] for line in lines]
+        assert sum(values[-8:]) < 0.93 * sum(values[:8]), term
+    assert not result.skipped and not result.untouched
+
+
+@pytest.mark.slow
+def test_one_two_and_four_ranks_give_the_same_run(tiny_dataset: str, tmp_path: Path) -> None:
+    losses = {}
+    for ranks in (1, 2, 4):
+        path = tmp_path / f"{ranks}.yaml"
+        save_config(config(3, accumulate=4 // ranks), path)
+        out = tmp_path / str(ranks)
+        _torchrun(ranks, ["train", str(path), "--dataset", tiny_dataset, "--out", str(out)])
+        losses[ranks] = [line["loss"] for line in read_steps(out)]
+    assert len(losses[1]) == 3
+    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[4] == pytest.approx(losses[1], rel=1e-5)
+
+
+def _torchrun(ranks: int, arguments: list[str]) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+        "--master-port", str(port), "-m", "evofeed.cli", *arguments, "--device", "cpu", "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_every_loss_preset_touches_every_parameter(tmp_path: Path) -> None:
+    model, loss = build_model(config(1), torch.device("cpu"))
+    assert isinstance(loss, AlphaFoldLoss)
+    batch = synthetic_batch(num_res=8, num_seq=3, num_extra_seq=4, num_templates=1)
+
+    def terms(outputs: Any, batch: Any) -> Any:
+        tensors = {k: v for k, v in outputs.items() if isinstance(v, torch.Tensor)}
+        return loss.terms(tensors, outputs["sm"], last_recycle(batch))
+
+    weights = dict.fromkeys(terms(model(batch), batch), 1.0)
+    assert find_untouched(model, batch, terms, weights) == []
+    named = find_untouched(model, batch, terms, {"fape": 1.0})
+    heads = {entry.name: entry.terms for entry in named}
+    assert heads["aux_heads.distogram.linear.weight"] == ("distogram",)
+    assert not any(name.startswith("evoformer") for name in heads)
+
+
+@pytest.mark.slow
+def test_the_command_trains_reports_and_refuses_what_does_not_fit(
+    tiny_dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    save_config(config(3), path)
+    arguments = ["train", str(path), "--dataset", tiny_dataset, "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    assert ended.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["figures"]["iterations"] == 3
+    assert report["run"]["dataset"][0]
+    with pytest.raises(TrainerError, match="seed"):
+        train(config(5, seed=7), tiny_dataset, out=tmp_path / "run", resume=True)
+    with pytest.raises(CannotResume, match="config"):
+        train(
+            config(5, loader={**CROP, "num_blocks": 1}), tiny_dataset, out=tmp_path / "run",
+            resume=True,
+        )  # fmt: skip
+
+
+def test_unknown_fields_of_the_model_are_named(tiny_dataset: str, tmp_path: Path) -> None:
+    wrong = config(1, model={"evoformer": {"blocks": 3}})
+    with pytest.raises(InputError, match=r"no setting model\.evoformer\.blocks"):
+        train(wrong, tiny_dataset, out=tmp_path)
+
+
+def test_without_dataset_or_folder_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "tiny"])
+    assert ended.value.code == 2
+    assert "--dataset" in capsys.readouterr().err
