@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.features import RECORD, ChainRecord
-from evofeed.store.decode import FEATURES, Place, decode_record
+from evofeed.store.decode import FEATURES, ChainDecoder
 from evofeed.store.index import read_index
-from evofeed.store.layout import COLUMNS, PackedColumn, unpack_column
 from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import read_ref
 from evofeed.store.shard import shard_index, shard_key
+from evofeed.store.spans import PackedSlice, Spans
 from evofeed.store.storage import Storage, open_storage
 
 
@@ -32,32 +30,32 @@ class Dataset:
 
     def __init__(self, storage: Storage, digest: str, manifest: Manifest, index: pa.Table) -> None:
         self.storage, self.digest, self.manifest, self.index = storage, digest, manifest, index
-        self._shards = index["shard"].chunk(0).dictionary.to_pylist() if len(index) else []
-        self._shard = _numbers(index, "shard")
-        self._offset = _numbers(index, "offset")
-        self._nbytes = _numbers(index, "nbytes")
-        self._checksum = _numbers(index, "checksum")
-        self._columns = _numbers(index, "column_offsets").reshape(-1, len(COLUMNS) + 1)
-        self._ids = index["chain_id"].chunk(0) if len(index) else []
+        self.spans = Spans(storage, index)
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], snapshot: str = "main") -> Dataset:
+    def open(
+        cls,
+        uri: str | os.PathLike[str],
+        snapshot: str = "main",
+        *,
+        token: str | None = None,
+    ) -> Dataset:
         """Open a dataset: a path, `file://`, `s3://` or `http(s)://`.
 
         Args:
             uri: where it lies.
             snapshot: a ref, or a full digest.
+            token: bearer token for a service that wants one.
 
         Raises:
             DatasetMissing: no such dataset, ref or snapshot.
             SchemaMismatch: written by a newer evofeed.
             ShardCorrupt: manifest or index do not match their checksums.
         """
-        storage = open_storage(uri)
+        storage = open_storage(uri, token=token)
         is_digest = DIGEST.fullmatch(snapshot)
         digest = snapshot if is_digest else read_ref(storage, snapshot).digest
-        manifest = read_manifest(storage, digest)
-        return cls(storage, digest, manifest, _checked_index(storage, digest, manifest))
+        return _reopen(storage, digest)
 
     @property
     def uri(self) -> str:
@@ -72,7 +70,7 @@ class Dataset:
 
     def __contains__(self, chain_id: object) -> bool:
         try:
-            return isinstance(chain_id, str) and self.row(chain_id) >= 0
+            return isinstance(chain_id, str) and self.spans.row(chain_id) >= 0
         except KeyError:
             return False
 
@@ -80,56 +78,12 @@ class Dataset:
         return _reopen, (self.storage, self.digest)
 
     def row(self, chain: str | int) -> int:
-        """Row of a chain in the index.
-
-        Raises:
-            KeyError: no such chain in this snapshot.
-        """
-        if isinstance(chain, str):
-            at = bisect_left(self._ids, chain, key=lambda value: value.as_py())
-            if at == len(self) or self._ids[at].as_py() != chain:
-                raise KeyError(f"no chain {chain!r} in snapshot {self.digest[:12]}")
-            return at
-        if not -len(self) <= chain < len(self):
-            raise KeyError(f"no row {chain}: the snapshot has {len(self)} chains")
-        return int(chain) % len(self)
+        """Row of a chain in the index; `KeyError` if it is not in this snapshot."""
+        return self.spans.row(chain)
 
     def __getitem__(self, chain: str | int) -> ChainRecord:
-        row = self.row(chain)
-        place = self._place(row)
-        return decode_record(self._unpack(row, self.read_span(row)), place)
-
-    def read_span(self, row: int, *, verify: bool = True) -> memoryview:
-        """The bytes of one chain, by one ranged read, checked against the index.
-
-        Raises:
-            ShardCorrupt: they do not match the checksum.
-            ShardMissing: the shard is not there.
-        """
-        span = memoryview(bytearray(int(self._nbytes[row])))
-        place = self._place(row)
-        try:
-            self.storage.read_into(self._key(row), int(self._offset[row]), span)
-        except ShardMissing as error:
-            raise ShardMissing(error.message, path=place.path, item=place.chain_id) from None
-        except StoreError as error:
-            raise ShardCorrupt(error.message, path=place.path, item=place.chain_id) from None
-        if verify and xxhash.xxh3_64_intdigest(span) != self._checksum[row]:
-            raise place.corrupt("checksum does not match: fetch the shard again")
-        return span
-
-    def _unpack(self, row: int, span: memoryview, verify: bool = False) -> dict[str, PackedColumn]:
-        starts, place = self._columns[row].tolist(), self._place(row)
-        return {
-            name: unpack_column(span[start:stop], place.chain_id, name, place.path, verify=verify)
-            for name, start, stop in zip(COLUMNS, starts[:-1], starts[1:], strict=True)
-        }
-
-    def _key(self, row: int) -> str:
-        return shard_key(self._shards[self._shard[row]])
-
-    def _place(self, row: int) -> Place:
-        return Place(self._ids[row].as_py(), f"{self.uri}/{self._key(row)}")
+        row = self.spans.row(chain)
+        return self.spans.decoder(row, self.spans.read_span(row)).record()
 
     def read(
         self,
@@ -155,7 +109,69 @@ class Dataset:
         unknown = set(wanted) - set(FEATURES) - {"deletion_matrix"}
         if unknown:
             raise ValueError(f"no such columns: {sorted(unknown)}")
-        return [crop_record(self[chain], wanted, residues, rows) for chain in ids]
+        found = []
+        for chain in ids:
+            row = self.spans.row(chain)
+            decoder = self.spans.decoder(row, self.spans.read_span(row))
+            found.append(crop_features(decoder, wanted, residues, rows))
+        return found
+
+    def read_into(
+        self,
+        chain: str | int,
+        out: Mapping[str, np.ndarray],
+        *,
+        residues: tuple[int, int] | None = None,
+        rows: Sequence[int] | np.ndarray | None = None,
+        templates: Sequence[int] | np.ndarray | None = None,
+        verify: bool = True,
+    ) -> None:
+        """Fill the caller's arrays with a crop of a chain; compiled, without the GIL.
+
+        Args:
+            chain: chain id or row of the index.
+            out: contiguous arrays by feature name, of exactly the crop's shape; also
+                `deletion_matrix` [rows, residues]. A chain without a structure gives zeros.
+            residues: first residue and end; None for all.
+            rows: MSA rows in the record's own order, i64; None for all.
+            templates: which, each once; None for all.
+            verify: compare the span's checksum with the index. Without it wrong bytes
+                may give wrong values, never a crash.
+
+        Raises:
+            ValueError: a shape does not fit the crop, or a count its dtype.
+            ShardCorrupt, ShardMissing: the bytes are wrong or absent.
+        """
+        from evofeed.store.reading import read_into  # numba: half a second, only where needed
+
+        row = self.spans.row(chain)
+        num_res, _, _, num_templates = self.spans.dims[row].tolist()
+        start, stop = residues if residues is not None else (0, num_res)
+        if not 0 <= start <= stop <= num_res:
+            raise ValueError(f"residues {start}..{stop}: the chain has {num_res}")
+        chosen = np.arange(num_templates) if templates is None else np.asarray(templates, np.int64)
+        wanted = None if rows is None else np.asarray(rows, np.int64)
+        read_into(self.spans, row, out, start, stop, wanted, chosen, verify=verify)
+
+    def packed_nbytes(self, chain: str | int, columns: Sequence[str]) -> int:
+        """Bytes of buffer that `read_packed` needs, at most."""
+        return self.spans.packed_nbytes(self.spans.row(chain), columns)
+
+    def read_packed(
+        self, chain: str | int, columns: Sequence[str], out: memoryview
+    ) -> dict[str, PackedSlice]:
+        """Packed bytes of chosen columns into `out`, not decoded: `(offset, nbytes, codec)` each.
+
+        One ranged read from the first to the last of them in file order (columns in
+        between come along), each checked by its own checksum; zstd is undone. Offsets
+        are multiples of 8. The bits are in FORMAT.md; `evofeed.store.decode` is the
+        plain decoder.
+
+        Raises:
+            ValueError: `out` has fewer than `packed_nbytes` bytes.
+            ShardCorrupt, ShardMissing: the bytes are wrong or absent.
+        """
+        return self.spans.read_packed(self.spans.row(chain), columns, out)
 
     def verify(self, deep: bool = False) -> list[StoreError]:
         """Every fault found, empty if all is well; never raises for bad data.
@@ -167,9 +183,9 @@ class Dataset:
         faults: list[StoreError] = []
         for row in range(len(self)):
             try:
-                self.read_span(row)
+                span = self.spans.read_span(row)
                 if deep:
-                    self[row]
+                    self.spans.decoder(row, span).record()
             except StoreError as error:
                 faults.append(error)
         for entry in self.manifest.shards if deep else ():
@@ -193,43 +209,52 @@ def check_shard(storage: Storage, name: str, sha256: str) -> None:
     shard_index(pa.py_buffer(data), name, path)
 
 
-def crop_record(
-    record: ChainRecord,
+def crop_features(
+    decoder: ChainDecoder,
     columns: Sequence[str],
     residues: slice | None,
     rows: slice | Sequence[int] | np.ndarray | None,
 ) -> dict[str, np.ndarray]:
-    """Chosen features of a record within a window and a set of MSA rows: the plain way."""
-    start, stop, step = (residues or slice(None)).indices(record.num_res)
+    """Chosen features of a chain within a window and a set of MSA rows: the plain way."""
+    start, stop, step = (residues or slice(None)).indices(decoder.dims["L"])
     if step != 1:
         raise ValueError("a residue window has step 1")
-    taken = np.arange(record.num_alignments)[rows if rows is not None else slice(None)]
-    dense = record.deletion_matrix()[taken, start:stop] if _wants_deletions(columns) else None
+    taken = np.arange(decoder.dims["N"])[rows if rows is not None else slice(None)]
     cropped: dict[str, np.ndarray] = {}
+    if any(name.startswith("deletion_") for name in columns):
+        cropped |= _deletions(decoder, start, stop, taken)
     for name in columns:
-        if name == "deletion_matrix" and dense is not None:
-            cropped[name] = dense
+        if name in cropped:
             continue
-        if name.startswith("deletion_") and dense is not None:
-            at = np.nonzero(dense)
-            parts = {"deletion_row": at[0], "deletion_column": at[1], "deletion_count": dense[at]}
-            cropped[name] = parts[name].astype(np.int32)
+        feature = FEATURES[name]
+        if feature.stage == "structure" and not decoder.dims["has_structure"]:
             continue
-        value = getattr(record, name)
-        if value is None:
-            continue
-        value = np.asarray(value)
-        for axis, dim in enumerate(FEATURES[name].dims):
+        value = decoder.array(name) if feature.dtype != "str" else _texts(decoder, name)
+        for axis, dim in enumerate(feature.dims):
             if dim == "L":
                 value = value[(slice(None),) * axis + (slice(start, stop),)]
             elif dim == "N":
                 value = value[(slice(None),) * axis + (taken,)]
         cropped[name] = value
-    return cropped
+    return {name: cropped[name] for name in columns if name in cropped}
 
 
-def _wants_deletions(columns: Sequence[str]) -> bool:
-    return any(name.startswith("deletion_") for name in columns)
+def _texts(decoder: ChainDecoder, name: str) -> np.ndarray:
+    texts = decoder.species() if name == "msa_species" else decoder.meta()[name]
+    return np.array(texts, dtype=np.str_)
+
+
+def _deletions(
+    decoder: ChainDecoder, start: int, stop: int, taken: np.ndarray
+) -> dict[str, np.ndarray]:
+    dense = decoder.deletion_matrix()[taken, start:stop]
+    row, column = np.nonzero(dense)
+    return {
+        "deletion_matrix": dense,
+        "deletion_row": row.astype(np.int32),
+        "deletion_column": column.astype(np.int32),
+        "deletion_count": dense[row, column],
+    }
 
 
 def read_manifest(storage: Storage, digest: str) -> Manifest:
@@ -256,17 +281,6 @@ def _checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Tabl
     if table.num_rows != manifest.num_chains:
         raise ShardCorrupt(f"{table.num_rows} chains, not {manifest.num_chains}", path=path)
     return table
-
-
-def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    if not table.num_rows:
-        return np.zeros(0, np.int64)
-    chunk = table[name].chunk(0)
-    if pa.types.is_dictionary(chunk.type):
-        chunk = chunk.indices
-    elif pa.types.is_fixed_size_list(chunk.type):
-        chunk = chunk.flatten()
-    return np.asarray(chunk.to_numpy(zero_copy_only=True))
 
 
 def _reopen(storage: Storage, digest: str) -> Dataset:

@@ -46,9 +46,14 @@ class ChainDecoder:
             table says; names the column.
     """
 
-    def __init__(self, columns: Mapping[str, PackedColumn], place: Place) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, PackedColumn],
+        place: Place,
+        dims: Mapping[str, int] | None = None,
+    ) -> None:
         self.columns, self.place = columns, place
-        self.dims = self._dims()
+        self.dims = dict(dims) if dims is not None else self._dims()
         self._cache: dict[str, Any] = {}
 
     def _dims(self) -> dict[str, int]:
@@ -193,6 +198,16 @@ class ChainDecoder:
         if counts is None:
             return values
         return np.asarray(values[reorder_runs(row_starts(counts), self.inverse())])
+
+    def deletion_matrix(self) -> np.ndarray:
+        """Deletions left of each cell, dense, i32[N, L], rows in the record's order."""
+        dense = np.zeros([self.dims["N"], self.dims["L"]], np.int32)
+        row, column = self.array("deletion_row"), self.array("deletion_column")
+        try:
+            dense[row, column] = self.array("deletion_count")
+        except IndexError as error:
+            raise self.place.corrupt(f"column deletion_row: {error}") from None
+        return dense
 
     def _mask(self, feature: Feature) -> np.ndarray:
         column, residues = self.raw(feature.name), _size(feature, self.dims) // 37

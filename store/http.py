@@ -31,6 +31,16 @@ TIMEOUT: Final = 30.0
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
+class _Kept:
+    """A connection that closes itself when its thread or storage goes."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 class HttpStorage:
     """Read-only storage over HTTP(S). `token` goes as a bearer token with every request."""
 
@@ -126,13 +136,17 @@ class HttpStorage:
     def _connection(self) -> http.client.HTTPConnection:
         if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            self._local.connection = kind(self._host, self._port, timeout=TIMEOUT)
+            self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
             self._local.pid = os.getpid()
-        connection: http.client.HTTPConnection = self._local.connection
-        return connection
+        kept: _Kept = self._local.kept
+        return kept.connection
 
     def _drop(self) -> None:
         self._connection().close()
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        self._drop()
 
     def put(self, key: str, data: Bytes) -> None:
         """Refused: publish to the folder or bucket behind the service."""

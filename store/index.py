@@ -20,6 +20,7 @@ INDEX_FIELDS: Final = (
     ("shard", TEXT),
     ("offset", pa.int64()),
     ("nbytes", pa.int64()),
+    ("raw_nbytes", pa.int64()),
     ("checksum", pa.uint64()),
     ("num_res", pa.int32()),
     ("num_alignments", pa.int32()),
@@ -37,8 +38,9 @@ INDEX_FIELDS: Final = (
     ("column_offsets", pa.list_(pa.uint32(), len(COLUMNS) + 1)),
 )
 """Rows are sorted by `chain_id`. `offset`, `nbytes`: the chain's span in the shard, in
-bytes; `checksum`: xxh3-64 of the span; `column_offsets`: where each column's header
-begins, relative to the span, and the end of the last one; `cost`: see `chain_cost`."""
+bytes, and `raw_nbytes` what it would be without zstd; `checksum`: xxh3-64 of the span;
+`column_offsets`: where each column's header begins, relative to the span, and the end of
+the last one; `cost`: see `chain_cost`."""
 
 
 def index_schema() -> pa.Schema:

@@ -27,12 +27,13 @@ from evofeed.store.manifest import ShardEntry, check_name
 from evofeed.store.storage import Storage, open_storage
 
 
-def write_shard(uri: str, records: Iterable[ChainRecord]) -> ShardEntry:
+def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False) -> ShardEntry:
     """Write one shard of the dataset at `uri` and say what it is.
 
     The bytes are a pure function of the set of records, the name of the bytes:
     running it again, anywhere, writes the same file. Nothing points at the shard
-    until a snapshot that names it is committed.
+    until a snapshot that names it is committed. `zstd` makes it about half as large
+    for cold storage and several times as dear to read.
 
     Raises:
         ValueError: no record, a chain twice, or a chain id that is no safe name.
@@ -42,7 +43,7 @@ def write_shard(uri: str, records: Iterable[ChainRecord]) -> ShardEntry:
     for record in records:
         if check_name(record.chain_id, "chain id") in encoded:
             raise ValueError(f"chain {record.chain_id} twice in one shard")
-        encoded[record.chain_id] = encode_record(record)
+        encoded[record.chain_id] = encode_record(record, zstd=zstd)
     if not encoded:
         raise ValueError("a shard needs at least one record")
     return store_shard(open_storage(uri), shard_bytes(encoded))
@@ -126,17 +127,19 @@ def _index_row(
     chain_id = check_name(batch.column(0)[0].as_py(), "chain id")
     place = Place(chain_id, path)
     view = memoryview(data).cast("B")
-    starts, columns = [], {}
+    starts, columns, saved = [], {}, 0
     for name in COLUMNS:
         cell = batch.column(name).buffers()[2]
         starts.append(cell.address - data.address)
         columns[name] = unpack_column(memoryview(cell), chain_id, name, path)
         stop = starts[-1] + HEADER_NBYTES + len(columns[name].payload)
+        saved += columns[name].raw_nbytes - len(columns[name].payload)
     offset = _span_start(view, end, starts[0])
     stop += -stop % 8
     row = describe(decode_record(columns, place)) | {
         "offset": offset,
         "nbytes": stop - offset,
+        "raw_nbytes": stop - offset + saved,
         "checksum": xxhash.xxh3_64_intdigest(view[offset:stop]),
         "column_offsets": [start - offset for start in (*starts, stop)],
     }

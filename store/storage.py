@@ -198,13 +198,13 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def open_storage(uri: str | os.PathLike[str]) -> Storage:
-    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`."""
+def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> Storage:
+    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://` (with a token)."""
     text = os.fspath(uri)
     if text.startswith(("http://", "https://")):
         from evofeed.store.http import HttpStorage
 
-        return HttpStorage(text)
+        return HttpStorage(text, token)
     if text.startswith("s3://"):
         from evofeed.store.s3 import S3Storage
 

@@ -38,8 +38,8 @@ class DatasetWriter:
     reader before `commit`.
     """
 
-    def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES) -> None:
-        self.storage = open_storage(uri)
+    def __init__(self, uri: str, *, shard_nbytes: int = SHARD_NBYTES, zstd: bool = False) -> None:
+        self.storage, self.zstd = open_storage(uri), zstd
         self.shard_nbytes = shard_nbytes
         self._entries: dict[str, ShardEntry] = {}
         self._pending: dict[str, dict[str, PackedColumn]] = {}
@@ -49,7 +49,7 @@ class DatasetWriter:
         """Add one chain; writes a shard whenever enough have come together."""
         if check_name(record.chain_id, "chain id") in self._pending:
             raise ValueError(f"chain {record.chain_id} was added before")
-        columns = encode_record(record)
+        columns = encode_record(record, zstd=self.zstd)
         self._pending[record.chain_id] = columns
         self._pending_nbytes += sum(len(column.payload) for column in columns.values())
         if self._pending_nbytes >= self.shard_nbytes:

@@ -1,0 +1,200 @@
+"""Where chains lie, and their bytes: one ranged read a chain, checked."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from evofeed.errors import ShardMissing, StoreError
+from evofeed.store.decode import ChainDecoder, Place
+from evofeed.store.layout import (
+    COLUMN_NUMBER,
+    COLUMNS,
+    Codec,
+    Compression,
+    PackedColumn,
+    unpack_column,
+)
+from evofeed.store.shard import shard_key
+from evofeed.store.storage import Storage
+
+
+class PackedSlice(NamedTuple):
+    """A packed column in the caller's buffer."""
+
+    offset: int
+    """Of the payload's first byte; a multiple of 8 if the buffer's use began at one."""
+    nbytes: int
+    codec: Codec
+
+
+class Spans:
+    """The index as flat arrays, and the storage behind it."""
+
+    def __init__(self, storage: Storage, index: pa.Table) -> None:
+        self.storage = storage
+        chunk = index["shard"].combine_chunks() if len(index) else None
+        self._shards = [shard_key(name) for name in chunk.dictionary.to_pylist()] if chunk else []
+        self.shard = _numbers(index, "shard")
+        self.offset = _numbers(index, "offset")
+        self.nbytes = _numbers(index, "nbytes")
+        self.raw_nbytes = _numbers(index, "raw_nbytes")
+        self.checksum = _numbers(index, "checksum")
+        names = ("num_res", "num_alignments", "num_deletions", "num_templates")
+        self.dims = np.stack([_numbers(index, name) for name in names], axis=-1)
+        self.starts = _numbers(index, "column_offsets").reshape(-1, len(COLUMNS) + 1)
+        self._ids = index["chain_id"].combine_chunks() if len(index) else []
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def row(self, chain: str | int) -> int:
+        """Row of a chain in the index.
+
+        Raises:
+            KeyError: no such chain in this snapshot.
+        """
+        if isinstance(chain, str):
+            at = bisect_left(self._ids, chain, key=lambda value: value.as_py())
+            if at == len(self) or self.chain_id(at) != chain:
+                raise KeyError(f"no chain {chain!r} in this snapshot")
+            return at
+        if not -len(self) <= chain < len(self):
+            raise KeyError(f"no row {chain}: the snapshot has {len(self)} chains")
+        return int(chain) % len(self)
+
+    def chain_id(self, row: int) -> str:
+        """Id of the chain in a row."""
+        return str(self._ids[row].as_py())
+
+    def key(self, row: int) -> str:
+        """Key of the shard that holds a chain."""
+        return str(self._shards[self.shard[row]])
+
+    def place(self, row: int) -> Place:
+        """Names of chain and shard, for errors."""
+        return Place(self.chain_id(row), f"{self.storage.uri}/{self.key(row)}")
+
+    def read_range(self, row: int, start: int, out: memoryview) -> None:
+        """Fill `out` with a chain's bytes from `start` of its span, unchecked.
+
+        Raises:
+            ShardMissing, ShardCorrupt: the shard is not there or too short.
+        """
+        try:
+            self.storage.read_into(self.key(row), int(self.offset[row]) + start, out)
+        except ShardMissing as error:
+            raise ShardMissing(
+                error.message, path=self.place(row).path, item=self.chain_id(row)
+            ) from None
+        except StoreError as error:
+            if type(error) is StoreError and "truncated" in error.message:
+                raise self.place(row).corrupt(error.message) from None
+            raise
+
+    def read_span(
+        self, row: int, out: np.ndarray | None = None, *, verify: bool = True
+    ) -> np.ndarray:
+        """All bytes of a chain, u8, by one ranged read; checked against the index.
+
+        Args:
+            row: row of the index.
+            out: u8 buffer to use the front of, if it is large enough.
+            verify: compare the checksum.
+
+        Raises:
+            ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
+        """
+        nbytes = int(self.nbytes[row])
+        if out is None or len(out) < nbytes:
+            out = np.empty(nbytes, np.uint8)
+        span = out[:nbytes]
+        self.read_range(row, 0, span.data)
+        if verify and xxhash.xxh3_64_intdigest(span.data) != self.checksum[row]:
+            raise self.place(row).corrupt("checksum does not match: fetch the shard again")
+        return span
+
+    def decoder(self, row: int, span: np.ndarray) -> ChainDecoder:
+        """Decoder of a whole span; the sizes it finds must be those of the index."""
+        starts, place = self.starts[row].tolist(), self.place(row)
+        view = span.data
+        columns = {
+            name: unpack_column(view[start:stop], place.chain_id, name, place.path, verify=False)
+            for name, start, stop in zip(COLUMNS, starts[:-1], starts[1:], strict=True)
+        }
+        decoder = ChainDecoder(columns, place)
+        if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
+            raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
+        return decoder
+
+    def packed_nbytes(self, row: int, columns: Sequence[str]) -> int:
+        """Bytes that `read_packed` needs for these columns, at most."""
+        first, last = _range(columns)
+        nbytes = int(self.starts[row, last]) - int(self.starts[row, first])
+        unzipped = int(self.raw_nbytes[row]) - int(self.nbytes[row])
+        return nbytes + (int(self.raw_nbytes[row]) if unzipped > 0 else 0)
+
+    def read_packed(
+        self, row: int, columns: Sequence[str], out: memoryview
+    ) -> dict[str, PackedSlice]:
+        """Packed bytes of some columns into `out`, by one ranged read, nothing decoded.
+
+        The range goes from the first to the last of them, so columns between come
+        along. Each wanted column is checked by its own checksum; zstd is undone.
+
+        Raises:
+            ValueError: `out` has fewer than `packed_nbytes` bytes.
+            ShardCorrupt, ShardMissing: as `read_span`.
+        """
+        if len(out) < self.packed_nbytes(row, columns):
+            need = self.packed_nbytes(row, columns)
+            raise ValueError(f"a buffer of {len(out)} bytes; {need} needed")
+        first, last = _range(columns)
+        starts = self.starts[row].tolist()
+        base, used = starts[first], starts[last] - starts[first]
+        self.read_range(row, base, out[:used])
+        place, slices = self.place(row), {}
+        for name in columns:
+            start, stop = starts[COLUMN_NUMBER[name]], starts[COLUMN_NUMBER[name] + 1]
+            packed = unpack_column(
+                out[start - base : stop - base], place.chain_id, name, place.path
+            )
+            if packed.compression == Compression.NONE:
+                nbytes = len(packed.payload)
+                slices[name] = PackedSlice(start - base + 24, nbytes, packed.codec)
+                continue
+            offset = used + -used % 8
+            used = offset + self._unzip(row, name, packed, out[offset:])
+            slices[name] = PackedSlice(offset, used - offset, packed.codec)
+        return slices
+
+    def _unzip(self, row: int, name: str, packed: PackedColumn, out: memoryview) -> int:
+        dims = dict(zip("LNKT", self.dims[row].tolist(), strict=True)) | {"has_structure": 1}
+        plain = ChainDecoder({name: packed}, self.place(row), dims).raw(name).payload
+        if len(plain) > len(out):
+            raise self.place(row).corrupt(f"column {name} is larger than the index says")
+        out[: len(plain)] = plain
+        return len(plain)
+
+
+def _range(columns: Sequence[str]) -> tuple[int, int]:
+    numbers = [COLUMN_NUMBER[name] for name in columns]
+    return min(numbers), max(numbers) + 1
+
+
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    if not table.num_rows:
+        return np.zeros(0, np.int64)
+    chunk = table[name].combine_chunks()
+    if isinstance(chunk, pa.ChunkedArray):
+        chunk = chunk.chunk(0)
+    if pa.types.is_dictionary(chunk.type):
+        chunk = chunk.indices
+    elif pa.types.is_fixed_size_list(chunk.type):
+        chunk = chunk.flatten()
+    return np.asarray(chunk.to_numpy(zero_copy_only=True))

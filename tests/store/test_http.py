@@ -1,0 +1,151 @@
+"""Reading a dataset through the service's HTTP contract, from a server with bad days."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import http as store_http
+
+
+class Service(BaseHTTPRequestHandler):
+    """The four GET routes over a folder; `faults` holds what to do to the next requests."""
+
+    protocol_version = "HTTP/1.1"
+    root, faults, seen = None, [], []
+
+    def do_GET(self):
+        self.seen.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "hang up":
+            self.close_connection = True
+            return None
+        if isinstance(fault, int):
+            return self.answer(fault, b"{}")
+        key = self.path.removeprefix("/v1/datasets/toy/")
+        key = re.sub(r"^(snapshots/[0-9a-f]+)$", r"\1/manifest.json", key)
+        path = self.root / re.sub(r"/index$", "/index.arrow", key)
+        if not path.is_file() or key == self.path:
+            return self.answer(404, b"{}")
+        data, status = path.read_bytes(), 200
+        if self.headers.get("Range"):
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            status, data = (416, b"") if first >= len(data) else (206, data[first : last + 1])
+        if fault == "short":
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            return None
+        if fault == "flip":
+            data = bytes([data[0] ^ 1]) + data[1:]
+        return self.answer(status, data)
+
+    def answer(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_http, "FIRST_WAIT", 0.001)
+    writer = DatasetWriter(str(tmp_path))
+    for seed in range(3):
+        writer.add(random_record(seed))
+    writer.commit()
+    handler = type("Toy", (Service,), {"root": tmp_path, "faults": [], "seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    handler.url = f"http://127.0.0.1:{server.server_port}/v1/datasets/toy"
+    yield handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def closing():
+    opened = []
+    yield lambda *args, **kwargs: opened.append(Dataset.open(*args, **kwargs)) or opened[-1]
+    for dataset in opened:
+        dataset.storage.close()
+
+
+def test_records_come_through_http_bit_for_bit(service, closing):
+    dataset = closing(service.url)
+    for seed in range(3):
+        assert_same(dataset[f"chain{seed}_A"], random_record(seed))
+    assert service.seen[-1][1].startswith("bytes=")
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.digest == dataset.digest
+    again.storage.close()
+
+
+def test_the_version_prefix_may_be_left_out(service, closing):
+    dataset = closing(service.url.replace("/v1", "") + "/")
+    assert json.loads((service.root / "refs/main").read_text())["digest"] == dataset.digest
+
+
+def test_a_token_goes_with_every_request(service, closing):
+    closing(service.url, token="secret")[0]
+    assert {auth for _, _, auth in service.seen} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("fault", ["hang up", "short", 503, 429, 500])
+def test_passing_trouble_is_tried_again(service, closing, fault):
+    dataset = closing(service.url)
+    service.faults.extend([fault, fault])
+    assert_same(dataset["chain1_A"], random_record(1))
+
+
+def test_lasting_trouble_ends_with_one_clear_error(service, closing):
+    dataset = closing(service.url)
+    service.faults.extend([503] * store_http.ATTEMPTS)
+    with pytest.raises(StoreError, match="gave up after 6 attempts"):
+        dataset[0]
+
+
+def test_wrong_bytes_are_never_believed(service, closing):
+    dataset = closing(service.url)
+    service.faults.append("flip")
+    with pytest.raises(ShardCorrupt, match="checksum") as caught:
+        dataset["chain2_A"]
+    assert caught.value.item == "chain2_A"
+    service.faults.extend([None, "flip"])
+    with pytest.raises(ShardCorrupt, match="manifest"):
+        closing(service.url)
+
+
+def test_what_the_service_lacks_is_missing(service, closing):
+    with pytest.raises(DatasetMissing):
+        closing(service.url, snapshot="nothing")
+    with pytest.raises(DatasetMissing):
+        closing(service.url, snapshot="0" * 64)
+    dataset = closing(service.url)
+    service.faults.append(404)
+    with pytest.raises(ShardMissing):
+        dataset[0]
+    service.faults.append(403)
+    with pytest.raises(StoreError, match="token"):
+        dataset[0]
+
+
+def test_a_dataset_over_http_cannot_be_written(service, closing):
+    with pytest.raises(StoreError, match="read-only"):
+        DatasetWriter(service.url).storage.put("shards/x", b"")
