@@ -1,0 +1,110 @@
+"""`evofeed serve` and `evofeed tokens` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from evofeed.cli import main
+from evofeed.store import Dataset
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch, capsys) -> Run:
+    """Runs the command line in this process, on a database of the test's own."""
+    monkeypatch.setenv("EVOFEED_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Done:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        out, err = capsys.readouterr()
+        return Done(int(end.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, number) -> None:
+    command = [sys.executable, "-m", "evofeed.cli", "serve", "--port", "0", "--json",
+               "--dataset", f"demo={folder[0]}"]  # fmt: skip
+    environment = os.environ | {"EVOFEED_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            line = json.loads(process.stdout.readline())
+            assert line["datasets"] == ["demo"] and line["auth"] is False
+            remote = Dataset.open(f"{line['url']}/v1/datasets/demo")
+            assert remote.digest == folder[2] and len(remote[0].sequence) == remote[0].num_res
+            remote.storage._connection().close()  # type: ignore[attr-defined]
+        finally:
+            process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{line['url']}/healthz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["serve", "--dataset", "x"], 2, "NAME=URI"),
+        (["serve", "--dataset", "../x=/tmp"], 1, "cannot name a dataset"),
+        (["serve", "--port", "99999"], 1, "65535"),
+        (["serve", "--host", "203.0.113.7", "--port", "0"], 1, "cannot listen"),
+        (["tokens", "create", "x", "--scope", "all"], 2, "none of read"),
+        (["tokens", "revoke", "0123456789abcdef"], 1, "no token"),
+    ],
+)
+def test_a_wrong_call_is_a_short_error_and_an_exit_code(run: Run, arguments, code, says) -> None:
+    done = run(*arguments)
+    assert done.code == code, done.err
+    assert says in done.err and "Traceback" not in done.err
+
+
+def test_help_has_an_example(run: Run) -> None:
+    for arguments in (["serve"], ["tokens", "create"], ["tokens", "ls"], ["tokens", "revoke"]):
+        done = run(*arguments, "--help")
+        assert done.code == 0 and f"Example: evofeed {' '.join(arguments)}" in done.out
+
+
+def test_a_token_made_on_the_command_line_opens_the_service(
+    run: Run, folder, tmp_path, start
+) -> None:
+    token = json.loads(run("tokens", "create", "mine", "--scope", "read", "--json").out)
+    client = start(home=tmp_path, auth="on", datasets={"demo": str(folder[0])})
+    headers = {"Authorization": f"Bearer {token['token']}"}
+    assert client.get("/v1/datasets/demo", headers=headers).status_code == 200
+    listed = json.loads(run("tokens", "ls", "--json").out)
+    assert listed["id"] == token["id"] and "token" not in listed
+    assert run("tokens", "revoke", token["id"]).code == 0
+    assert client.get("/v1/datasets/demo", headers=headers).status_code == 401
+    assert "revoked" in run("tokens", "ls").out
+
+
+def test_migrate_brings_a_database_up_to_date_and_exits(run: Run, tmp_path) -> None:
+    done = run("serve", "--migrate", "--json")
+    assert (done.code, json.loads(done.out)) == (0, {"migrated": True})
+    assert (tmp_path / "service.sqlite3").is_file()

@@ -1,0 +1,115 @@
+"""Refs move by compare-and-swap and remember where they were."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest_service import Start, publish
+
+from evofeed.errors import RefConflict
+from evofeed.store import Dataset
+
+
+@pytest.fixture
+def moving(start: Start, folder, tmp_path: Path) -> tuple[httpx.Client, Path, str, str]:
+    """A service on a dataset of this test's own."""
+    shutil.copytree(folder[0], tmp_path / "copy")
+    client = start(datasets={"demo": str(tmp_path / "copy")})
+    return client, tmp_path / "copy", folder[1], folder[2]
+
+
+URL = "/v1/datasets/demo/refs/main"
+
+
+def test_a_ref_has_its_digest_as_etag_and_polls_as_304(moving) -> None:
+    client, _, _, second = moving
+    answer = client.get(URL)
+    assert answer.json()["digest"] == second and set(answer.json()) == {
+        "name",
+        "digest",
+        "updated_at",
+    }
+    assert answer.headers["etag"] == f'"{second}"'
+    assert answer.headers["cache-control"] == "no-cache"
+    assert client.get(URL, headers={"If-None-Match": f'"{second}"'}).status_code == 304
+
+
+def test_a_ref_moves_only_from_where_the_caller_thinks_it_is(moving) -> None:
+    client, path, first, second = moving
+    assert client.put(URL, json={"digest": first}).status_code == 428
+    stale = client.put(URL, json={"digest": first}, headers={"If-Match": f'"{first[::-1]}"'})
+    assert (stale.status_code, stale.headers["etag"]) == (412, f'"{second}"')
+    moved = client.put(URL, json={"digest": first}, headers={"If-Match": f'"{second}"'})
+    assert moved.status_code == 200 and moved.headers["etag"] == f'"{first}"'
+    assert Dataset.open(path).digest == first
+    history = client.get(f"{URL}/history").json()["moves"]
+    last = history[0]
+    assert (last["previous"], last["digest"], last["principal"]) == (second, first, "local")
+
+
+def test_a_ref_never_points_at_what_is_not_there(moving) -> None:
+    client, path, _, second = moving
+    answer = client.put(URL, json={"digest": "0" * 64}, headers={"If-Match": f'"{second}"'})
+    assert answer.status_code == 404
+    assert Dataset.open(path).digest == second
+
+
+def test_a_new_ref_is_made_once(moving) -> None:
+    client, _, first, second = moving
+    url = "/v1/datasets/demo/refs/stable"
+    assert client.get(url).status_code == 404
+    assert (
+        client.put(url, json={"digest": first}, headers={"If-None-Match": "*"}).status_code == 200
+    )
+    again = client.put(url, json={"digest": second}, headers={"If-None-Match": "*"})
+    assert again.status_code == 412
+    names = [ref["name"] for ref in client.get("/v1/datasets/demo/refs").json()["refs"]]
+    assert names == ["main", "stable"]
+
+
+def test_of_many_racing_moves_one_wins(moving) -> None:
+    client, path, first, second = moving
+    statuses: list[int] = []
+
+    def move(number: int) -> None:
+        with httpx.Client(base_url=client.base_url, timeout=30) as mine:
+            url = "/v1/datasets/demo/refs/raced"
+            target = {"digest": (first, second)[number % 2]}
+            answer = mine.put(url, json=target, headers={"If-None-Match": "*"})
+            statuses.append(answer.status_code)
+
+    threads = [threading.Thread(target=move, args=[n]) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winner = Dataset.open(path, "raced").digest
+    # Those who asked for what the winner put there are told it is done; the others lost.
+    assert set(statuses) == {200, 412} and statuses.count(412) == 4
+    assert winner in (first, second)
+
+
+def test_a_commit_past_the_service_is_seen_and_enters_the_history(moving) -> None:
+    client, path, _, second = moving
+    assert client.get(URL).json()["digest"] == second
+    third = publish(path, range(50), expect=second)
+    assert client.get(URL).json()["digest"] == third
+    moves = client.get(f"{URL}/history").json()["moves"]
+    assert [(m["digest"], m["previous"], m["principal"]) for m in moves] == [
+        (third, second, "store"),
+        (second, None, "store"),
+    ]
+    with pytest.raises(RefConflict):
+        publish(path, range(3), expect=second)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"digest": "x"}, {"digest": "0" * 64, "more": 1}, {"digest": None}]
+)
+def test_a_malformed_target_is_422(moving, body) -> None:
+    client, *_ = moving
+    assert client.put(URL, json=body, headers={"If-Match": '"x"'}).status_code == 422
