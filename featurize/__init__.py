@@ -1,6 +1,7 @@
 """Text in, named arrays out: alignments, hits and structures become chain records."""
 
 from evofeed.featurize.chain import featurize_chain
+from evofeed.featurize.check import CheckReport, check_input
 from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
 from evofeed.featurize.crop import crop_record
 from evofeed.featurize.discover import discover
@@ -10,10 +11,12 @@ from evofeed.featurize.sources import ChainSource
 
 __all__ = [
     "ChainSource",
+    "CheckReport",
     "CropConfig",
     "FeaturizeConfig",
     "FileRef",
     "InputCaps",
+    "check_input",
     "crop_record",
     "discover",
     "featurize_chain",

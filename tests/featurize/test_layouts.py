@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from tests.conftest import golden_files
+from tests.featurize.golden import INPUTS, openfold_record
 
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
@@ -22,8 +24,6 @@ from evofeed.featurize.caches import (
     read_duplicates,
 )
 from evofeed.featurize.template_library import read_obsolete, read_release_dates
-from tests.conftest import golden_files
-from tests.featurize.golden import INPUTS, openfold_record
 
 GOLDEN = golden_files("data/golden")
 OPENFOLD = FeaturizeConfig.openfold()

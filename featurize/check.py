@@ -1,0 +1,253 @@
+"""A dry look at an input: what is there, what is wrong, before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from evofeed.errors import EvofeedError, InputError
+from evofeed.featurize.chain import featurize_chain
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.discover import discover
+from evofeed.featurize.layouts import first_file
+from evofeed.featurize.queries import query_of
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.sources import SUBFOLDERS, ChainSource
+from evofeed.featurize.structure import Structure
+from evofeed.featurize.structure_files import parse_structure
+from evofeed.residues import RESTYPES
+
+Severity = Literal["error", "warning", "info"]
+Depth = Literal["names", "queries", "full"]
+_EXAMPLES = 5
+
+_KINDS: dict[str, tuple[Severity, str]] = {
+    "bad id or unreadable file": ("error", "rename or repair it; it is left out"),
+    "chain cannot be featurised": ("error", "see the reason; a job would list it as dead"),
+    "no structure, sequence or alignment": ("error", "nothing to make a chain of"),
+    "chain is not in its structure": ("error", "chain ids are author ids, case matters"),
+    "query and structure differ in length": ("error", "alignment and structure do not fit"),
+    "ids differ only in case": ("warning", "they collide on file systems that ignore case"),
+    "no structure": ("warning", "usable for prediction, not for training"),
+    "no alignment": ("warning", "the MSA will be the query alone"),
+    "query and structure differ in letters": ("warning", "often a modified residue"),
+    "template hits, but no template structures": ("warning", "pass template_mmcif_dir"),
+    "no release date": ("warning", "date filters cannot hold for it"),
+    "odd letters": ("info", "not one of the twenty: X to the model"),
+    "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
+    "not in chain_data_cache.json": ("warning", "OpenFold's sampler would leave it out"),
+    "in chain_data_cache.json only": ("info", "the cache has chains this input lacks"),
+}
+
+
+@dataclass(slots=True)
+class Finding:
+    """One kind of thing that was found: how often, and the first few cases."""
+
+    kind: str
+    severity: Severity
+    advice: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What `check_input` found; errors mean that chains will be missing."""
+
+    uri: str
+    depth: Depth
+    chains: int = 0
+    with_structure: int = 0
+    with_alignments: int = 0
+    residues: int = 0
+    input_bytes: int = 0
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True if no finding is an error."""
+        return not any(f.severity == "error" for f in self.findings.values())
+
+    def add(self, kind: str, example: str, count: int = 1) -> None:
+        """Count a finding; the first few examples are kept."""
+        severity, advice = _KINDS[kind]
+        finding = self.findings.setdefault(kind, Finding(kind, severity, advice))
+        finding.count += count
+        if len(finding.examples) < _EXAMPLES:
+            finding.examples.append(example)
+
+    def sorted_findings(self) -> list[Finding]:
+        """Errors first, then warnings, in a fixed order."""
+        order = list(_KINDS)
+        rank = {"error": 0, "warning": 1, "info": 2}
+        return sorted(self.findings.values(), key=lambda f: (rank[f.severity], order.index(f.kind)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON-ready values."""
+        names = ("uri", "depth", "chains", "with_structure", "with_alignments", "residues")
+        return {
+            **{name: getattr(self, name) for name in (*names, "input_bytes", "ok")},
+            "findings": [
+                {name: getattr(f, name) for name in f.__slots__} for f in self.sorted_findings()
+            ],
+        }
+
+
+def check_input(
+    uri: str,
+    *,
+    config: FeaturizeConfig | None = None,
+    depth: Depth = "queries",
+    progress: Callable[[int, int], None] | None = None,
+    **places: Any,
+) -> CheckReport:
+    """Look an input over without making anything.
+
+    Args:
+        uri: as for `discover`.
+        config: strictness.
+        depth: `names` lists files only; `queries` also parses structures and the
+            query of each alignment; `full` featurises every chain and forgets it.
+        progress: called with chains done and chains in all.
+        places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
+
+    Raises:
+        InputError: there is no such input at all.
+    """
+    config = config or FeaturizeConfig()
+    problems: list[InputError] = []
+    sources = discover(uri, problems=problems, **places)
+    report = CheckReport(uri, depth, chains=len(sources))
+    for problem in problems:
+        report.add("bad id or unreadable file", str(problem))
+    _check_ids(sources, report)
+    _check_cache(uri, sources, report)
+    last: dict[str, Structure | InputError] = {}
+    for done, source in enumerate(sources, 1):
+        try:
+            _check_chain(source, config, depth, last, report)
+        except EvofeedError as error:
+            error.item = error.item or source.chain_id
+            report.add("chain cannot be featurised", str(error))
+        if progress is not None:
+            progress(done, len(sources))
+    return report
+
+
+def _check_ids(sources: list[ChainSource], report: CheckReport) -> None:
+    seen: dict[str, str] = {}
+    for source in sources:
+        other = seen.setdefault(source.chain_id.lower(), source.chain_id)
+        if other != source.chain_id:
+            report.add("ids differ only in case", f"{other} and {source.chain_id}")
+
+
+def _check_cache(uri: str, sources: list[ChainSource], report: CheckReport) -> None:
+    root = Path(str(uri).removeprefix("file://"))
+    path = first_file(root, ("chain_data_cache.json", "data_caches/chain_data_cache.json"))
+    if path is None:
+        return
+    try:
+        cached = set(json.loads(read_bytes(file_ref(path))))
+    except (ValueError, TypeError) as error:
+        report.add("bad id or unreadable file", f"{path}: {error}")
+        return
+    ids = {source.chain_id for source in sources}
+    for name in sorted(ids - cached):
+        report.add("not in chain_data_cache.json", name)
+    for name in sorted(cached - ids):
+        report.add("in chain_data_cache.json only", name)
+
+
+def _check_chain(
+    source: ChainSource,
+    config: FeaturizeConfig,
+    depth: Depth,
+    last: dict[str, Structure | InputError],
+    report: CheckReport,
+) -> None:
+    files = source.alignment_files(config)
+    alignments = [(role, ref) for role, ref in files if role in ("a3m", "stockholm")]
+    report.with_structure += source.structure is not None
+    report.with_alignments += bool(alignments)
+    report.input_bytes += source.nbytes()
+    if source.alignment_dir and any(Path(ref.path).parent.name in SUBFOLDERS for _, ref in files):
+        report.add("not flattened", source.chain_id)
+    if not (source.structure or source.sequence or source.fasta):
+        report.add("no structure", source.chain_id)
+        if not alignments:
+            report.add("no structure, sequence or alignment", source.chain_id)
+            return
+    elif source.structure is None:
+        report.add("no structure", source.chain_id)
+    if not alignments:
+        report.add("no alignment", source.chain_id)
+    if source.template_mmcif_dir is None and any(role in ("hhr", "hmmsearch") for role, _ in files):
+        report.add("template hits, but no template structures", source.chain_id)
+    if depth == "full":
+        record = featurize_chain(source, config)
+        _check_sequence(source.chain_id, record.sequence, report)
+    elif depth == "queries":
+        _check_queries(source, alignments, config, last, report)
+
+
+def _check_queries(
+    source: ChainSource,
+    alignments: list[Any],
+    config: FeaturizeConfig,
+    last: dict[str, Structure | InputError],
+    report: CheckReport,
+) -> None:
+    sequence = source.sequence
+    ref = source.structure_ref()
+    if ref is not None:
+        structure = _structure(ref, config, last)
+        if structure.lacks_date:
+            report.add("no release date", source.chain_id)
+        chains = structure.sequences
+        if source.author_chain not in chains and len(chains) > 1:
+            report.add(
+                "chain is not in its structure",
+                f"{source.chain_id}: {ref.path} has {', '.join(chains)}",
+            )
+            return
+        sequence = chains.get(source.author_chain) or next(iter(chains.values()))
+    for role, file in alignments:
+        query = query_of(read_bytes(file, config.caps), role, path=file.path)
+        sequence = sequence or query
+        where = f"{source.chain_id}: {file.name}"
+        if len(query) != len(sequence):
+            text = f"{where} has {len(query)} residues, the structure {len(sequence)}"
+            report.add("query and structure differ in length", text)
+        elif query != sequence:
+            report.add("query and structure differ in letters", where)
+    _check_sequence(source.chain_id, sequence, report)
+
+
+def _check_sequence(chain_id: str, sequence: str, report: CheckReport) -> None:
+    report.residues += len(sequence)
+    odd = "".join(sorted(set(sequence) - set(RESTYPES)))
+    if odd:
+        report.add("odd letters", f"{chain_id}: {odd}")
+
+
+def _structure(
+    ref: FileRef, config: FeaturizeConfig, last: dict[str, Structure | InputError]
+) -> Structure:
+    """The structure of a file; the chains of an entry follow each other, so one is kept."""
+    key = f"{ref.path}:{ref.offset}"
+    if key not in last:
+        last.clear()
+        try:
+            data = read_bytes(ref, config.caps)
+            last[key] = parse_structure(data, ref.plain_name, path=ref.path, config=config)
+        except InputError as error:
+            last[key] = error
+    known = last[key]
+    if isinstance(known, InputError):
+        raise type(known)(known.message, path=known.path, line=known.line)
+    return known

@@ -1,0 +1,102 @@
+"""`evofeed featurize`: raw files to a published snapshot of a shard dataset."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+
+def featurize(
+    input_uri: Annotated[str, typer.Argument(metavar="INPUT", help="Folder of raw files.")],
+    dataset_uri: Annotated[
+        str, typer.Argument(metavar="[DATASET]", help="Where the shards go: a folder or s3://...")
+    ] = "",
+    executor: Annotated[str, typer.Option(help="`ray`, or `local` processes.")] = "ray",
+    workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+    preset: Annotated[str, typer.Option(help="`default` (AF2's safe rules) or `openfold`.")] = (
+        "default"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Look, report, write nothing.")] = False,
+    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    ray_address: Annotated[str, typer.Option(help="host:port of a running Ray cluster.")] = "",
+    ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
+    clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
+    structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
+    templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
+    distillation: Annotated[
+        bool, typer.Option("--distillation", help="Structures are predictions.")
+    ] = False,
+    max_template_date: Annotated[str, typer.Option(help="ISO date.")] = "2021-10-10",
+    max_msa_rows: Annotated[int, typer.Option(min=0, help="Per chain; 0 keeps all.")] = 0,
+    msa_budget: Annotated[
+        float, typer.Option(min=0, help="Rows x residues per chain, e.g. 5e7; 0 keeps all.")
+    ] = 0,
+    residue_crop: Annotated[int, typer.Option(min=0, help="Residue window; 0 is whole.")] = 0,
+    views: Annotated[int, typer.Option(min=1, help="Windows of a longer chain.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the windows.")] = 0,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a chain may take.")] = 600,
+    memory: Annotated[int, typer.Option(min=1, help="MiB a chain may take.")] = 8192,
+    max_broken: Annotated[
+        float, typer.Option(min=0, max=1, help="Publish nothing if more chains are broken.")
+    ] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Featurise every chain of INPUT and publish them as a snapshot of DATASET.
+
+    Run it again after anything went wrong: finished work is kept, the result is the
+    same. Exit code 0: published. 1: nothing published, or --check found errors; the
+    message says why. 2: wrong call. Broken chains up to --max-broken are listed, not fatal.
+
+    Example: evofeed featurize raw/ data/ --executor local
+    """
+    from evofeed.featurize.config import CropConfig, FeaturizeConfig
+    from evofeed.featurize.job.options import JobOptions
+
+    if preset not in ("default", "openfold"):
+        raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
+    if not dataset_uri and not check:
+        raise typer.BadParameter("DATASET is missing: where shall the shards go?")
+    make = FeaturizeConfig.openfold if preset == "openfold" else FeaturizeConfig
+    finder: dict[str, Any] = {"structure_dir": structures, "template_mmcif_dir": templates}
+    finder = {name: value for name, value in finder.items() if value}
+    finder |= {"is_distillation": True} if distillation else {}
+    try:
+        config = make(max_template_date=max_template_date)
+        crop = CropConfig(
+            max_msa_rows=max_msa_rows or None,
+            msa_budget=msa_budget or None,
+            residue_crop=residue_crop or None,
+            views=views,
+            seed=seed,
+        )
+        options = JobOptions(
+            executor=executor,
+            workers=workers,
+            ray_address=ray_address,
+            ledger=ledger,
+            ref=ref,
+            clusters=clusters,
+            deadline=deadline,
+            memory=memory << 20,
+            max_broken=max_broken,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if check:
+        raise typer.Exit(_check(input_uri, config, finder, as_json))
+    from evofeed.featurize.job.show import run_and_show
+
+    changed = crop if crop != CropConfig() else None
+    report = run_and_show(input_uri, dataset_uri, config, changed, options, finder, as_json)
+    raise typer.Exit(report.exit_code)
+
+
+def _check(input_uri: str, config: Any, finder: dict[str, Any], as_json: bool) -> int:
+    """Print what `check_input` finds; 1 if there are errors."""
+    from evofeed.featurize import check_input
+
+    found = check_input(input_uri, config=config, **finder)
+    print(json.dumps(found.to_dict()) if as_json else found.to_text())
+    return 0 if found.ok else 1

@@ -1,0 +1,59 @@
+"""`check_input` tells what is wrong before a job is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.featurize.golden import INPUTS
+from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
+
+from evofeed.featurize import check_input
+from evofeed.featurize.check import Depth
+
+
+@pytest.mark.parametrize("depth", ["names", "queries", "full"])
+def test_a_good_input_has_no_errors(depth: Depth, golden: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = check_input(str(INPUTS[0]), depth=depth, progress=lambda *now: seen.append(now))
+    assert report.ok and report.chains == report.with_alignments > 5
+    assert report.findings["no structure"].count == report.chains - report.with_structure
+    assert seen[-1] == (report.chains, report.chains)
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+
+
+def test_every_fault_is_counted_with_an_example(tmp_path: Path, golden: Path) -> None:
+    flattened(tmp_path)
+    good, other = (folder.name for folder in small_chains())
+    alignments = tmp_path / "alignments"
+    (alignments / good.upper()).mkdir()  # case collision, no alignment
+    (alignments / "9zzz_A").mkdir()  # nothing at all
+    (alignments / "bad id").mkdir()
+    shutil.copytree(alignments / good, alignments / f"{good[:4]}_Q")  # no such chain
+    a3m = next((alignments / other).glob("*.a3m"))
+    a3m.write_text(">q\nACDEF\n")  # another protein
+    (alignments / other / "extra.a3m").write_text("")
+    report = check_input(str(tmp_path))
+    kinds = report.findings
+    assert not report.ok
+    assert good in kinds["ids differ only in case"].examples[0]
+    assert "9zzz_A" in kinds["no structure, sequence or alignment"].examples
+    assert "bad id" in kinds["bad id or unreadable file"].examples[0]
+    assert "_Q" in kinds["chain is not in its structure"].examples[0]
+    assert "5 residues" in kinds["query and structure differ in length"].examples[0]
+    assert "extra.a3m" in kinds["chain cannot be featurised"].examples[0]
+    assert report.sorted_findings()[0].severity == "error"
+
+
+def test_unflattened_trees_and_caches_are_noticed(tmp_path: Path, golden: Path) -> None:
+    as_downloaded(tmp_path)
+    names = [folder.name for folder in small_chains()]
+    cache = {names[0]: {}, "0abc_A": {}}
+    (tmp_path / "chain_data_cache.json").write_text(json.dumps(cache))
+    findings = check_input(str(tmp_path), depth="names").findings
+    assert findings["not flattened"].count == len(names)
+    assert findings["not in chain_data_cache.json"].examples == names[1:]
+    assert findings["in chain_data_cache.json only"].examples == ["0abc_A"]
+    assert structure_of(small_chains()[0]).exists()
