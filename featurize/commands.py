@@ -98,5 +98,10 @@ def _check(input_uri: str, config: Any, finder: dict[str, Any], as_json: bool) -
     from evofeed.featurize import check_input
 
     found = check_input(input_uri, config=config, **finder)
-    print(json.dumps(found.to_dict()) if as_json else found.to_text())
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        from evofeed.featurize.job.show import show_check
+
+        show_check(found)
     return 0 if found.ok else 1

@@ -1,0 +1,168 @@
+"""`evofeed jobs`: look at featurize jobs, stop them, give broken chains another chance."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+jobs = typer.Typer(
+    help="Featurize jobs: status, cancel, retry, run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Where = Annotated[str, typer.Argument(help="Dataset, ledger file or SQLAlchemy URL.")]
+_JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the newest if empty.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _open(where: str) -> Any:
+    from evofeed.errors import JobError
+    from evofeed.featurize.job.ledger import Ledger
+    from evofeed.featurize.job.places import ledger_url
+
+    is_database = where.startswith(("sqlite:", "postgresql")) or Path(where).is_file()
+    url = where if is_database else ledger_url("", where)
+    if "://" not in url and not Path(url).is_file():
+        raise JobError("no job ledger there: give a dataset, a ledger file or its URL", path=url)
+    return Ledger(url)
+
+
+def _pick(ledger: Any, job_id: str) -> Any:
+    from evofeed.errors import JobError
+
+    if job_id:
+        return ledger.job(job_id)
+    known = ledger.jobs()
+    if not known:
+        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.url)
+    return known[0]
+
+
+def _status(ledger: Any, job: Any) -> dict[str, Any]:
+    job = ledger.job(job.job_id)
+    counts = ledger.counts(job.job_id)
+    share = counts["cost_done"] / max(counts["cost"], 1)
+    names = ("job_id", "state", "input_uri", "dataset_uri", "num_chains", "snapshot", "message")
+    status: dict[str, Any] = {name: getattr(job, name) for name in names} | counts
+    status["share"] = round(share, 4)
+    status["updated_seconds_ago"] = round(max(0.0, time.time() - job.updated_at), 1)
+    return status
+
+
+def _line(status: dict[str, Any]) -> str:
+    text = (
+        f"{status['job_id'][:12]}  {status['state']:<9}  {status['share']:4.0%}  "
+        f"{status['chains_good']}/{status['num_chains']} good, {status['chains_broken']} broken  "
+        f"{status['dataset_uri']}"
+    )
+    return f"{text}  ({status['message']})" if status["message"] else text
+
+
+@jobs.command()
+def status(
+    where: _Where,
+    job_id: _JobId = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Until the job is over.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """How the jobs of a dataset stand.
+
+    Example: evofeed jobs status data/ --watch
+    """
+    ledger = _open(where)
+    if watch:
+        job = _pick(ledger, job_id)
+        while True:
+            now = _status(ledger, job)
+            print(json.dumps(now) if as_json else _line(now), flush=True)
+            if now["state"] != "running":
+                return
+            time.sleep(1.0)
+    found = [ledger.job(job_id)] if job_id else ledger.jobs()
+    statuses = [_status(ledger, job) for job in found]
+    if job_id and not as_json:
+        _details(ledger, statuses[0])
+    elif as_json:
+        print(json.dumps(statuses))
+    else:
+        print("\n".join(map(_line, statuses)) or "no job yet: start one with `evofeed featurize`")
+
+
+def _details(ledger: Any, status: dict[str, Any]) -> None:
+    print(_line(status))
+    for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done", "units_dead"):
+        print(f"  {name:<13}{status[name]}")
+    for chain in ledger.chains(status["job_id"], dead=None):
+        place = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)
+        kind = "broken" if chain["dead"] else "suspect"
+        print(f"  {kind} {chain['chain_id']}: {place + ': ' if place else ''}{chain['message']}")
+
+
+@jobs.command()
+def cancel(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
+    """Ask a running job to stop; what is done is kept, running it again goes on.
+
+    Example: evofeed jobs cancel data/
+    """
+    ledger = _open(where)
+    job = _pick(ledger, job_id)
+    running = job.state == "running"
+    if running:
+        ledger.request_cancel(job.job_id)
+    text = "asked to stop" if running else f"is not running but {job.state}"
+    result = {"job_id": job.job_id, "state": job.state, "cancel_requested": running}
+    print(json.dumps(result) if as_json else f"job {job.job_id[:12]} {text}")
+    raise typer.Exit(0 if running else 1)
+
+
+@jobs.command()
+def retry(
+    where: _Where,
+    job_id: _JobId = "",
+    only_mark: Annotated[bool, typer.Option("--only-mark", help="Do not run it now.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Give the broken chains of a job another chance, then run it.
+
+    Example: evofeed jobs retry data/
+    """
+    ledger = _open(where)
+    job = _pick(ledger, job_id)
+    count = ledger.retry(job.job_id)
+    if only_mark:
+        result = {"job_id": job.job_id, "chains": count}
+        print(json.dumps(result) if as_json else f"{count} chains of {job.job_id[:12]} to do again")
+        return
+    _run(ledger, job, as_json)
+
+
+@jobs.command()
+def run(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
+    """Run a job of the ledger again, with the arguments it was started with.
+
+    Example: evofeed jobs run data/ --job 3f2a
+    """
+    ledger = _open(where)
+    _run(ledger, _pick(ledger, job_id), as_json)
+
+
+def _run(ledger: Any, job: Any, as_json: bool) -> None:
+    from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
+    from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.job.show import run_and_show
+
+    values = job.arguments["config"]
+    config = FeaturizeConfig(**{**values, "caps": InputCaps(**values["caps"])})
+    crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None
+    options = JobOptions(**{**job.arguments["options"], "ledger": ledger.url})
+    ledger.close()
+    report = run_and_show(
+        job.input_uri, job.dataset_uri, config, crop, options, job.arguments["discover"], as_json
+    )
+    raise typer.Exit(report.exit_code)

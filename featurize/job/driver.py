@@ -1,0 +1,325 @@
+"""The driver of a job: leases units, hears outcomes, places blame, publishes once.
+
+At-least-once work becomes exactly-once because shards are named by their content,
+the ledger holds one result per unit, and one compare-and-swap publishes them all.
+Killed at any moment and run again, the driver ends with the same snapshot digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from evofeed.errors import InputError
+from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.discover import discover
+from evofeed.featurize.job import ledger as states
+from evofeed.featurize.job.executors import Executor, LocalExecutor
+from evofeed.featurize.job.ledger import JobRow, Ledger
+from evofeed.featurize.job.lock import driving
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.places import ledger_url, relative, report_path
+from evofeed.featurize.job.publish import missing_shards, parent_of, publish
+from evofeed.featurize.job.report import JobProgress, JobReport
+from evofeed.featurize.job.units import Plan, Unit, make_plan
+from evofeed.featurize.job.work import UnitResult, UnitTask, describe
+from evofeed.featurize.job.worker import DEADLINE_KILL, Outcome, UnitFailed, UnitLost
+
+_TICK = 0.5  # seconds between looks at cancellation
+_STRIKES = 2
+_STRIKES_SIGKILL = 3  # SIGKILL also comes from outside (out of memory, an operator)
+_MAX_LOST = 6  # times a unit may lose its worker with no chain in hand
+
+_BROKEN = ("chain_id", "type", "message", "path", "line")
+_NOWHERE: dict[str, Any] = {"path": None, "line": None}
+
+Progress = Callable[[JobProgress], None]
+
+
+def run_job(
+    input_uri: str,
+    dataset_uri: str,
+    *,
+    config: FeaturizeConfig | None = None,
+    crop: CropConfig | None = None,
+    options: JobOptions | None = None,
+    progress: Progress | None = None,
+    discover_args: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> JobReport:
+    """Featurise every chain of an input and publish them as a snapshot of a dataset.
+
+    Run it again with the same arguments after a crash, a cancellation or a repair of
+    the input: finished units are kept, the rest is done.
+
+    Args:
+        input_uri: what `discover` takes.
+        dataset_uri: where shards and snapshot go; made if missing.
+        config: how chains are featurised.
+        crop: what is cut off offline.
+        options: workers, limits, ledger; `**changes` are its fields, for short:
+            `run_job(a, b, executor="local", workers=2)`.
+        progress: called after each unit and about twice a second.
+        discover_args: further arguments of `discover`.
+
+    Returns:
+        The report, which is also written as JSON beside the ledger.
+
+    Raises:
+        InputError: no chain in the input.
+        JobError: the ledger, Ray or another driver is in the way.
+        StoreError: the dataset cannot be written; everything done so far is kept.
+    """
+    options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
+    config = config or FeaturizeConfig()
+    problems: list[InputError] = []
+    sources = discover(input_uri, problems=problems, **(discover_args or {}))
+    plan = make_plan(sources, config, crop)
+    unusable = [_unusable(problem, input_uri) for problem in problems]
+    job_id = _sha(plan.digest, dataset_uri, options.ref)
+    ledger = Ledger(ledger_url(options.ledger, dataset_uri))
+    with contextlib.closing(ledger), driving(ledger, job_id):
+        arguments = {
+            "config": dataclasses.asdict(config),
+            "crop": dataclasses.asdict(crop) if crop else None,
+            "options": options.to_dict(),
+            "discover": dict(discover_args or {}),
+        }
+        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
+        job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
+        return _Driver(ledger, job, plan, unusable, config, crop, options, progress).run()
+
+
+def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
+    """An input that `discover` could not make a chain of, as an entry of the report."""
+    path = relative(problem.path, input_uri)
+    return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class _Driver:
+    def __init__(
+        self,
+        ledger: Ledger,
+        job: JobRow,
+        plan: Plan,
+        unusable: list[dict[str, Any]],
+        config: FeaturizeConfig,
+        crop: CropConfig | None,
+        options: JobOptions,
+        progress: Progress | None,
+    ) -> None:
+        self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
+        self.config, self.crop, self.progress = config, crop, progress
+        self.unusable = unusable
+        self.units = {unit.unit_id: unit for unit in plan.units}
+        self.began = time.monotonic()
+        self.lost_workers = 0
+        self._told = 0.0
+        for unit_id in missing_shards(ledger, job):
+            ledger.give_back(job.job_id, unit_id)
+        self.first = ledger.counts(job.job_id)
+
+    def run(self) -> JobReport:
+        """From wherever the job stands to its end."""
+        job_id = self.job.job_id
+        waiting = deque(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
+        try:
+            if waiting:
+                with self._executor() as executor:
+                    cancelled = self._work(executor, waiting)
+                if cancelled:
+                    return self._end(states.CANCELLED, "cancelled; run it again to go on")
+            return self._publish()
+        except KeyboardInterrupt:
+            self._end(states.CANCELLED, "interrupted; run it again to go on")
+            raise
+        except Exception as error:
+            self.ledger.set_job(job_id, state=states.FAILED, message=str(error))
+            raise
+
+    @contextlib.contextmanager
+    def _executor(self) -> Iterator[Executor]:
+        executor: Executor
+        if self.options.executor == "local":
+            executor = LocalExecutor(self.options.num_workers, self.options.deadline)
+        else:
+            from evofeed.featurize.job.ray_executor import RayExecutor
+
+            options = self.options
+            workers = options.num_workers if not options.ray_address else options.workers
+            executor = RayExecutor(workers, options.deadline, options.ray_address)
+        with contextlib.closing(executor):
+            yield executor
+
+    def _work(self, executor: Executor, waiting: deque[str]) -> bool:
+        """Do all units; True if the job was cancelled meanwhile."""
+        flying = 0
+        while waiting or flying:
+            if self.ledger.job(self.job.job_id).cancel_requested:
+                return True
+            while waiting and executor.room() > 0:
+                task = self._task(self.units[waiting.popleft()])
+                self.ledger.lease(self.job.job_id, task.unit_id)
+                executor.submit(task)
+                flying += 1
+            outcomes = executor.wait(_TICK)
+            for outcome in outcomes:
+                flying -= 1
+                waiting.extend(self._settle(outcome))
+            self._tell(force=bool(outcomes))
+        return False
+
+    def _task(self, unit: Unit) -> UnitTask:
+        """What is left of a unit; suspects first, so that poison shows before work is done."""
+        known = {c["chain_id"]: c["dead"] for c in self.ledger.chains(self.job.job_id, dead=None)}
+        chain_ids = [chain_id for chain_id in unit.chain_ids if not known.get(chain_id, False)]
+        chain_ids.sort(key=lambda chain_id: chain_id not in known)
+        return UnitTask(
+            unit_id=unit.unit_id,
+            dataset_uri=self.job.dataset_uri,
+            sources=tuple(self.plan.sources[chain_id] for chain_id in chain_ids),
+            config=self.config,
+            crop=self.crop,
+            memory=self.options.memory,
+        )
+
+    def _settle(self, outcome: Outcome) -> list[str]:
+        """Enter an outcome into the ledger; returns the unit if it must be done again."""
+        if isinstance(outcome, UnitFailed):
+            self.ledger.give_back(self.job.job_id, outcome.unit_id)
+            raise outcome.error
+        if isinstance(outcome, UnitResult):
+            self.ledger.finish(self.job.job_id, self._localised(outcome))
+            return []
+        self.lost_workers += 1
+        if outcome.chain_id:
+            self._blame(outcome)
+            return [outcome.unit_id]
+        return self._lost(outcome)
+
+    def _localised(self, result: UnitResult) -> UnitResult:
+        """Paths as the user knows them: relative to the input, the same on every machine."""
+        failures = tuple(
+            {**failure, "path": relative(failure["path"], self.job.input_uri)}
+            for failure in result.failures
+        )
+        return UnitResult(
+            unit_id=result.unit_id,
+            shard=result.shard,
+            num_chains=result.num_chains,
+            failures=failures,
+            notes=result.notes,
+        )
+
+    def _blame(self, lost: UnitLost) -> None:
+        limit = _STRIKES_SIGKILL if lost.cause == "signal SIGKILL" else _STRIKES
+        if lost.cause == DEADLINE_KILL:
+            what = f"took longer than {self.options.deadline:g} s, {limit} times"
+        else:
+            what = f"killed its worker {limit} times ({lost.cause})"
+        failure = {"type": "WorkerKilled", "message": what, **_NOWHERE, "chain_id": lost.chain_id}
+        self.ledger.strike(self.job.job_id, lost.unit_id, failure, limit)
+
+    def _lost(self, lost: UnitLost) -> list[str]:
+        """A unit was lost and nobody is to blame: again, but not for ever."""
+        job_id = self.job.job_id
+        row = next(u for u in self.ledger.units(job_id) if u["unit_id"] == lost.unit_id)
+        if row["attempts"] < _MAX_LOST:
+            self.ledger.give_back(job_id, lost.unit_id)
+            return [lost.unit_id]
+        what = (
+            f"its unit lost its worker {_MAX_LOST} times ({lost.cause}); see `evofeed jobs retry`"
+        )
+        failure = {"type": "WorkerLost", "message": what, **_NOWHERE}
+        chain_ids = self.units[lost.unit_id].chain_ids
+        self.ledger.bury(job_id, lost.unit_id, [{**failure, "chain_id": c} for c in chain_ids])
+        return []
+
+    def _publish(self) -> JobReport:
+        broken = self._broken()
+        total = len(self.plan.sources) + len(self.unusable)
+        if len(broken) == total:
+            return self._end(states.FAILED, f"all {total} chains are broken, nothing to publish")
+        if len(broken) > self.options.max_broken * total:
+            return self._end(
+                states.FAILED,
+                f"{len(broken)} of {total} chains are broken, more than --max-broken "
+                f"{self.options.max_broken:g} allows: repair them or raise it, and run again; "
+                "what is done is kept",
+            )
+        settings = {"featurize": dataclasses.asdict(self.config)}
+        settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
+        snapshot = publish(self.ledger, self.job, broken, settings, self.options)
+        self.ledger.set_job(self.job.job_id, state=states.PUBLISHED, snapshot=snapshot, message="")
+        return self._end(states.PUBLISHED, "", snapshot)
+
+    def _end(self, state: str, message: str, snapshot: str | None = None) -> JobReport:
+        job_id = self.job.job_id
+        if state != states.PUBLISHED:
+            self.ledger.set_job(job_id, state=state, message=message)
+        counts, units = self.ledger.counts(job_id), self.ledger.units(job_id)
+        seconds = time.monotonic() - self.began
+        notes = {c: n for unit in units for c, n in (unit["notes"] or {}).items()}
+        report = JobReport(
+            job_id=job_id,
+            state=state,
+            message=message,
+            input_uri=self.job.input_uri,
+            dataset_uri=self.job.dataset_uri,
+            ref=self.options.ref,
+            snapshot=snapshot,
+            num_chains=len(self.plan.sources) + len(self.unusable),
+            num_good=counts["chains_good"],
+            broken=tuple(self._broken()),
+            notes=dict(sorted(notes.items())),
+            num_shards=len({u["shard"]["name"] for u in units if u["shard"]}),
+            num_bytes=sum(u["shard"]["nbytes"] for u in units if u["shard"]),
+            units=len(units),
+            resumed=self.first["units_done"],
+            lost_workers=self.lost_workers,
+            seconds=round(seconds, 3),
+            chains_per_second=round(self._done_here(counts) / max(seconds, 1e-9), 2),
+            path=report_path(self.ledger.url, self.job.dataset_uri, job_id),
+        )
+        report.write()
+        return report
+
+    def _broken(self) -> list[dict[str, Any]]:
+        """Everything that is not in the snapshot and why: unusable inputs and dead chains."""
+        dead = self.ledger.chains(self.job.job_id)
+        return self.unusable + [{name: chain[name] for name in _BROKEN} for chain in dead]
+
+    def _done_here(self, counts: dict[str, int]) -> int:
+        done = counts["chains_good"] + counts["chains_broken"]
+        return done - self.first["chains_good"] - self.first["chains_broken"]
+
+    def _tell(self, force: bool) -> None:
+        """Tell the progress, at most about twice a second unless something happened."""
+        now = time.monotonic()
+        if self.progress is None or (not force and now - self._told < _TICK):
+            return
+        self._told = now
+        counts = self.ledger.counts(self.job.job_id)
+        seconds = now - self.began
+        cost_here = counts["cost_done"] - self.first["cost_done"]
+        left = counts["cost"] - counts["cost_done"]
+        self.progress(
+            JobProgress(
+                num_chains=len(self.plan.sources),
+                good=counts["chains_good"],
+                broken=counts["chains_broken"],
+                suspects=len(self.ledger.chains(self.job.job_id, dead=False)),
+                share=counts["cost_done"] / max(counts["cost"], 1),
+                chains_per_second=self._done_here(counts) / max(seconds, 1e-9),
+                seconds_left=seconds * left / cost_here if cost_here > 0 else None,
+            )
+        )

@@ -1,0 +1,342 @@
+"""What a job has done, in a database that only its driver writes.
+
+Three tables behind SQLAlchemy, in a SQLite file beside the dataset or in the
+service's PostgreSQL: jobs, units (todo, leased, done, dead) and the chains that
+made trouble. Every change is one transaction, so a driver may die at any moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from evofeed.errors import JobError
+from evofeed.featurize.job.units import Plan
+from evofeed.featurize.job.work import UnitResult
+
+TODO, LEASED, DONE, DEAD = "todo", "leased", "done", "dead"
+RUNNING, PUBLISHED, FAILED, CANCELLED = "running", "published", "failed", "cancelled"
+
+_META = sa.MetaData()
+JOBS = sa.Table(
+    "featurize_jobs",
+    _META,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("input_uri", sa.Text, nullable=False),
+    sa.Column("dataset_uri", sa.Text, nullable=False),
+    sa.Column("arguments", sa.JSON, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("message", sa.Text, nullable=False, default=""),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
+    sa.Column("num_chains", sa.Integer, nullable=False),
+    sa.Column("parent", sa.String(64)),
+    sa.Column("snapshot", sa.String(64)),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False),
+)
+UNITS = sa.Table(
+    "featurize_units",
+    _META,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("unit_id", sa.String(64), primary_key=True),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    sa.Column("chain_ids", sa.JSON, nullable=False),
+    sa.Column("cost", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String(8), nullable=False, index=True),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("leased_at", sa.Float),
+    sa.Column("num_chains", sa.Integer, nullable=False, default=0),
+    sa.Column("shard", sa.JSON),
+    sa.Column("notes", sa.JSON),
+)
+CHAINS = sa.Table(
+    "featurize_chains",
+    _META,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("chain_id", sa.String(128), primary_key=True),
+    sa.Column("unit_id", sa.String(64), nullable=False),
+    sa.Column("strikes", sa.Integer, nullable=False, default=0),
+    sa.Column("dead", sa.Boolean, nullable=False),
+    sa.Column("type", sa.String(64), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("path", sa.Text),
+    sa.Column("line", sa.Integer),
+)
+"""Chains that failed (`dead`), and suspects that killed a worker and get another chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the ledger has it; times are Unix seconds."""
+
+    job_id: str
+    input_uri: str
+    dataset_uri: str
+    arguments: dict[str, Any]
+    state: str
+    message: str
+    cancel_requested: bool
+    num_chains: int
+    parent: str | None
+    snapshot: str | None
+    created_at: float
+    updated_at: float
+
+
+class Ledger:
+    """The database of jobs at `url` (SQLAlchemy's, or the path of a SQLite file).
+
+    Raises:
+        JobError: it cannot be opened.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url if "://" in url else f"sqlite:///{url}"
+        if self.url.startswith("sqlite:///"):
+            Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.engine: Engine = _engine(self.url)
+            _META.create_all(self.engine)
+        except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
+            raise JobError(f"ledger cannot be opened: {error}", path=self.url) from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+    # reading
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, newest first."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.select(JOBS).order_by(JOBS.c.created_at.desc()))
+            return [JobRow(**row) for row in rows.mappings()]
+
+    def job(self, job_id: str) -> JobRow:
+        """One job, by its id or the beginning of it.
+
+        Raises:
+            JobError: none or several begin so.
+        """
+        found = [job for job in self.jobs() if job.job_id.startswith(job_id)]
+        if len(found) != 1:
+            known = ", ".join(job.job_id[:12] for job in found or self.jobs()) or "none"
+            what = "ambiguous" if found else "unknown"
+            raise JobError(f"{what} job {job_id!r}; the ledger has {known}", path=self.url)
+        return found[0]
+
+    def counts(self, job_id: str) -> dict[str, int]:
+        """Units by state, chains done and broken, cost done and in all."""
+        good = sa.func.coalesce(sa.func.sum(UNITS.c.num_chains), 0)
+        cost = sa.func.coalesce(sa.func.sum(UNITS.c.cost), 0)
+        query = (
+            sa.select(UNITS.c.state, sa.func.count(), good, cost)
+            .where(UNITS.c.job_id == job_id)
+            .group_by(UNITS.c.state)
+        )
+        dead = sa.select(sa.func.count()).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
+        counts: dict[str, int] = {f"units_{state}": 0 for state in (TODO, LEASED, DONE, DEAD)}
+        counts |= {"chains_good": 0, "cost_done": 0, "cost": 0}
+        with self.engine.connect() as connection:
+            for state, units, chains, units_cost in connection.execute(query):
+                counts[f"units_{state}"] = units
+                counts["chains_good"] += chains
+                counts["cost"] += int(units_cost)
+                counts["cost_done"] += int(units_cost) if state in (DONE, DEAD) else 0
+            counts["chains_broken"] = connection.execute(dead).scalar_one()
+        return counts
+
+    def units(self, job_id: str, state: str | None = None) -> list[Mapping[str, Any]]:
+        """Units in the order of the plan, all or those in one state."""
+        query = sa.select(UNITS).where(UNITS.c.job_id == job_id).order_by(UNITS.c.ordinal)
+        if state is not None:
+            query = query.where(UNITS.c.state == state)
+        with self.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def chains(self, job_id: str, dead: bool | None = True) -> list[dict[str, Any]]:
+        """Chains that made trouble, by id; `dead=False` only suspects, None both."""
+        query = sa.select(CHAINS).where(CHAINS.c.job_id == job_id).order_by(CHAINS.c.chain_id)
+        if dead is not None:
+            query = query.where(CHAINS.c.dead == dead)
+        with self.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    # the driver's writes
+
+    def begin(
+        self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None
+    ) -> JobRow:
+        """Enter a job and its units, or take it up where an earlier driver left it.
+
+        Units that another job has done with the same inputs and settings count as done.
+        """
+        now = time.time()
+        with self.engine.begin() as connection:
+            known = connection.execute(
+                sa.select(JOBS.c.state).where(JOBS.c.job_id == job_id)
+            ).scalar()
+            if known is None:
+                job: dict[str, Any] = {"state": RUNNING, "message": ""}
+                job |= {"cancel_requested": False}
+                job |= {"job_id": job_id, "num_chains": len(plan.sources), "parent": parent}
+                times = {"created_at": now, "updated_at": now}
+                connection.execute(sa.insert(JOBS).values(**job, **where, **times))
+                _insert_units(connection, job_id, plan)
+            else:
+                _update_job(connection, job_id, **where)
+                if known != PUBLISHED:
+                    _update_job(connection, job_id, state=RUNNING, cancel_requested=False)
+                _release(connection, job_id)
+        return self.job(job_id)
+
+    def lease(self, job_id: str, unit_id: str) -> None:
+        """A unit is in work from now on."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                _unit(job_id, unit_id).values(
+                    state=LEASED, attempts=UNITS.c.attempts + 1, leased_at=time.time()
+                )
+            )
+
+    def give_back(self, job_id: str, unit_id: str) -> None:
+        """A unit was lost and is to be done again."""
+        with self.engine.begin() as connection:
+            connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
+
+    def finish(self, job_id: str, result: UnitResult) -> None:
+        """A unit is done: its shard, its notes and its broken chains, in one transaction."""
+        with self.engine.begin() as connection:
+            values: dict[str, Any] = {"state": DONE, "leased_at": None, "shard": result.shard}
+            values |= {"num_chains": result.num_chains, "notes": result.notes}
+            connection.execute(_unit(job_id, result.unit_id).values(**values))
+            for failure in result.failures:
+                _put_chain(connection, job_id, result.unit_id, failure, dead=True)
+            _update_job(connection, job_id)
+
+    def strike(self, job_id: str, unit_id: str, failure: Mapping[str, Any], limit: int) -> bool:
+        """A chain took its worker down; True if that was its last chance (`limit` strikes)."""
+        with self.engine.begin() as connection:
+            where = (CHAINS.c.job_id == job_id) & (CHAINS.c.chain_id == failure["chain_id"])
+            before = connection.execute(sa.select(CHAINS.c.strikes).where(where)).scalar() or 0
+            dead = before + 1 >= limit
+            _put_chain(connection, job_id, unit_id, failure, dead=dead, strikes=before + 1)
+            connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
+        return dead
+
+    def bury(self, job_id: str, unit_id: str, failures: Iterable[Mapping[str, Any]]) -> None:
+        """A unit cannot be done at all: it is dead and so are its chains."""
+        with self.engine.begin() as connection:
+            connection.execute(_unit(job_id, unit_id).values(state=DEAD, leased_at=None))
+            for failure in failures:
+                _put_chain(connection, job_id, unit_id, failure, dead=True)
+
+    def set_job(self, job_id: str, **values: Any) -> None:
+        """Change fields of a job."""
+        with self.engine.begin() as connection:
+            _update_job(connection, job_id, **values)
+
+    # asked for by others, heeded by the driver
+
+    def request_cancel(self, job_id: str) -> None:
+        """Ask a running job to stop; what is done stays done."""
+        self.set_job(job_id, cancel_requested=True)
+
+    def retry(self, job_id: str) -> int:
+        """Give dead chains another chance: their units are to be done again. Returns how many."""
+        with self.engine.begin() as connection:
+            units = sa.select(CHAINS.c.unit_id).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
+            connection.execute(
+                sa.update(UNITS)
+                .where(UNITS.c.job_id == job_id)
+                .where(UNITS.c.unit_id.in_(units) | (UNITS.c.state == DEAD))
+                .values(state=TODO, attempts=0, shard=None, num_chains=0, notes=None)
+            )
+            gone = connection.execute(sa.delete(CHAINS).where(CHAINS.c.job_id == job_id))
+            _update_job(connection, job_id, state=FAILED, message="to be retried")
+        return gone.rowcount
+
+
+def _engine(url: str) -> Engine:
+    engine = sa.create_engine(url)
+    if engine.dialect.name == "sqlite":
+
+        @sa.event.listens_for(engine, "connect")
+        def _configure(connection: Any, _: object) -> None:
+            # No WAL: the ledger may lie on a network disk, where WAL is not safe.
+            connection.execute("PRAGMA busy_timeout = 10000")
+            connection.execute("PRAGMA synchronous = FULL")
+
+    return engine
+
+
+def _unit(job_id: str, unit_id: str) -> sa.Update:
+    return sa.update(UNITS).where(UNITS.c.job_id == job_id, UNITS.c.unit_id == unit_id)
+
+
+def _update_job(connection: Connection, job_id: str, **values: Any) -> None:
+    change = sa.update(JOBS).where(JOBS.c.job_id == job_id)
+    connection.execute(change.values(updated_at=time.time(), **values))
+
+
+def _put_chain(
+    connection: Connection,
+    job_id: str,
+    unit_id: str,
+    failure: Mapping[str, Any],
+    *,
+    dead: bool,
+    strikes: int = 0,
+) -> None:
+    where = (CHAINS.c.job_id == job_id) & (CHAINS.c.chain_id == failure["chain_id"])
+    connection.execute(sa.delete(CHAINS).where(where))
+    values = {name: failure[name] for name in ("chain_id", "type", "message", "path", "line")}
+    values |= {"job_id": job_id, "unit_id": unit_id, "dead": dead, "strikes": strikes}
+    connection.execute(sa.insert(CHAINS).values(**values))
+
+
+def _release(connection: Connection, job_id: str) -> None:
+    """What a dead driver had in work is to be done again; so are units that were given up."""
+    connection.execute(
+        sa.update(UNITS)
+        .where(UNITS.c.job_id == job_id, UNITS.c.state == LEASED)
+        .values(state=TODO, leased_at=None)
+    )
+
+
+def _insert_units(connection: Connection, job_id: str, plan: Plan) -> None:
+    rows = [
+        {
+            "job_id": job_id,
+            "unit_id": unit.unit_id,
+            "ordinal": ordinal,
+            "chain_ids": list(unit.chain_ids),
+            "cost": unit.cost,
+            "state": TODO,
+            "attempts": 0,
+            "num_chains": 0,
+        }
+        for ordinal, unit in enumerate(plan.units)
+    ]
+    connection.execute(sa.insert(UNITS), rows)
+    _adopt(connection, job_id)
+
+
+def _adopt(connection: Connection, job_id: str) -> None:
+    """Take over units that an earlier job on the same dataset has done without a broken chain."""
+    mine = sa.select(JOBS.c.dataset_uri).where(JOBS.c.job_id == job_id).scalar_subquery()
+    others = sa.select(JOBS.c.job_id).where(JOBS.c.dataset_uri == mine, JOBS.c.job_id != job_id)
+    broken = sa.select(CHAINS.c.unit_id).where(CHAINS.c.dead)
+    done = sa.select(UNITS).where(
+        UNITS.c.state == DONE, UNITS.c.job_id.in_(others), UNITS.c.unit_id.not_in(broken)
+    )
+    for row in connection.execute(done).mappings():
+        values = {"state": DONE, "shard": row["shard"], "notes": row["notes"]}
+        values["num_chains"] = row["num_chains"]
+        connection.execute(_unit(job_id, row["unit_id"]).values(**values))

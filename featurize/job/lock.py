@@ -1,0 +1,68 @@
+"""One driver per job: a lock that the death of its holder opens."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from evofeed.errors import JobError
+from evofeed.featurize.job.ledger import Ledger
+
+_PATIENCE = 5.0  # seconds: workers of a killed driver may outlive it for a moment
+
+
+@contextmanager
+def driving(ledger: Ledger, job_id: str) -> Iterator[None]:
+    """Hold the right to drive a job.
+
+    Raises:
+        JobError: another driver has it.
+    """
+    hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
+    with hold(ledger, job_id):
+        yield
+
+
+@contextmanager
+def _file_lock(ledger: Ledger, job_id: str) -> Iterator[None]:
+    path = Path(f"{ledger.engine.url.database}.{job_id[:16]}.lock")
+    with path.open("a") as file:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:  # a POSIX lock: unlike flock's it is not inherited by forked workers
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise _taken(job_id, str(path)) from None
+                time.sleep(0.1)
+        yield
+    # The file stays: removing it would let two drivers lock two files of one name.
+
+
+@contextmanager
+def _advisory_lock(ledger: Ledger, job_id: str) -> Iterator[None]:
+    """PostgreSQL's session lock: it goes with the connection."""
+    key = int(job_id[:15], 16)
+    with ledger.engine.connect() as connection:
+        if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
+            raise _taken(job_id, ledger.engine.url.render_as_string(hide_password=True))
+        connection.commit()
+        try:
+            yield
+        finally:
+            connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
+            connection.commit()
+
+
+def _taken(job_id: str, where: str) -> JobError:
+    return JobError(
+        f"job {job_id[:12]} is being run by another process: watch it with "
+        "`evofeed jobs status --watch`, or cancel it",
+        path=where,
+    )

@@ -1,0 +1,55 @@
+"""How a job runs: everything that decides when and where, nothing that decides the bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Limits and places of a job. The snapshot does not depend on the first group."""
+
+    executor: str = "ray"
+    """`ray` (a local Ray, or a cluster by `ray_address`) or `local` (processes of this machine)."""
+    workers: int = 0
+    """Chains worked on at once; 0 is one per usable core."""
+    ray_address: str = ""
+    """`host:port` of a running Ray cluster; empty starts a private one on this machine."""
+    ledger: str = ""
+    """SQLAlchemy URL or path of the ledger; empty puts `jobs/ledger.sqlite` into the dataset."""
+    ref: str = "main"
+    """The name that points at the snapshot afterwards."""
+    clusters: str = ""
+    """File with one sequence cluster per line, for `cluster_size` in the index."""
+
+    deadline: float = 600.0
+    """Seconds one chain may take; then its worker is killed and the chain blamed."""
+    memory: int = 8 << 30
+    """Bytes one chain may add to its worker."""
+    max_broken: float = 0.05
+    """Broken share of the chains above which nothing is published."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("ray", "local"):
+            raise ValueError(f"executor is {self.executor!r}, must be 'ray' or 'local'")
+        if self.workers < 0 or self.deadline <= 0 or self.memory < 1 << 20:
+            raise ValueError(
+                f"workers={self.workers} deadline={self.deadline} memory={self.memory}: "
+                "want >= 0, > 0 seconds and at least 1 MiB"
+            )
+        if not 0 <= self.max_broken <= 1:
+            raise ValueError(f"max_broken is {self.max_broken}, must be a fraction")
+        if self.ray_address and self.executor != "ray":
+            raise ValueError("ray_address needs executor='ray'")
+
+    @property
+    def num_workers(self) -> int:
+        """Workers asked for, or one per core this process may use."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,152 @@
+"""Units on Ray core tasks: a private Ray on this machine, or a cluster by address.
+
+Ray only carries units to workers. Retrying is ours (`max_retries=0`), for Ray
+does not know which chain killed a worker; so each Ray worker process watches one
+worker process of its own, which does the dangerous part, and reports its end.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from evofeed.errors import JobError
+from evofeed.featurize.job.executors import watch
+from evofeed.featurize.job.work import UnitTask
+from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
+
+_OBJECT_STORE = 128 << 20  # only ids and counts cross
+_CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
+_TEMP = Path("/tmp")  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
+_PREFIX = "evofeed-ray-"
+
+_worker: Worker | None = None
+
+
+def unit_on_ray(task: UnitTask, deadline: float) -> Outcome:
+    """The remote function: one unit on this Ray worker's own worker process."""
+    global _worker
+    if _worker is None or not _worker.pid:
+        _worker = Worker()
+    return watch(_worker, task, deadline)
+
+
+class RayExecutor:
+    """A bounded window of Ray tasks: two units per core are in flight, the rest waits with us."""
+
+    def __init__(self, num_workers: int, deadline: float, address: str = "") -> None:
+        self.deadline = deadline
+        self.limit = num_workers
+        self.address = address
+        self._flying: dict[Any, str] = {}
+        self._window = (0.0, 0)
+        self._temp_dir: str | None = None
+        self._environ: dict[str, str | None] = {}
+        self._ray = self._start(num_workers)
+        remote = self._ray.remote(num_cpus=1, max_retries=0)
+        self._unit = remote(unit_on_ray)
+
+    def _start(self, num_workers: int) -> Any:
+        self._set_environ()
+        import ray
+        from ray.exceptions import RayError
+
+        self._lost = RayError
+        self._ours = not ray.is_initialized()
+        if not self._ours:
+            return ray
+        quiet: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
+        try:
+            if self.address:
+                del quiet["include_dashboard"]
+                ray.init(address=self.address, **quiet)
+            else:
+                _sweep_temp_dirs()
+                self._temp_dir = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_TEMP)
+                ray.init(
+                    address="local",
+                    num_cpus=num_workers,
+                    object_store_memory=_OBJECT_STORE,
+                    _temp_dir=self._temp_dir,
+                    **quiet,
+                )
+        except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
+            self.close()
+            where = f"Ray at {self.address}" if self.address else "a local Ray"
+            raise JobError(
+                f"cannot start {where}: {error}; --executor local works without Ray"
+            ) from error
+        return ray
+
+    def _set_environ(self) -> None:
+        """No usage statistics, tools die with their worker, and a token that touches no disk."""
+        wanted = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_process_group_cleanup_enabled": "1",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+        if not self.address and "RAY_AUTH_MODE" not in os.environ:
+            wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        for name, value in wanted.items():
+            self._environ[name] = os.environ.get(name)
+            os.environ[name] = value
+
+    def room(self) -> int:
+        """Units it would take now; a cluster may have grown or shrunk since."""
+        looked, cores = self._window
+        if not looked or time.monotonic() - looked > _CLUSTER_LOOK:
+            there = int(self._ray.cluster_resources().get("CPU", 1))
+            cores = min(self.limit, there) if self.limit and not self.address else max(there, 1)
+            self._window = (time.monotonic(), cores)
+        return 2 * cores - len(self._flying)
+
+    def submit(self, task: UnitTask) -> None:
+        """Send a unit to whichever Ray worker is free first."""
+        self._flying[self._unit.remote(task, self.deadline)] = task.unit_id
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """Outcomes that are there, waiting up to `timeout` seconds for the first."""
+        if not self._flying:
+            return []
+        ready, _ = self._ray.wait(list(self._flying), num_returns=1, timeout=timeout)
+        return [self._take(ref) for ref in ready]
+
+    def _take(self, ref: Any) -> Outcome:
+        unit_id = self._flying.pop(ref)
+        try:
+            outcome: Outcome = self._ray.get(ref)
+        except self._lost as error:  # the Ray worker or its node is gone: nobody is to blame
+            return UnitLost(unit_id, "", type(error).__name__)
+        return outcome
+
+    def close(self) -> None:
+        """Stop our tasks, and Ray if we started it."""
+        if self._ours and hasattr(self, "_ray"):
+            self._ray.shutdown()
+        elif hasattr(self, "_ray"):
+            for ref in self._flying:
+                self._ray.cancel(ref, force=True)
+        self._flying.clear()
+        for name, value in self._environ.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        self._environ.clear()
+        if self._temp_dir:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            self._temp_dir = None
+
+
+def _sweep_temp_dirs() -> None:
+    """Remove what drivers that were killed have left in the temporary folder."""
+    for folder in _TEMP.glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""A job on the terminal: the bar while it runs, the summary when it is over."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from evofeed.featurize.check import CheckReport
+from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.report import JobProgress, JobReport
+
+_SHOWN = 5
+
+
+def run_and_show(
+    input_uri: str,
+    dataset_uri: str,
+    config: FeaturizeConfig,
+    crop: CropConfig | None,
+    options: JobOptions,
+    finder: dict[str, Any],
+    as_json: bool,
+) -> JobReport:
+    """Run a job with a progress bar on stderr and a summary (or JSON) on stdout."""
+    console = Console(stderr=True)
+    columns = (
+        "featurising",
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    quiet = as_json or not console.is_terminal
+    # No refresh thread: a process with threads cannot fork its workers.
+    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
+        task = bar.add_task("job", total=1.0, text="starting")
+
+        def show(progress: JobProgress) -> None:
+            bar.update(task, completed=progress.share, text=line(progress))
+            bar.refresh()
+
+        report = run_job(
+            input_uri,
+            dataset_uri,
+            config=config,
+            crop=crop,
+            options=options,
+            progress=show,
+            discover_args=finder,
+        )
+        if report.state == "published":
+            bar.update(task, completed=1.0, text=f"{report.num_good}/{report.num_chains} chains")
+            bar.refresh()
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        for text in summary(report):
+            Console().print(text, highlight=False, soft_wrap=True)
+    return report
+
+
+def show_check(found: CheckReport) -> None:
+    """Print a check as a table, the first examples of each finding below its line."""
+    console = Console()
+    console.print(
+        f"{found.chains} chains, {found.with_structure} with structure, {found.with_alignments} "
+        f"with alignments, {found.input_bytes / 1e6:.1f} MB",
+        highlight=False,
+    )
+    for finding in found.sorted_findings():
+        colour = {"error": "red", "warning": "yellow"}.get(finding.severity, "cyan")
+        head = f"[{colour}]{finding.severity}[/{colour}] {finding.count} x {escape(finding.kind)}"
+        console.print(f"{head}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
+        for example in finding.examples:
+            console.print(f"    {escape(example)}", highlight=False, soft_wrap=True)
+    if found.ok:
+        console.print("nothing is in the way", style="green")
+
+
+def line(progress: JobProgress) -> str:
+    """Progress in one line: chains, rate, broken, time left."""
+    left = progress.seconds_left
+    parts = [
+        f"{progress.good + progress.broken}/{progress.num_chains} chains",
+        f"{progress.chains_per_second:.1f}/s",
+        f"{progress.broken} broken",
+    ]
+    if progress.suspects:
+        parts.append(f"{progress.suspects} suspect")
+    parts.append("" if left is None else f"ETA {int(left) // 60}:{int(left) % 60:02d}")
+    return "  ".join(part for part in parts if part)
+
+
+def summary(report: JobReport) -> list[str]:
+    """The report in a few lines of rich markup."""
+    lines = [
+        f"{report.num_good} of {report.num_chains} chains in {report.num_shards} shards, "
+        f"{report.num_bytes / 1e6:.1f} MB, {report.seconds:.1f} s "
+        f"({report.chains_per_second:.1f} chains/s)"
+        + (f", {report.resumed} of {report.units} units were done before" if report.resumed else "")
+    ]
+    if report.snapshot:
+        lines.append(f"{escape(report.ref)} -> {report.snapshot}")
+    if report.broken:
+        kinds = ", ".join(
+            f"{n} {kind}" for kind, n in Counter(b["type"] for b in report.broken).most_common()
+        )
+        lines.append(f"[yellow]{report.num_broken} broken[/yellow]: {escape(kinds)}")
+        for item in report.broken[:_SHOWN]:
+            place = ":".join(str(part) for part in (item["path"], item["line"]) if part)
+            lines.append(
+                escape(f"  {item['chain_id']}: {place + ': ' if place else ''}{item['message']}")
+            )
+        if report.num_broken > _SHOWN:
+            lines.append(f"  and {report.num_broken - _SHOWN} more")
+    if report.notes:
+        lines.append(f"{len(report.notes)} good chains with something left out (templates, rows)")
+    if report.message:
+        lines.append(f"[red]{report.state}[/red]: {escape(report.message)}")
+    lines.append(f"report: {escape(report.path)}")
+    return lines

@@ -1,0 +1,176 @@
+"""One unit of work: featurise its chains, write their shard, say what went wrong.
+
+Runs inside a worker process (`worker.py`) that may die at any moment; whatever
+it has written is content-addressed, so doing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evofeed.errors import EvofeedError, StoreError
+from evofeed.features import ChainRecord
+from evofeed.featurize.chain import featurize_chain
+from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.crop import crop_record
+from evofeed.featurize.sources import ChainSource
+from evofeed.store import write_shard
+
+_NOTES_PER_CHAIN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTask:
+    """What a worker needs to know: small, picklable."""
+
+    unit_id: str
+    dataset_uri: str
+    sources: tuple[ChainSource, ...]
+    config: FeaturizeConfig
+    crop: CropConfig | None
+    memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult:
+    """What comes back: names and counts, never features.
+
+    Attributes:
+        unit_id: which unit.
+        shard: `ShardEntry.to_dict()`, None if no chain was good.
+        num_chains: good chains; with windows, the shard holds more records.
+        failures: one dict per broken chain: `chain_id type message path line`.
+        notes: what was left out of good chains, per chain, in words.
+    """
+
+    unit_id: str
+    shard: dict[str, Any] | None
+    num_chains: int
+    failures: tuple[dict[str, Any], ...]
+    notes: dict[str, tuple[str, ...]]
+
+
+class _Unit:
+    """The chains of one unit, good and bad, while they are worked on."""
+
+    def __init__(self, task: UnitTask, in_hand: Callable[[str], None]) -> None:
+        self.task = task
+        self.in_hand = in_hand
+        self.current = ""
+        self.failures: dict[str, dict[str, Any]] = {}
+        self.notes: dict[str, tuple[str, ...]] = {}
+        self.num_chains = 0
+
+    def records(self) -> Iterator[ChainRecord]:
+        """Good records one by one, so that only one is in memory uncompressed."""
+        self.num_chains = 0
+        for source in self.task.sources:
+            if source.chain_id in self.failures:
+                continue
+            self.current = source.chain_id
+            self.in_hand(source.chain_id)
+            with _memory_cap(self.task.memory):
+                made = self._make(source)
+                self.num_chains += bool(made)
+                yield from made  # encoded by the store before the next chain is made
+        self.current = ""
+        self.in_hand("")
+
+    def _make(self, source: ChainSource) -> list[ChainRecord]:
+        """The record of a chain, several if it is cut into windows, none if it is broken."""
+        try:
+            record = featurize_chain(source, self.task.config)
+            made = crop_record(record, self.task.crop) if self.task.crop else [record]
+        except Exception as error:  # anything else is caught by whoever watches the process
+            self.fail(source.chain_id, error)
+            return []
+        notes = dict.fromkeys(note for record in made for note in record.dropped)
+        if notes:
+            self.notes[source.chain_id] = tuple(notes)[:_NOTES_PER_CHAIN]
+        return made
+
+    def fail(self, chain_id: str, error: Exception) -> None:
+        self.notes.pop(chain_id, None)
+        self.failures[chain_id] = describe(error, self.task.memory) | {"chain_id": chain_id}
+
+
+def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
+    """Featurise every chain of a unit and write the good ones as one shard.
+
+    Args:
+        task: the unit.
+        in_hand: told the id of each chain before it is touched, and "" after the last.
+
+    Raises:
+        StoreError: the shard cannot be written.
+    """
+    unit = _Unit(task, in_hand)
+    while True:
+        records = unit.records()
+        try:
+            first = next(records, None)
+            if first is None:
+                shard = None
+                break
+            shard = write_shard(task.dataset_uri, itertools.chain([first], records)).to_dict()
+            break
+        except StoreError:
+            raise
+        except Exception as error:  # the store refused a record: without that chain, then
+            if not unit.current:
+                raise
+            unit.fail(unit.current, error)
+    failures = tuple(unit.failures[chain_id] for chain_id in sorted(unit.failures))
+    return UnitResult(
+        unit_id=task.unit_id,
+        shard=shard,
+        num_chains=unit.num_chains,
+        failures=failures,
+        notes=unit.notes,
+    )
+
+
+def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
+    """An error as `type message path line`, the same however often it happens."""
+    if isinstance(error, EvofeedError):
+        return {
+            "type": type(error).__name__,
+            "message": error.message,
+            "path": error.path,
+            "line": error.line,
+        }
+    if isinstance(error, MemoryError):
+        return {
+            "type": "MemoryError",
+            "message": f"needs more than {memory >> 20} MiB; raise --memory if the input is right",
+            "path": None,
+            "line": None,
+        }
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return {
+        "type": type(error).__name__,
+        "message": f"{error}{where} (not foreseen: please report it)",
+        "path": None,
+        "line": None,
+    }
+
+
+@contextmanager
+def _memory_cap(nbytes: int) -> Iterator[None]:
+    """Let the process grow by `nbytes` of address space; then MemoryError."""
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    cap = held + nbytes if hard == resource.RLIM_INFINITY else min(held + nbytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (cap, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
