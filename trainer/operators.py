@@ -152,7 +152,7 @@ class OperatorSampler:
         return {
             "steps": steps,
             "first_step": self.sampled.start,
-            "gpu_busy_share": busy_share(found) if self._cuda else None,
+            "gpu_busy_share": busy_share(found) if self._cuda and found else None,
             "groups": {
                 name: {
                     "seconds_per_step": entry["seconds"] / steps,

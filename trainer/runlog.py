@@ -9,7 +9,7 @@ import json
 import math
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from evofeed.trainer.clock import StepTimes
 
@@ -32,14 +32,19 @@ class RunLog:
     def __init__(
         self, folder: Path, *, steps: int, show: bool = False, tensorboard: bool = False
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / STEPS).open("a", buffering=1)
+        self._folder = folder
+        self._file: TextIO | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._bar = _bar(steps) if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
-        self._board = _board(folder / "tensorboard") if tensorboard else None
+        self._tensorboard = tensorboard
+        self._board: Any = None
 
     def __enter__(self) -> RunLog:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self._folder / STEPS).open("a", buffering=1)
+        if self._tensorboard:
+            self._board = _board(self._folder / "tensorboard")
         if self._bar:
             self._bar.start()
         return self
@@ -54,7 +59,8 @@ class RunLog:
             self._bar.stop()
         if self._board:
             self._board.close()
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def values(self, step: int, **values: Any) -> None:
         """Something about a step: loss, terms, norm, epoch, metrics."""
@@ -70,6 +76,8 @@ class RunLog:
             **self._known.pop(times.step, {}),
             "seconds": {part: round(value, 7) for part, value in times.seconds.items()},
         }
+        if self._file is None:
+            raise ValueError("the log is not open: use it in a with statement")
         self._file.write(json.dumps(_finite(line)) + "\n")
         if self._board:
             for name, value in _scalars(line):

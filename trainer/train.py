@@ -41,6 +41,7 @@ def train(
     device: str | None = None,
     show: bool = False,
     tensorboard: bool = False,
+    flops: Mapping[str, float] | None = None,
 ) -> TrainResult:
     """Train AlphaFold2 on a dataset; under torchrun, this process's share of it.
 
@@ -56,6 +57,7 @@ def train(
         device: `cpu` or `cuda`; the GPU of this rank if there is one.
         show: a progress bar on the terminal.
         tensorboard: also write TensorBoard event files.
+        flops: of one pass, if known (see `flops.count_step_flops`); counted at the end if not.
 
     Raises:
         TrainerError: training cannot start or go on; says why.
@@ -80,7 +82,7 @@ def train(
             validate=build_validation(config, model, validation, world),
             show=show and world.is_first,
             tensorboard=tensorboard,
-            plain=lambda: build_plain(config),
+            count_flops=lambda batch: flops or count_step_flops(lambda: build_plain(config), batch),
         )
 
 
@@ -97,7 +99,7 @@ def run(
     validate: Callable[[], dict[str, float]] | None = None,
     show: bool = False,
     tensorboard: bool = False,
-    plain: Callable[[], nn.Module] | None = None,
+    count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None = None,
 ) -> TrainResult:
     """Train given parts and write the run's folder; `train` without the building."""
     began = time.perf_counter() if began is None else began
@@ -130,7 +132,7 @@ def run(
             "untouched": result.untouched,
             "operators": sampler.result,
             "loader": _stats(loader),
-            "flops": _flops(plain, loop.batch_like),
+            "flops": _flops(count_flops, loop.batch_like),
         }
         (out / "run.json").write_text(json.dumps(facts, indent=1, default=str))
         from evofeed.trainer.report import write_report
@@ -275,10 +277,12 @@ def _stats(loader: Loader) -> dict[str, Any]:
     return dict(stats()) if stats else {}
 
 
-def _flops(plain: Callable[[], nn.Module] | None, batch: dict[str, Tensor]) -> dict[str, Any]:
-    if plain is None or not batch:
+def _flops(
+    count: Callable[[dict[str, Tensor]], Mapping[str, float]] | None, batch: dict[str, Tensor]
+) -> dict[str, Any]:
+    if count is None or not batch:
         return {}
     try:
-        return dict(count_step_flops(plain, batch))
-    except (RuntimeError, NotImplementedError) as error:  # an operator without a meta form
+        return dict(count(batch))
+    except (RuntimeError, NotImplementedError) as error:  # an operator without a fake form
         return {"why_not": str(error).splitlines()[0]}

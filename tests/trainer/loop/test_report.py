@@ -13,6 +13,7 @@ from evofeed.cli import main
 from evofeed.errors import InputError
 from evofeed.trainer.config import TrainConfig, from_dict, load_config, preset, save_config
 from evofeed.trainer.distributed import World
+from evofeed.trainer.flops import count_step_flops
 from evofeed.trainer.operators import Kernel, busy_share, group_kernels, group_of
 from evofeed.trainer.report import make_report
 from evofeed.trainer.train import run
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = TrainConfig(steps=60, precision="fp32", kernels="torch", checkpoint_every=25)
     run(
         config, TinyModel(), squared_error, TinyLoader(per_epoch=20), world=World(), out=out,
-        plain=TinyModel,
+        count_flops=lambda batch: count_step_flops(TinyModel, batch),
     )  # fmt: skip
     return out
 

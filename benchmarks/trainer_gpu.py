@@ -1,0 +1,152 @@
+"""Trains a preset on synthetic chains through the real loader and keeps the run report.
+
+    PYTHONPATH=src python benchmarks/trainer_gpu.py --out OUT --steps 30
+    PYTHONPATH=src torchrun --nproc-per-node 4 benchmarks/trainer_gpu.py --out OUT --steps 30
+    PYTHONPATH=src python benchmarks/trainer_gpu.py --out OUT --preset tiny --chains 8 --steps 20
+
+Needs what training needs: torch, triton, numpy, numba, pyarrow, xxhash, safetensors,
+PyYAML; matplotlib for the picture, if there. Several cells in one call:
+
+    ... --cells bf16:fused bf16:torch fp32:torch
+
+Each cell (precision:kernels) is one run in a process of its own, and gives
+`OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+# FLOPs of one pass at AF2's initial-training shapes (crop 256, 128 + 1024 rows, 4 templates),
+# counted by evofeed.trainer.flops on a CPU: counting again would keep a GPU waiting half a minute.
+INITIAL_TRAINING_FLOPS = {"forward": 11973048897536.0, "forward_backward": 35910420443136.0}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for JSON, table and picture"
+    )
+    parser.add_argument("--preset", default="initial_training")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--chains", type=int, default=24)
+    parser.add_argument("--cells", nargs="+", default=["bf16:fused"], help="precision:kernels")
+    parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--dataset", help="URI of a dataset instead of synthetic chains")
+    parser.add_argument("--limit", type=float, default=480, help="seconds a cell may take")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)  # one run, started by ourselves
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if "RANK" in os.environ or options.cell:  # under torchrun every rank runs the first cell
+        run_cell(options, options.cell or options.cells[0])
+        return
+    for cell in options.cells:
+        own = [arg for arg in sys.argv[1:] if arg not in (*options.cells, "--cells")]
+        command = [sys.executable, __file__, *own, "--cell", cell]
+        done = subprocess.run(command, timeout=options.limit, check=False)
+        if done.returncode:  # out of memory in one cell must not lose the others
+            (options.out / f"trainer_gpu.{_name(options, cell)}.failed").write_text(str(done))
+
+
+def run_cell(options: argparse.Namespace, cell: str) -> None:
+    import torch
+
+    from evofeed.trainer.config import preset
+    from evofeed.trainer.report import report_rows, write_report
+    from evofeed.trainer.train import train
+
+    precision, kernels = cell.split(":")
+    loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
+    if options.recycles is not None:
+        loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
+    config = preset(options.preset).replace(
+        steps=options.steps, precision=precision, kernels=kernels, loader=loader,
+        checkpoint_every=0, model={"activation_checkpointing": options.checkpointing},
+    )  # fmt: skip
+    scratch = Path(tempfile.gettempdir()) / f"evofeed-trainer-{_name(options, cell)}"
+    known = options.preset == "initial_training" and options.batch_size == 1
+    flops = INITIAL_TRAINING_FLOPS if known else None
+    result = train(config, dataset(options), out=scratch, flops=flops)
+    if int(os.environ.get("RANK", "0")):
+        return
+    report = write_report(scratch)
+    if torch.cuda.is_available():
+        report["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    report |= {"losses": result.losses, "cell": cell, "steps_seconds": _step_seconds(scratch)}
+    name = _name(options, cell)
+    (options.out / f"trainer_gpu.{name}.json").write_text(json.dumps(report, indent=1))
+    table = "\n".join(f"{label:28} {text}" for label, text in report_rows(report))
+    memory = report.get("peak_memory_bytes", 0) / 2**30
+    table = f"== {name}: peak memory {memory:.1f} GiB\n{table}\n"
+    print(table, flush=True)
+    with (options.out / "trainer_gpu.txt").open("a") as file:
+        file.write(table)
+    _picture(scratch, options.out / f"trainer_gpu.{name}.png")
+
+
+def dataset(options: argparse.Namespace) -> str:
+    """URI of the dataset, written by the first rank if there is none yet."""
+    if options.dataset:
+        return str(options.dataset)
+    sys.path.insert(0, str(HERE))
+    from synthetic_records import write_dataset
+
+    tiny = options.preset == "tiny"
+    uri = Path(tempfile.gettempdir()) / f"evofeed-synthetic-{options.chains}{'-tiny' * tiny}"
+    done = uri.with_suffix(".done")
+    if int(os.environ.get("RANK", "0")) == 0 and not done.exists():
+        write_dataset(uri, options.chains, tiny=tiny)
+        done.touch()
+    while not done.exists():
+        time.sleep(0.1)
+    return str(uri)
+
+
+def _name(options: argparse.Namespace, cell: str) -> str:
+    parts = [options.preset, cell.replace(":", "_"), f"x{os.environ.get('WORLD_SIZE', '1')}"]
+    if options.recycles is not None:
+        parts.append(f"r{options.recycles}")
+    if options.checkpointing:
+        parts.append("ckpt")
+    if options.batch_size > 1:
+        parts.append(f"b{options.batch_size}")
+    return ".".join(parts)
+
+
+def _step_seconds(folder: Path) -> list[dict[str, Any]]:
+    from evofeed.trainer.runlog import read_steps
+
+    return [
+        {"step": line["step"], "recycles": line.get("recycles"), "seconds": line["seconds"]}
+        for line in read_steps(folder)
+    ]
+
+
+def _picture(folder: Path, path: Path) -> None:
+    try:
+        from evofeed.trainer.report_plot import plot_report
+
+        plot_report(folder, path)
+    except ImportError:
+        print("no matplotlib: the picture is left out", flush=True)
+
+
+if __name__ == "__main__":
+    main()
