@@ -43,7 +43,7 @@ __all__ = [
     "build_template_pair_feat",
 ]
 
-_BACKBONE = [ATOM_ORDER[name] for name in ("N", "CA", "C")]
+_N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
 
 
 class TemplateSingleEmbedder(nn.Module):
@@ -237,7 +237,8 @@ def build_template_pair_feat(
     beta_mask = batch["template_pseudo_beta_mask"]
     restype = one_hot(batch["template_aatype"], 22, dgram.dtype)
     square = dgram.shape[:-1]
-    backbone_mask = batch["template_all_atom_mask"][..., _BACKBONE].prod(-1)
+    atom_mask = batch["template_all_atom_mask"]
+    backbone_mask = atom_mask[..., _N] * atom_mask[..., _CA] * atom_mask[..., _C]
     pair_mask = (backbone_mask[..., :, None] * backbone_mask[..., None, :])[..., None]
     features = [
         dgram,
