@@ -117,21 +117,30 @@ def _cudart() -> Any:
 
 
 class Pulse:
-    """Signs of life a reader leaves in the arena's header: two doubles."""
+    """Signs of life a reader leaves in the arena's header."""
 
-    _FIELDS: Final = struct.Struct("<dd")
+    _BEAT: Final = struct.Struct("<dd")
+    _READING: Final = struct.Struct("<q")
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     def beat(self, monotonic: float, cpu_seconds: float) -> None:
         """Say: alive at this time, with so much CPU time used."""
-        self._FIELDS.pack_into(self._memory, 0, monotonic, cpu_seconds)
+        self._BEAT.pack_into(self._memory, 0, monotonic, cpu_seconds)
 
-    def read(self) -> tuple[float, float]:
+    def last_beat(self) -> tuple[float, float]:
         """Time of the last beat (`time.monotonic`) and CPU seconds used till then."""
-        monotonic, cpu_seconds = self._FIELDS.unpack_from(self._memory, 0)
+        monotonic, cpu_seconds = self._BEAT.unpack_from(self._memory, 0)
         return monotonic, cpu_seconds
+
+    def reads(self, number: int) -> None:
+        """Say which request is being read; -1 for none."""
+        self._READING.pack_into(self._memory, 64, number + 1)
+
+    def was_reading(self) -> int:
+        """The request that was being read last, or -1. Means something if there was but one."""
+        return int(self._READING.unpack_from(self._memory, 64)[0]) - 1
 
 
 def prefault(array: np.ndarray) -> None:

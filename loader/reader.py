@@ -52,10 +52,11 @@ def main(pipe: int, arena: int, nbytes: int) -> None:
     connection = Connection(pipe)
     memory = mmap.mmap(arena, nbytes)
     stopping = threading.Event()
-    threading.Thread(target=_beat, args=(Pulse(memory), parent, stopping), daemon=True).start()
+    pulse = Pulse(memory)
+    threading.Thread(target=_beat, args=(pulse, parent, stopping), daemon=True).start()
     try:
         storages, num_threads = connection.recv()
-        _serve(connection, storages, memoryview(memory), num_threads)
+        _serve(connection, pulse, storages, memoryview(memory), num_threads)
     except (EOFError, ConnectionError, KeyboardInterrupt):
         pass
     stopping.set()
@@ -63,12 +64,18 @@ def main(pipe: int, arena: int, nbytes: int) -> None:
 
 
 def _serve(
-    connection: Connection, storages: Sequence[Storage], memory: memoryview, num_threads: int
+    connection: Connection,
+    pulse: Pulse,
+    storages: Sequence[Storage],
+    memory: memoryview,
+    num_threads: int,
 ) -> None:
     sending = threading.Lock()
 
     def work(request: ReadRequest) -> None:
+        pulse.reads(request.number)
         answer: Any = read_request(storages, memory, request)
+        pulse.reads(-1)
         with sending, contextlib.suppress(OSError):
             connection.send(answer)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final, Protocol, runtime_checkable
 
 import evofeed
 from evofeed.errors import WorkerDied
@@ -30,12 +30,15 @@ from evofeed.store.storage import Storage
 
 SILENCE_SECONDS: Final = 60.0
 """A reader without a beat for so long is taken for dead."""
-_DEADLY: Final = 2
-"""A chain that was alone in a reader this often when it died is not read again."""
-_MAX_IDLE_DEATHS: Final = 5
-"""Readers that may die in a row without having read anything."""
+_DEADLY: Final = 3
+"""A chain whose reading, alone, a reader did not survive this often is not read again."""
+_MAX_FAILED_STARTS: Final = 3
+"""Readers that may end by themselves in a row without having read anything."""
+_MAX_KILLED: Final = 100
+"""Readers that may be killed in a row without having read anything."""
 
 
+@runtime_checkable
 class Readers(Protocol):
     """Something that carries out read requests."""
 
@@ -101,7 +104,7 @@ class ProcessReaders:
         self._open: dict[int, ReadRequest] = {}
         self._sent: set[int] = set()
         self._deaths: Counter[int] = Counter()
-        self._idle_deaths = 0
+        self._idle: Counter[str] = Counter()
         self._careful = False
         self._past_cpu = 0.0
         self._start()
@@ -115,6 +118,7 @@ class ProcessReaders:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
         self._connection, theirs = Pipe()
         self._pulse.beat(time.monotonic(), 0.0)
+        self._pulse.reads(-1)
         source = str(Path(evofeed.__file__).parents[1])
         pipe, arena = theirs.fileno(), self._arena.descriptor
         code = (
@@ -156,7 +160,7 @@ class ProcessReaders:
                 results.append(self._connection.recv())
                 while self._connection.poll(0):
                     results.append(self._connection.recv())
-            elif time.monotonic() - self._pulse.read()[0] > SILENCE_SECONDS:
+            elif time.monotonic() - self._pulse.last_beat()[0] > SILENCE_SECONDS:
                 self._process.kill()
         except (EOFError, OSError):
             results += self._replace()
@@ -164,38 +168,40 @@ class ProcessReaders:
         for number, _ in results:
             self._sent.discard(number)
         if results:
-            self._idle_deaths = 0
+            self._idle.clear()
             self._careful = self._careful and bool(self._sent)
             self._send_open()
         return results
 
     def _replace(self) -> list[Result]:
         """Start another reader and send it what is open; gives up on a chain that kills."""
-        said = self._end()
-        alone = next(iter(self._sent)) if len(self._sent) == 1 else None
+        code, said = self._end()
         self.respawns += 1
-        self._idle_deaths += 1
+        self._idle["killed" if code < 0 else "ended"] += 1
+        if self._idle["ended"] > _MAX_FAILED_STARTS or self._idle["killed"] > _MAX_KILLED:
+            raise WorkerDied(f"{self._idle.total()} readers in a row read nothing: {said}")
+        results = self._blame(said)
         self._careful = True
         self._sent.clear()
-        results: list[Result] = []
-        if alone is not None:
-            self._deaths[alone] += 1
-            if self._deaths[alone] >= _DEADLY:
-                chain = self._open[alone].place.chain_id
-                results.append(
-                    (alone, WorkerDied(f"reading it killed a reader: {said}", item=chain))
-                )
-                self._idle_deaths = 0
-        if self._idle_deaths > _MAX_IDLE_DEATHS:
-            raise WorkerDied(f"{self._idle_deaths} readers died without reading anything: {said}")
         self._start()
         if not results:
             self._send_open()
         return results
 
-    def _end(self) -> str:
-        """End the process and say how it ended and what it said last."""
-        self._past_cpu += self._pulse.read()[1]
+    def _blame(self, said: str) -> list[Result]:
+        """The chain that killed the reader, if it did so before."""
+        number = self._pulse.was_reading()
+        if self._sent != {number}:
+            return []
+        self._deaths[number] += 1
+        if self._deaths[number] < _DEADLY:
+            return []
+        chain = self._open[number].place.chain_id
+        return [(number, WorkerDied(f"reading it killed a reader: {said}", item=chain))]
+
+    def _end(self) -> tuple[int, str]:
+        """End the process; its exit code, and in words how it ended and what it said last."""
+        self._past_cpu += self._pulse.last_beat()[1]
         self._connection.close()
         try:
             code = self._process.wait(2)
@@ -205,11 +211,11 @@ class ProcessReaders:
         self._said.seek(0)
         text = self._said.read().decode(errors="replace").strip().splitlines()
         self._said.close()
-        return f"exit code {code}{': ' + text[-1] if text else ''}"
+        return code, f"exit code {code}{': ' + text[-1] if text else ''}"
 
     def cpu_seconds(self) -> float:
         """CPU time of all readers so far."""
-        return self._past_cpu + self._pulse.read()[1]
+        return self._past_cpu + self._pulse.last_beat()[1]
 
     def close(self) -> None:
         """Close the pipe, which ends the reader, and wait for it."""

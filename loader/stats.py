@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from evofeed.loader.making import ReadyBatch
-    from evofeed.loader.readers import Readers
+from evofeed.loader.making import ReadyBatch
+from evofeed.loader.readers import Readers
 
 __all__ = ["Stats", "Timer"]
 
@@ -33,7 +32,7 @@ class Timer:
         self.total += seconds
         self._latest.append(seconds)
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, int | float]:
         """Milliseconds: mean of all, median, 99th percentile and largest of the latest."""
         if not self.count:
             return {"count": 0, "mean_ms": 0.0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}

@@ -1,0 +1,358 @@
+"""The stream of batches: the same bytes whatever the machine does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.loader.records import make_record, small_dataset, write_dataset
+from torch import Tensor
+
+from evofeed.errors import CannotResume, LoaderError, WorkerDied
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+
+CONFIG = LoaderConfig(
+    crop_size=16,
+    max_msa_clusters=8,
+    max_extra_msa=12,
+    global_batch_size=12,
+    epoch_len=24,
+    max_recycling_iters=1,
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("stream") / "d")
+
+
+def open_loader(dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
+    return FeatureLoader(dataset, config, **{"device": "cpu", "reader": "thread", **options})
+
+
+def digest(batch: dict[str, Tensor], sample: int, recycled: frozenset[str]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(batch):
+        value = batch[name][:, sample] if name in recycled else batch[name][sample]
+        total.update(name.encode())
+        total.update(value.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def sample_digests(loader: FeatureLoader, batches: int | None = None) -> list[str]:
+    from evofeed.features import BATCH
+
+    recycled = frozenset(feature.name for feature in BATCH if feature.stage == "recycle")
+    out: list[str] = []
+    for number, batch in enumerate(loader):
+        out += [digest(batch, i, recycled) for i in range(len(batch["aatype"]))]
+        if number + 1 == batches:
+            break
+    return out
+
+
+def stream(dataset: Dataset, world: int, batch_size: int = 1, **options: Any) -> list[str]:
+    """The samples of an epoch in order of position, collected from all ranks."""
+    config = CONFIG.replace(batch_size=batch_size)
+    ranks = []
+    for rank in range(world):
+        with open_loader(dataset, config, rank=rank, world_size=world, **options) as loader:
+            ranks.append(sample_digests(loader))
+    order = []
+    for step in range(len(ranks[0]) // batch_size):
+        for rank in ranks:
+            order += rank[step * batch_size : (step + 1) * batch_size]
+    return order
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    return stream(dataset, 1)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+def test_all_ranks_together_give_the_stream_of_one(
+    dataset: Dataset, reference: list[str], world: int
+) -> None:
+    assert stream(dataset, world) == reference
+
+
+def test_batch_size_and_number_of_threads_change_nothing(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    assert stream(dataset, 1, 4, num_threads=1, prefetch=1, ready=1) == reference
+    assert stream(dataset, 2, 3, num_threads=7, prefetch=20) == reference
+
+
+def test_a_reader_process_gives_the_same_bytes(dataset: Dataset, reference: list[str]) -> None:
+    with open_loader(dataset, reader="process") as loader:
+        assert sample_digests(loader) == reference
+
+
+def test_another_seed_or_epoch_gives_other_samples(dataset: Dataset, reference: list[str]) -> None:
+    with open_loader(dataset, seed=1) as loader:
+        assert not set(sample_digests(loader)) & set(reference)
+    with open_loader(dataset) as loader:
+        assert sample_digests(loader) == reference
+        assert loader.epoch == 0
+        assert not set(sample_digests(loader)) & set(reference)
+        assert loader.epoch == 1
+
+
+@pytest.fixture(scope="module")
+def two_epochs(dataset: Dataset) -> dict[int, list[str]]:
+    """All samples of the last rank of worlds of one and two."""
+    whole = {}
+    for world in (1, 2):
+        with open_loader(dataset, rank=world - 1, world_size=world) as loader:
+            whole[world] = sample_digests(loader) + sample_digests(loader)
+    return whole
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(stop=st.integers(1, 47), world=st.sampled_from([1, 2]))
+def test_a_restart_at_any_step_goes_on_as_if_nothing_had_happened(
+    dataset: Dataset, two_epochs: dict[int, list[str]], stop: int, world: int
+) -> None:
+    stop, whole = -(-stop // world), two_epochs[world]
+    with open_loader(dataset, rank=world - 1, world_size=world) as first:
+        begun = sample_digests(first, stop)
+        if len(begun) < stop:
+            begun += sample_digests(first, stop - len(begun))
+        state = json.loads(json.dumps(first.state_dict()))
+    with open_loader(dataset, rank=world - 1, world_size=world) as second:
+        second.load_state_dict(state)
+        rest: list[str] = []
+        while len(begun) + len(rest) < len(whole):
+            rest += sample_digests(second)
+    assert begun + rest == whole
+
+
+def test_the_world_may_change_size_between_optimiser_steps(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    state, parts = None, []
+    for world, batches in ((2, 6), (3, 4)):
+        ranks = []
+        for rank in range(world):
+            with open_loader(dataset, rank=rank, world_size=world) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                ranks.append(sample_digests(loader, batches))
+                last = loader.state_dict()
+        state = last
+        parts += [sample for step in zip(*ranks, strict=True) for sample in step]
+    assert parts == reference
+
+
+def test_a_state_of_other_data_or_settings_is_refused(dataset: Dataset) -> None:
+    state = open_loader(dataset).state_dict()
+    for name, other in (
+        ("seed", 9),
+        ("config", "0"),
+        ("snapshots", ["0"]),
+        ("global_batch_size", 5),
+        ("version", 99),
+    ):
+        with pytest.raises(CannotResume, match=name.split("_")[0]):
+            open_loader(dataset).load_state_dict({**state, name: other})
+    with pytest.raises(CannotResume, match="world size"):
+        open_loader(dataset, world_size=3).load_state_dict({**state, "consumed": 2})
+
+
+def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    bad = int(np.argmax(dataset.index["nbytes"].to_numpy()))
+    shard = tmp_path / "d" / "shards" / dataset.index["shard"][bad].as_py()
+    data = bytearray(shard.read_bytes())
+    middle = dataset.index["offset"][bad].as_py() + dataset.index["nbytes"][bad].as_py() // 2
+    data[middle : middle + 64] = bytes(64)
+    shard.write_bytes(data)
+    dataset = Dataset.open(str(tmp_path / "d"))
+    with open_loader(dataset) as loader:
+        one = sample_digests(loader)
+        stats = loader.stats()
+    assert stats["substituted_samples"] >= 2  # once a pass, and what is read ahead
+    assert len(stats["bad_chains"]) == 1
+    assert "ShardCorrupt" not in stats["bad_chains"][0]
+    assert len(one) == 24
+    with open_loader(dataset, reader="process", num_threads=1, prefetch=1) as loader:
+        assert sample_digests(loader) == one
+    assert stream(dataset, 4) == one
+    with (
+        open_loader(dataset, CONFIG.replace(max_bad_chains=0)) as loader,
+        pytest.raises(LoaderError, match="max_bad_chains=0"),
+    ):
+        list(loader)
+
+
+def test_a_full_arena_with_a_bad_chain_does_not_lock_up(tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    first = open_loader(dataset).planner.sample(0, 0).row
+    shard = tmp_path / "d" / "shards" / dataset.index["shard"][first].as_py()
+    data = bytearray(shard.read_bytes())
+    start = dataset.index["offset"][first].as_py()
+    data[start : start + dataset.index["nbytes"][first].as_py()] = bytes(
+        dataset.index["nbytes"][first].as_py()
+    )
+    shard.write_bytes(data)
+    with open_loader(Dataset.open(str(tmp_path / "d"))) as loader:
+        want = sample_digests(loader)
+        largest = loader._wanted_nbytes()
+    assert largest >= 64 << 20
+    catalog = open_loader(dataset)._catalogs[0]
+    from evofeed.loader.reading import slot_nbytes
+
+    tight = 2 * slot_nbytes(catalog.place(catalog.largest()), True) + 8192
+    with open_loader(Dataset.open(str(tmp_path / "d")), arena_nbytes=tight, prefetch=24) as loader:
+        assert sample_digests(loader) == want
+
+
+@pytest.mark.slow
+def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    with open_loader(dataset, reader="process", prefetch=3) as loader:
+        got = sample_digests(loader, 1)
+        done = threading.Event()
+
+        def killer() -> None:
+            while not done.wait(float(rng.uniform(0.05, 0.5))):
+                os.kill(reader_pid(loader), signal.SIGKILL)
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            for batch_number in range(23):
+                got += sample_digests(loader, 1)
+                time.sleep(0.05 * (batch_number % 3))
+        finally:
+            done.set()
+            thread.join()
+        assert loader.stats()["reader_respawns"] >= 2
+        assert not loader.stats()["bad_chains"]
+    assert got == reference
+
+
+def reader_pid(loader: FeatureLoader) -> int:
+    """The child of this process that reads; it may be between two lives."""
+    while True:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+                command = stat.with_name("cmdline").read_text()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid() and "evofeed.loader.reader" in command:
+                return int(stat.parent.name)
+
+
+def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
+    before = set(threading.enumerate())
+    loader = open_loader(dataset, reader="process")
+    sample_digests(loader, 2)
+    pid = reader_pid(loader)
+    loader.close()
+    loader.close()
+    assert set(threading.enumerate()) <= before
+    assert not Path(f"/proc/{pid}").exists()
+    with open_loader(dataset) as again:
+        sample_digests(again, 1)
+    assert set(threading.enumerate()) <= before
+    abandoned = open_loader(dataset, reader="process")
+    sample_digests(abandoned, 1)
+    pid = reader_pid(abandoned)
+    del abandoned
+    assert set(threading.enumerate()) <= before
+    assert not Path(f"/proc/{pid}").exists()
+
+
+TRAINER = """
+import sys, time
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
+next(iter(loader))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, dataset.uri], stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "ready\n"
+    children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    grandchildren = [pid for pid in _descendants(trainer.pid)]
+    assert grandchildren, children
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in grandchildren):
+        assert time.monotonic() < deadline, "the reader outlived its trainer"
+        time.sleep(0.05)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_readers_that_cannot_start_are_reported_with_what_they_said(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with (
+        open_loader(dataset, reader="process") as loader,
+        pytest.raises(WorkerDied, match="exit code 1"),
+    ):
+        list(loader)
+
+
+def test_a_dataset_of_which_nothing_passes_the_filters_says_why(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d", [make_record("a_A", structure=False)])
+    with pytest.raises(LoaderError, match="no structure: 1"):
+        open_loader(dataset)
+
+
+def test_ranks_that_do_not_divide_the_step_are_refused(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="global_batch_size 12"):
+        open_loader(dataset, world_size=5)
+    with pytest.raises(ValueError, match="rank 2"):
+        open_loader(dataset, rank=2, world_size=2)
+
+
+def test_whole_chains_come_out_uncropped(dataset: Dataset) -> None:
+    config = LoaderConfig.prediction(max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=1)
+    with open_loader(dataset, config) as loader:
+        lengths = [int(batch["seq_length"]) for batch in loader]
+        assert sorted(lengths) == sorted(dataset.index["num_res"].to_pylist())
+    with open_loader(dataset, config) as loader:
+        for batch in loader:
+            assert batch["aatype"].shape == (1, int(batch["seq_length"]))
+            assert batch["msa_feat"].shape[0] == 2
+            assert torch.equal(batch["seq_mask"], torch.ones_like(batch["seq_mask"]))
