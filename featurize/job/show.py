@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +21,28 @@ from evofeed.featurize.job.report import JobProgress, JobReport
 _SHOWN = 5
 
 
+@contextmanager
+def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
+    """A progress bar on stderr with chains/s and time left; yields what `run_job` calls."""
+    console = Console(stderr=True)
+    columns = (
+        "featurising",
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    quiet = quiet or not console.is_terminal
+    # No refresh thread: a process with threads cannot fork its workers.
+    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
+        task = bar.add_task("job", total=1.0, text="starting")
+
+        def show(progress: JobProgress) -> None:
+            bar.update(task, completed=progress.share, text=line(progress))
+            bar.refresh()
+
+        yield show
+
+
 def run_and_show(
     input_uri: str,
     dataset_uri: str,
@@ -29,22 +53,7 @@ def run_and_show(
     as_json: bool,
 ) -> JobReport:
     """Run a job with a progress bar on stderr and a summary (or JSON) on stdout."""
-    console = Console(stderr=True)
-    columns = (
-        "featurising",
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    quiet = as_json or not console.is_terminal
-    # No refresh thread: a process with threads cannot fork its workers.
-    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
-        task = bar.add_task("job", total=1.0, text="starting")
-
-        def show(progress: JobProgress) -> None:
-            bar.update(task, completed=progress.share, text=line(progress))
-            bar.refresh()
-
+    with job_bar(quiet=as_json) as show:
         report = run_job(
             input_uri,
             dataset_uri,
@@ -54,9 +63,6 @@ def run_and_show(
             progress=show,
             discover_args=finder,
         )
-        if report.state == "published":
-            bar.update(task, completed=1.0, text=f"{report.num_good}/{report.num_chains} chains")
-            bar.refresh()
     if as_json:
         print(json.dumps(report.to_dict()))
     else:

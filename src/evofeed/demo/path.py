@@ -1,0 +1,219 @@
+"""One run of the whole path, stage by stage, and what each stage measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evofeed.errors import EvofeedError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """What the demo did. Times in seconds, sizes in bytes."""
+
+    input: str
+    dataset: str
+    snapshot: str
+    device: str
+    chains: int
+    quarantined: int
+    chains_per_second: float
+    raw_bytes: int
+    dataset_bytes: int
+    served_from: str
+    steps: int
+    loss_first: float
+    loss_last: float
+    step_seconds: float
+    data_wait_share: float
+    pictures: tuple[str, ...]
+    seconds: float
+
+    def to_json(self) -> str:
+        """The report as JSON, for machines."""
+        return json.dumps(asdict(self), indent=1)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and text, in the order of the path."""
+        return [
+            ("raw files", f"{self.input}, {self.raw_bytes / 1e6:.1f} MB"),
+            ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
+            ("featurize", f"{self.chains_per_second:.1f} chains/s"),
+            ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
+            ("snapshot", self.snapshot[:16]),
+            ("device", self.device),
+            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
+            ("waiting for data", f"{self.data_wait_share:.1%} of the time"),
+            ("loss", f"{self.loss_first:.2f} at first, {self.loss_last:.2f} at last"),
+            *(("picture", picture) for picture in self.pictures),
+            ("all in all", f"{self.seconds:.0f} s"),
+        ]
+
+
+def run_demo(
+    out: Path, *, raw: Path | None = None, chains: int = 24, steps: int = 40, say: Say = print
+) -> DemoReport:
+    """Files to shards to service to training, below one folder.
+
+    Args:
+        out: folder for everything the demo makes; an earlier demo there is continued.
+        raw: raw files to start from; None simulates protein families.
+        chains: how many to simulate.
+        steps: training steps.
+        say: gets a line at the start of each stage.
+
+    Raises:
+        EvofeedError: a stage failed, or the loss did not fall.
+    """
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    if raw is None:
+        raw = simulate(out / "raw", chains, say)
+    job = featurize(raw, out / "dataset", say)
+    served, training, pictures = serve_and_train(out, steps, say)
+    losses = training["losses"]
+    edge = max(1, len(losses) // 8)
+    report = DemoReport(
+        input=str(raw),
+        **job,
+        **served,
+        steps=len(losses),
+        loss_first=float(np.mean(losses[:edge])),
+        loss_last=float(np.mean(losses[-edge:])),
+        step_seconds=training["step_seconds"],
+        data_wait_share=training["data_wait_share"],
+        device=training["device"],
+        pictures=tuple(str(picture) for picture in pictures),
+        raw_bytes=sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
+        seconds=time.perf_counter() - began,
+    )
+    (out / "report.json").write_text(report.to_json())
+    if not report.loss_last < report.loss_first:
+        raise EvofeedError(
+            f"the loss did not fall: {report.loss_first:.3f} to {report.loss_last:.3f} in "
+            f"{report.steps} steps; the report is kept",
+            path=str(out / "report.json"),
+        )
+    return report
+
+
+def simulate(folder: Path, chains: int, say: Say) -> Path:
+    """Synthetic families as raw files, once."""
+    from evofeed.featurize.synth import write_synthetic
+
+    marker = folder / ".complete"
+    if not marker.exists() or marker.read_text() != str(chains):
+        say(f"synth: {chains} chains of simulated protein families")
+        write_synthetic(folder, chains, seed=0)
+        marker.write_text(str(chains))
+    return folder
+
+
+def featurize(raw: Path, dataset: Path, say: Say) -> dict[str, Any]:
+    """Raw files to a published snapshot, on a local Ray."""
+    from evofeed.featurize.job import run_job
+    from evofeed.featurize.job.show import job_bar
+
+    say("featurize: raw files to shards, on a local Ray")
+    with job_bar() as progress:
+        report = run_job(str(raw), str(dataset), executor="ray", progress=progress)
+    if report.snapshot is None:
+        raise EvofeedError(f"nothing was published: {report.message}", path=report.path)
+    return {
+        "dataset": str(dataset),
+        "snapshot": report.snapshot,
+        "chains": report.num_good,
+        "quarantined": report.num_broken,
+        "chains_per_second": report.chains_per_second,
+        "dataset_bytes": sum(p.stat().st_size for p in dataset.rglob("*.arrow")),
+    }
+
+
+def serve_and_train(
+    out: Path, steps: int, say: Say
+) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    """Serve the snapshot, train over HTTP, and draw what the model learned."""
+    from evofeed.service import serving
+    from evofeed.store import Dataset
+
+    with serving({"demo": str(out / "dataset")}) as url:
+        address = f"{url}/v1/datasets/demo"
+        say(f"serve: {address}")
+        dataset = Dataset.open(address)
+        training = train_tiny(dataset, out / "training", steps, say)
+        say("draw: MSA coverage and predicted distances")
+        pictures = draw(dataset, training["checkpoint"], out)
+    return {"served_from": address}, training, pictures
+
+
+def train_tiny(dataset: Any, out: Path, steps: int, say: Say) -> dict[str, Any]:
+    """Some tens of steps of the tiny preset, from scratch."""
+    import shutil
+
+    from evofeed.trainer.config import preset
+    from evofeed.trainer.report import make_report
+    from evofeed.trainer.train import train
+
+    say(f"train: {steps} steps of the tiny AlphaFold2")
+    shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
+    config = preset("tiny").replace(steps=steps, checkpoint_every=0)
+    result = train(config, dataset, out=out, show=True)
+    figures = make_report(out)
+    return {
+        "losses": result.losses,
+        "checkpoint": result.checkpoint,
+        "step_seconds": figures["figures"]["step_seconds"]["p50"],
+        "data_wait_share": figures["data_wait"]["share"],
+        "device": figures["run"]["device"],
+    }
+
+
+def draw(dataset: Any, checkpoint: Path, out: Path) -> list[Path]:
+    """Both pictures, of the chain with the deepest alignment among those with a structure."""
+    from evofeed.demo.pictures import draw_distogram, draw_msa_coverage
+
+    index = dataset.index.to_pydict()
+    candidates = zip(index["num_alignments"], index["chain_id"], index["has_structure"], strict=True)
+    _, chain_id = max((rows, name) for rows, name, known in candidates if known)
+    record = dataset[chain_id]
+    logits, distance, known = predicted_distances(record, checkpoint, out / "picture-dataset")
+    return [
+        draw_msa_coverage(record, out / "msa_coverage.png"),
+        draw_distogram(chain_id, logits, distance, known, out / "distogram.png"),
+    ]
+
+
+def predicted_distances(
+    record: Any, checkpoint: Path, scratch: Path
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distogram logits of one whole chain, its true distances, and where they are known."""
+    import torch
+    from safetensors.torch import load_file
+
+    from evofeed.loader import FeatureLoader
+    from evofeed.store import Dataset, DatasetWriter
+    from evofeed.trainer.config import preset
+    from evofeed.trainer.distributed import World
+    from evofeed.trainer.train import build_plain, loader_config
+
+    writer = DatasetWriter(str(scratch))
+    writer.add(record)
+    writer.commit()
+    config = loader_config(preset("tiny"), World()).replace(crop_size=None, masked_fraction=0.0)
+    model = build_plain(preset("tiny")).eval()
+    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
+    with FeatureLoader(Dataset.open(str(scratch)), config, device="cpu", reader="thread") as loader:
+        batch = next(iter(loader))
+    with torch.no_grad():
+        logits = model(batch)["distogram_logits"][0].float().numpy()
+    beta, mask = batch["pseudo_beta"][0], batch["pseudo_beta_mask"][0].bool()
+    return logits, torch.cdist(beta, beta).numpy(), (mask[:, None] & mask[None]).numpy()
