@@ -115,6 +115,7 @@ def run_backward(
         q, k, v, bias, mask, do, lse, delta, dk, dv, work[0], work[1], partial,
         *strides, rows_each,
         **_constants(q, bias, mask), PAD=NK % block_k != 0, SEVERAL=several,
+        RELOAD_BIAS=tiles.reload_bias,
         BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if partial is None:

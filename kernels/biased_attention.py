@@ -132,6 +132,7 @@ def backward_dkv_kernel(
     R, H, NQ, NK, log2_nk, scale, rows_each,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, SEVERAL: tl.constexpr,
+    RELOAD_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv of `rows_each` rows and one key tile, and their share of the bias gradient.
@@ -152,10 +153,12 @@ def backward_dkv_kernel(
         rows = first + tl.arange(0, BLOCK_Q)
         q_in = rows < NQ
         qd_in = q_in[:, None] & d_in[None, :]
-        bias = 0.0
+        kept = 0.0
         if HAS_BIAS:
-            bias = tl.load(BIAS + batch * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
-                           mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
+            if not RELOAD_BIAS:
+                kept = tl.load(
+                    BIAS + batch * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
+                    mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             db = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
         for each in range(split * rows_each, last_row):
             row = batch * R + each  # int64, for offsets beyond 2**31
@@ -170,6 +173,11 @@ def backward_dkv_kernel(
             stat = (row * H + h) * NQ + rows
             lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
             delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
+            bias = kept
+            if HAS_BIAS and RELOAD_BIAS:  # from L1; costs a load, frees registers
+                bias = tl.load(
+                    BIAS + batch * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
+                    mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             valid = k_in
             if HAS_MASK:
                 valid = (
@@ -180,9 +188,10 @@ def backward_dkv_kernel(
                 q, k, bias, valid, lse, cols, NK, log2_nk, scale,
                 HAS_BIAS, HAS_MASK, PAD, PRECISION,
             )  # fmt: skip
-            dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
+            p = p.to(do.dtype)  # kept narrow: the bias gradient needs the registers
+            dv = tl.dot(tl.trans(p), do, input_precision=PRECISION)
             dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-            ds = p * (dp - delta[:, None])
+            ds = p.to(tl.float32) * (dp - delta[:, None])
             if HAS_BIAS:
                 db += ds
             dk = tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION) * scale

@@ -23,13 +23,15 @@ Tile = tuple[int, int, int, int]
 class AttentionTiles(NamedTuple):
     """(BLOCK_Q, BLOCK_K, warps, stages) of each attention kernel.
 
-    `waves` is how many programs per multiprocessor the dk/dv kernel aims at.
+    `waves` is how many programs per multiprocessor the dk/dv kernel aims at;
+    `reload_bias` whether it reads its bias tile for every row instead of keeping it.
     """
 
     forward: Tile = (128, 64, 4, 2)
     dkv: Tile = (128, 64, 8, 2)
     dq: Tile = (128, 64, 4, 2)
     waves: int = 1
+    reload_bias: bool = False
 
 
 @cache
@@ -54,4 +56,4 @@ def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> Atten
         return AttentionTiles()
     nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
     tiles = {name: tuple(nearest[name]) for name in ("forward", "dkv", "dq")}
-    return AttentionTiles(**tiles, waves=nearest["waves"])  # type: ignore[arg-type]
+    return AttentionTiles(**tiles, waves=nearest["waves"], reload_bias=nearest["reload_bias"])  # type: ignore[arg-type]

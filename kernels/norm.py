@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, tl, triton, usable
 
-__all__ = ["layer_norm"]
+__all__ = ["layer_norm", "sum_partials", "supported"]
 
 MAX_CHANNELS = 8192  # one row must fit one tile
 
@@ -163,11 +163,18 @@ def layer_norm_backward(
         dy, x, weight, stats[0], stats[1], dx, partial, M, *rows, C, triton.cdiv(tiles, programs),
         BLOCK_M=block_m, BLOCK_C=block_c, num_warps=warps,
     )  # fmt: skip
-    dw, db = torch.empty_like(weight), torch.empty_like(bias)
+    dw, db = sum_partials(partial, weight.dtype)
+    return dx, dw, db.to(bias.dtype)
+
+
+def sum_partials(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums over the first axis of `[G, 2, C]`: gradients of a norm's weight and bias."""
+    programs, _, C = partial.shape
+    sums = torch.empty((2, C), dtype=dtype, device=partial.device)
     _sum_partials_kernel[(triton.cdiv(2 * C, 16),)](
-        partial, dw, db, programs, C, BLOCK_G=128, BLOCK_C=16, num_warps=4
+        partial, sums[0], sums[1], programs, C, BLOCK_G=128, BLOCK_C=16, num_warps=4
     )
-    return dx, dw, db
+    return sums[0], sums[1]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -9,11 +9,27 @@ H heads, D head width, C channels.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["biased_attention", "layer_norm"]
+if TYPE_CHECKING:
+    from evofeed.kernels.gated_attention import AttentionWeights
+    from evofeed.kernels.outer_product_mean import OuterWeights
+    from evofeed.kernels.transition import TransitionWeights
+    from evofeed.kernels.triangle_multiplication import TriangleWeights
+
+__all__ = [
+    "biased_attention",
+    "gated_attention",
+    "layer_norm",
+    "outer_product_mean",
+    "pair_bias",
+    "transition",
+    "triangle_multiplication",
+]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -45,6 +61,108 @@ def biased_attention(
         s = torch.where(none, s - s.detach(), s + torch.where(valid, 0.0, -1e9).to(s.dtype))
     p = torch.softmax(s, -1).to(q.dtype)
     return torch.einsum("bihnm,bimhd->binhd", p, v)
+
+
+def gated_attention(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    columns: bool = False,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """One gated attention of AF2 with its norm, output, dropout and residual."""
+    if columns:
+        mask = None if mask is None else mask.transpose(1, 2)
+        update = gated_attention(
+            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, eps=eps
+        ).transpose(1, 2)
+    else:
+        xn = layer_norm(x, weights.norm_weight, weights.norm_bias, eps)
+        if weights.pair is not None:
+            bias = F.linear(xn, weights.pair).movedim(-1, 1)
+        q, k, v = (
+            F.linear(xn, w).unflatten(-1, (heads, -1)) for w in (weights.q, weights.k, weights.v)
+        )
+        o = biased_attention(q, k, v, bias, mask).flatten(-2)
+        gate = torch.sigmoid(F.linear(xn, weights.g, weights.g_bias))
+        update = F.linear(gate * o, weights.o, weights.o_bias)
+    if drop_mask is not None:
+        update = update * (drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None])
+    return x + update if residual else update
+
+
+def pair_bias(
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float = 1e-5
+) -> Tensor:
+    """Attention bias of the normalised pairs, heads first."""
+    return F.linear(layer_norm(z, norm_weight, norm_bias, eps), weight).movedim(-1, 1)
+
+
+def transition(
+    x: Tensor,
+    weights: TransitionWeights,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Norm, two layers with relu between, mask, residual."""
+    w = weights
+    hidden = F.linear(layer_norm(x, w.norm_weight, w.norm_bias, eps), w.w1, w.b1).relu()
+    update = F.linear(hidden, w.w2, w.b2)
+    update = update if mask is None else update * mask[..., None].to(update.dtype)
+    return x + update if residual else update
+
+
+def triangle_multiplication(
+    z: Tensor,
+    weights: TriangleWeights,
+    *,
+    outgoing: bool,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Gated projections, product over the third residue, norm, gated output."""
+    w = weights
+    zn = layer_norm(z, w.norm_in_weight, w.norm_in_bias, eps)
+    a = torch.sigmoid(F.linear(zn, w.a_g, w.a_g_bias)) * F.linear(zn, w.a_p, w.a_p_bias)
+    b = torch.sigmoid(F.linear(zn, w.b_g, w.b_g_bias)) * F.linear(zn, w.b_p, w.b_p_bias)
+    if mask is not None:
+        a, b = a * mask[..., None].to(a.dtype), b * mask[..., None].to(b.dtype)
+    x = torch.einsum("bikc,bjkc->bijc" if outgoing else "bkic,bkjc->bijc", a, b)
+    xn = layer_norm(x, w.norm_out_weight, w.norm_out_bias, eps)
+    update = F.linear(xn, w.z, w.z_bias) * torch.sigmoid(F.linear(zn, w.g, w.g_bias))
+    update = update if drop_mask is None else update * drop_mask[:, None].to(update.dtype)
+    return z + update if residual else update
+
+
+def outer_product_mean(
+    m: Tensor,
+    weights: OuterWeights,
+    mask: Tensor,
+    *,
+    z: Tensor | None = None,
+    eps: float = 1e-3,
+    norm_eps: float = 1e-5,
+) -> Tensor:
+    """Projected sum of outer products over the number of shared sequences, plus z."""
+    w = weights
+    mn = layer_norm(m, w.norm_weight, w.norm_bias, norm_eps)
+    a = F.linear(mn, w.w1, w.b1) * mask[..., None].to(m.dtype)
+    b = F.linear(mn, w.w2, w.b2) * mask[..., None].to(m.dtype)
+    outer = torch.einsum("bsic,bsje->bijce", a, b).flatten(-2)
+    counts = mask.to(_at_least_float32(m))
+    shared = torch.einsum("bsi,bsj->bij", counts, counts)[..., None] + eps
+    update = (F.linear(outer, w.out, w.out_bias) / shared).to(m.dtype)
+    return update if z is None else z + update
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:

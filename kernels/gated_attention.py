@@ -1,0 +1,306 @@
+"""A whole attention of AF2 as one op: norm, projections, core, gate, output, residual.
+
+It serves MSA rows, MSA columns, triangles around both nodes and the template
+stack. Activations stay in the layout of the input; columns and ending nodes
+differ from rows and starting nodes only in which axis attends.
+
+Saved for the backward pass, per position: q, k, v and gate (4 H D numbers), the
+attention's output (H D), and three float32 scalars a head or less.
+
+Letters: B batch, R and N the two position axes, C channels, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.attention import MAX_HEAD_WIDTH, run_backward, run_forward
+from evofeed.kernels.backend import compute_dtype, triton, usable
+from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
+from evofeed.kernels.projection import (
+    Drop,
+    linear_dw,
+    ln_linear,
+    ln_linear_dx,
+    pack,
+    padded,
+    precision,
+    rows_tile,
+)
+
+__all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits", "pair_bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Parameters of one gated attention, as OpenFold names them."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    g_bias: Tensor
+    o: Tensor
+    o_bias: Tensor
+    pair: Tensor | None = None
+    """`[H, C]`: the attention bias is a product of the same normalised input."""
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order the autograd function takes them."""
+        return (
+            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, self.g_bias,
+            self.o, self.o_bias, self.pair,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    heads: int
+    eps: float
+    columns: bool  # axis R attends, not axis N
+    residual: bool
+    drop: Drop
+    dtype: torch.dtype
+
+
+def _attending(t: Tensor, plan: _Plan) -> Tensor:
+    """`[B, rows, N, ...]` view of a `[B, R, N, ...]` tensor: the attending axis last."""
+    return t.transpose(1, 2) if plan.columns else t
+
+
+def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as `[B, rows, N, H, D]` views of a packed `[M, 4 H D or more]` tensor."""
+    B, R, N, H, D = like.shape
+    s_m = packed.stride(0)
+    strides = (R * N * s_m, N * s_m, s_m, D, 1)
+    parts = [packed.as_strided((B, R, N, H, D), strides, n * H * D) for n in range(3)]
+    q, k, v = (_attending(part, plan) for part in parts)
+    return q, k, v
+
+
+class _GatedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, plan: _Plan, x: Tensor, bias: Tensor | None, mask: Tensor | None,
+        norm_weight: Tensor, norm_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+        g_bias: Tensor, o: Tensor, o_bias: Tensor, pair: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        B, R, N, C = x.shape
+        width = q.shape[0]
+        D = width // plan.heads
+        packed_w = pack([q, k, v, g] + ([] if pair is None else [pair]), plan.dtype)
+        packed_b = torch.cat([g_bias.new_zeros(3 * width), g_bias])
+        qkvg, stats, own_bias = ln_linear(
+            x.view(-1, C), norm_weight, norm_bias, packed_w[: 4 * width], packed_b, plan.eps,
+            pair_weight=None if pair is None else packed_w[4 * width :],
+            pair_length=N, transpose_pair=plan.columns,
+        )  # fmt: skip
+        bias = bias if pair is None else own_bias
+        attended = torch.empty((B, R, N, plan.heads, D), dtype=plan.dtype, device=x.device)
+        lse = run_forward(
+            *_split(qkvg, attended, plan), bias,
+            None if mask is None else _attending(mask, plan), D**-0.5, _attending(attended, plan),
+        )  # fmt: skip
+        out_weight = pack([o], plan.dtype)
+        result = _gated_output(attended, qkvg[:, 3 * width :], out_weight, o_bias, x, plan)
+        ctx.save_for_backward(
+            x, bias, mask, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse,
+            out_weight, plan.drop.mask,
+        )  # fmt: skip
+        ctx.plan, ctx.own_bias = plan, pair is not None
+        ctx.dtypes = [t.dtype for t in (q, k, v, g, g_bias, o, o_bias)]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        (
+            x, bias, mask, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, _,
+        ) = ctx.saved_tensors  # fmt: skip
+        B, R, N, C = x.shape
+        H, D = attended.shape[3:]
+        width, columns, M = H * D, packed_w.shape[0], B * R * N
+        flat, dout = x.view(M, C), dout.contiguous().view(M, C)
+        # Rows padded to 16 bytes, whatever the number of heads.
+        dpacked = torch.empty((M, -(-columns // 8) * 8), dtype=plan.dtype, device=x.device)
+        do = torch.empty_like(attended)
+        gate = qkvg[:, 3 * width :]
+        delta = _gated_output_grad(
+            dout, out_weight, attended, gate, do, dpacked[:, 3 * width :], plan
+        )
+        dwo, dbo = linear_dw(dout, attended.view(M, width), out_weight, gate=gate, drop=plan.drop)
+        dbias = run_backward(
+            _attending(do, plan), *_split(qkvg, attended, plan), bias,
+            None if mask is None else _attending(mask, plan), lse, delta, D**-0.5,
+            _split(dpacked, attended, plan),
+        )  # fmt: skip
+        if ctx.own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
+            assert dbias is not None
+            own = _attending(dbias.permute(0, 2, 3, 1), plan)
+            dpacked[:, 4 * width : columns].view(B, R, N, H).copy_(own)
+            dbias = None
+        residual = dout if plan.residual else None
+        dx, dgamma, dbeta = ln_linear_dx(dpacked, packed_w, flat, stats, gamma, residual)
+        dw, db = linear_dw(dpacked, flat, packed_w, norm=(stats, gamma, beta), columns=columns)
+        dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
+        grads = [dq, dk, dv, dg, db[3 * width : 4 * width], dwo, dbo]
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        dpair = dw[4 * width :].to(ctx.dtypes[0]) if ctx.own_bias else None
+        if dbias is not None:
+            dbias = dbias.to(bias.dtype)
+        return (
+            None, dx.view(x.shape), dbias, None, dgamma, dbeta.to(beta.dtype), *grads, dpair,
+        )  # fmt: skip
+
+
+def _gated_output(
+    attended: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, x: Tensor, plan: _Plan
+) -> Tensor:
+    C, K = weight.shape
+    M = attended.numel() // K
+    out = torch.empty_like(x)
+    block_m, warps = rows_tile(K, weight.dtype)
+    drop = plan.drop
+    gated_output_kernel[(triton.cdiv(M, block_m),)](
+        attended, gate, weight, bias, drop.mask, x, out, M, K, C, gate.stride(0), *drop.strides(),
+        BLOCK_M=block_m, BLOCK_K=padded(K), BLOCK_N=min(padded(C), 128 if block_m > 32 else 32),
+        HAS_DROP=drop.mask is not None, HAS_RES=plan.residual, PRECISION=precision(weight.dtype),
+        num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def _gated_output_grad(
+    dout: Tensor, weight: Tensor, attended: Tensor, gate: Tensor, do: Tensor, dgate: Tensor,
+    plan: _Plan,
+) -> Tensor:  # fmt: skip
+    """Fills `do` and `dgate`, returns delta `[B * rows, H, N]`."""
+    B, R, N, H, D = attended.shape
+    C, K = weight.shape
+    M = B * R * N
+    rows, length = (N, R) if plan.columns else (R, N)
+    delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
+    to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
+    wide = weight.dtype is not torch.float32
+    block_m, warps = (64, 4) if wide else (32, 4)
+    # At most 128 columns a program, and whole heads: a power of two of them.
+    heads = min(triton.next_power_of_2(H), max(1, (128 if wide else 32) // D))
+    block_k = heads * D
+    if block_k < 16:
+        heads, block_k = 16 // D, 16
+    drop = plan.drop
+    gated_output_grad_kernel[(triton.cdiv(M, block_m), triton.cdiv(K, block_k))](
+        dout, weight, drop.mask, attended, gate, do, dgate, delta,
+        M, K, C, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
+        *drop.strides(), BLOCK_M=block_m, BLOCK_K=block_k,
+        BLOCK_N=min(padded(C), 64 if wide else 32),
+        D=D, HEADS=heads, HAS_DROP=drop.mask is not None, PRECISION=precision(weight.dtype),
+        num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return delta
+
+
+def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
+    """Whether the fused op takes this input: a head width of 8 to 64, at most 512 channels."""
+    width, C = weights.q.shape
+    D = width // heads
+    power_of_2 = D & (D - 1) == 0 and C & (C - 1) == 0
+    return (
+        x.dim() == 4
+        and 8 <= D <= MAX_HEAD_WIDTH
+        and power_of_2
+        and max(width, C) <= 512
+        and x.dtype is not torch.float64
+        and usable(x, weights.q)
+    )
+
+
+def gated_attention(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    columns: bool = False,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
+
+    Args:
+        x: `[B, R, N, C]`.
+        weights: the parameters; with `weights.pair` the bias is made from x itself (R = N).
+        heads: H.
+        bias: `[B, H, N, N]` attention bias, where N is the attending axis, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
+        columns: positions attend along axis R (MSA columns, ending node), not N.
+        residual: whether x is added.
+        drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
+        drop_columnwise: the dropout mask is shared along N, not along R.
+        eps: of the norm.
+    """
+    dtype = compute_dtype(x)
+    drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
+    plan = _Plan(heads, eps, columns, residual, drop, dtype)
+    if bias is not None:
+        bias = bias.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _GatedAttention.apply(plan, x.contiguous(), bias, mask, *weights.tensors())
+    return result
+
+
+class _PairBias(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, eps: float,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        C = z.shape[-1]
+        packed = pack([weight], dtype)
+        _, stats, bias = ln_linear(
+            z.view(-1, C), gamma, beta, None, None, eps, pair_weight=packed,
+            pair_length=z.shape[-2],
+        )  # fmt: skip
+        assert bias is not None
+        ctx.save_for_backward(z, gamma, beta, packed, stats)
+        ctx.weight_dtype = weight.dtype
+        return bias
+
+    @staticmethod
+    def backward(ctx: Any, dbias: Tensor) -> tuple[Tensor | None, ...]:
+        z, gamma, beta, packed, stats = ctx.saved_tensors
+        B, R, _, C = z.shape
+        H = packed.shape[0]
+        rows = dbias.new_empty((B * R * R, -(-H // 8) * 8), dtype=packed.dtype)
+        rows[:, :H].view(B, R, R, H).copy_(dbias.permute(0, 2, 3, 1))
+        flat = z.view(-1, C)
+        dz, dgamma, dbeta = ln_linear_dx(rows, packed, flat, stats, gamma, None)
+        dw, _ = linear_dw(rows, flat, packed, norm=(stats, gamma, beta), columns=H)
+        dw = dw.to(ctx.weight_dtype)
+        return dz.view(z.shape), dgamma, dbeta.to(beta.dtype), dw, None, None
+
+
+def pair_bias(
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float = 1e-5
+) -> Tensor:
+    """Attention bias `[B, H, R, R]` of pairs z `[B, R, R, C]`: linear(layer_norm(z)), heads first.
+
+    Args:
+        z: the pair representation.
+        norm_weight, norm_bias: `[C]`.
+        weight: `[H, C]`.
+        eps: of the norm.
+    """
+    dtype = compute_dtype(z)
+    with torch.autocast(z.device.type, enabled=False):
+        result: Tensor = _PairBias.apply(z.contiguous(), norm_weight, norm_bias, weight, eps, dtype)
+    return result

@@ -1,0 +1,94 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Projection of the outer product mean, read where the GEMM before it wrote.
+
+The outer product is one GEMM whose result is `[(i, c), (j, e)]`; PyTorch then
+permutes 134 MB (256 residues) to `[(i, j), (c, e)]` for the projection. Here the
+projection reads 32 neighbouring e at a time, so there is nothing to permute.
+
+Letters: R residues (i, j), E = 32 channels of a projection (c, e), N output channels.
+"""
+
+from evofeed.kernels.backend import tl, triton
+
+__all__ = ["outer_dproject_kernel", "outer_dw_kernel", "outer_project_kernel"]
+
+
+@triton.jit
+def outer_project_kernel(
+    OUTER, W, BIAS, NORM, RES, OUT, R, N,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`."""
+    j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    j_in, n_in = j < R, n < N
+    width = R * E
+    acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
+    for c in range(E):
+        start = (b * width + i * E + c) * width
+        a = tl.load(OUTER + start + j[:, None] * E + e[None, :], mask=j_in[:, None], other=0.0)
+        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+        acc = tl.dot(a, w, acc, input_precision=PRECISION)
+    acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
+    pair = (b * R + i) * R + j
+    acc /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
+    inside = j_in[:, None] & n_in[None, :]
+    at = pair[:, None] * N + n[None, :]
+    if HAS_RES:
+        acc += tl.load(RES + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def outer_dproject_kernel(
+    DOUT, W, NORM, DSCALED, DOUTER, R, N,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """DSCALED = DOUT / NORM and DOUTER[b, i, :, j, :] = DSCALED[b, i, j] W^T."""
+    j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    j_in, n_in = j < R, n < N
+    inside = j_in[:, None] & n_in[None, :]
+    pair = (b * R + i) * R + j
+    at = pair[:, None] * N + n[None, :]
+    dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
+    dout /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
+    scaled = dout.to(DSCALED.dtype.element_ty)
+    tl.store(DSCALED + at, scaled, mask=inside)
+    width = R * E
+    for c in range(E):
+        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+        d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
+        start = (b * width + i * E + c) * width
+        tl.store(DOUTER + start + j[:, None] * E + e[None, :], d.to(DOUTER.dtype.element_ty),
+                 mask=j_in[:, None])  # fmt: skip
+
+
+@triton.jit
+def outer_dw_kernel(
+    OUTER, DSCALED, PARTIAL_W, B, R, N, i_each,
+    E: tl.constexpr, ROWS_C: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program's share of dW `[E * E, N]` for ROWS_C values of c, over `i_each` residues i."""
+    ce = tl.arange(0, ROWS_C * E)
+    n = tl.arange(0, BLOCK_N)
+    n_in = n < N
+    c0, split = tl.program_id(0) * ROWS_C, tl.program_id(1)
+    width = R * E
+    acc = tl.zeros([ROWS_C * E, BLOCK_N], tl.float32)
+    for bi in range(split * i_each, tl.minimum((split + 1) * i_each, B * R)):
+        bi64 = (split * 0 + bi).to(tl.int64)
+        for first in range(0, R, BLOCK_J):
+            j = first + tl.arange(0, BLOCK_J)
+            j_in = j < R
+            at = (bi64 * E + c0 + ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+            a = tl.load(OUTER + at, mask=j_in[:, None], other=0.0)
+            d = tl.load(DSCALED + (bi64 * R + j)[:, None] * N + n[None, :],
+                        mask=j_in[:, None] & n_in[None, :], other=0.0)  # fmt: skip
+            acc = tl.dot(tl.trans(a), d, acc, input_precision=PRECISION)
+    at = (split.to(tl.int64) * E * E + c0 * E + ce)[:, None] * N + n[None, :]
+    tl.store(PARTIAL_W + at, acc, mask=n_in[None, :])

@@ -1,0 +1,108 @@
+"""The transition of the MSA and of the pairs as one op: norm, two layers, mask, residual.
+
+The hidden layer (four times as wide) is not kept: the forward pass never writes
+it and the backward pass rebuilds it.
+
+Letters: M rows, C channels, N hidden channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.backend import compute_dtype, usable
+from evofeed.kernels.projection import linear, linear_dw, ln_linear, ln_linear_dx, mlp, pack
+
+__all__ = ["TransitionWeights", "transition", "transition_fits"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionWeights:
+    """Parameters of one transition, as OpenFold names them."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them."""
+        return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
+
+
+class _Transition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, gamma: Tensor, beta: Tensor, w1: Tensor,
+        b1: Tensor, w2: Tensor, b2: Tensor, eps: float, residual: bool, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        C = x.shape[-1]
+        packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
+        rows = None if mask is None else mask.reshape(-1)
+        out, stats = mlp(x.view(-1, C), gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
+        ctx.save_for_backward(x, rows, gamma, beta, packed1, b1, packed2, stats)
+        ctx.options = eps, residual, [t.dtype for t in (beta, w1, b1, w2, b2)]
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, mask, gamma, beta, w1, b1, w2, stats = ctx.saved_tensors
+        eps, residual, dtypes = ctx.options
+        C = x.shape[-1]
+        flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
+        dy = dout.to(w2.dtype)
+        if mask is not None:
+            dy = dy * mask[:, None].to(dy.dtype)
+        hidden, _, _ = ln_linear(flat, gamma, beta, w1, b1, eps, relu=True)
+        dhidden = linear(dy, w2, relu_of=hidden)
+        dw2, db2 = linear_dw(dy, hidden, w2)
+        del hidden
+        dx, dgamma, dbeta = ln_linear_dx(
+            dhidden, w1, flat, stats, gamma, dout if residual else None
+        )
+        dw1, db1 = linear_dw(dhidden, flat, w1, norm=(stats, gamma, beta))
+        grads = [dbeta, dw1, db1, dw2, db2]
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
+        return dx.view(x.shape), None, dgamma, *grads, None, None, None
+
+
+def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
+    """Whether the fused op takes this input: a power of two of up to 256 channels."""
+    C = x.shape[-1]
+    return (
+        C & (C - 1) == 0
+        and 16 <= C <= 256
+        and x.dtype is not torch.float64
+        and usable(x, weights.w1)
+    )
+
+
+def transition(
+    x: Tensor,
+    weights: TransitionWeights,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """mask * linear_2(relu(linear_1(layer_norm(x)))), plus x if `residual`.
+
+    Args:
+        x: `[..., C]`.
+        weights: the parameters.
+        mask: `[...]` factor of the update, or None.
+        residual: whether x is added.
+        eps: of the norm.
+    """
+    dtype = compute_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _Transition.apply(
+            x.contiguous(), mask, *weights.tensors(), eps, residual, dtype
+        )
+    return result
