@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.errors import MmcifError
+from evofeed.featurize.atom_loop import cut_atom_loop, sites_of
 from evofeed.featurize.atom_sites import AtomSites, place_chain, read_atom_sites
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.residue_names import one_letter
@@ -49,7 +50,10 @@ def parse_mmcif(
             protein chain in it.
     """
     config = config or FeaturizeConfig()
-    block = _block(data, path)
+    if b"\0" in data:
+        raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
+    rest, loop = cut_atom_loop(data, config.caps)
+    block = _block_without(rest, data, path)
     try:
         polymers = _protein_chains(block, path, config)
         release_date = _release_date(block)
@@ -59,7 +63,10 @@ def parse_mmcif(
         bare = config.sequence_from_atoms and not _values(block, "_entity_poly_seq.mon_id")
         if not polymers and not bare:
             raise MmcifError("No protein chains found in this file.", path=path or None)
-        sites = read_atom_sites(block, path, config.caps)
+        sites = sites_of(loop) if loop is not None else None
+        if sites is None:
+            block = block if rest is data else _block(data, path)
+            sites = read_atom_sites(block, path, config.caps)
         polymers = polymers or _chains_of_atoms(sites, config)
         if not polymers:
             raise MmcifError("No protein chains found in this file.", path=path or None)
@@ -92,11 +99,17 @@ def parse_mmcif(
     )
 
 
+def _block_without(rest: bytes, data: bytes, path: str) -> Any:
+    """The block of the file without its atom table; errors name lines of the whole file."""
+    try:
+        return _block(rest, path)
+    except MmcifError:
+        return _block(data, path)
+
+
 def _block(data: bytes, path: str) -> Any:
     from gemmi import cif
 
-    if b"\0" in data:
-        raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
     try:
         document = cif.read_string(data)
     except (ValueError, RuntimeError) as error:

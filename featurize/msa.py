@@ -14,7 +14,7 @@ from evofeed.featurize.species import species_of
 from evofeed.residues import MSA_LETTER_TO_RESTYPE
 from evofeed.shapes import Int, UInt8
 
-_SPECIES_HINTS: Final = (b"tr|", b"sp|")
+_SPECIES_HINTS: Final = np.array([list(b"tr|"), list(b"sp|")], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +61,13 @@ class Msa:
 
     def species(self) -> list[str]:
         """UniProt species mnemonic of every row, '' where the header has none."""
-        text = self.text
         found = [""] * len(self.names)
-        for row, (start, end) in enumerate(self.names.tolist()):
-            if text.startswith(_SPECIES_HINTS, start):
-                found[row] = species_of(text[start:end].decode("utf-8", "replace"))
+        rows = np.flatnonzero(self.names[:, 1] - self.names[:, 0] > len("tr|"))
+        text = np.frombuffer(self.text, np.uint8)
+        head = text[self.names[rows, :1] + np.arange(3)]
+        for row in rows[(head[:, None] == _SPECIES_HINTS).all(-1).any(-1)].tolist():
+            start, end = self.names[row].tolist()
+            found[row] = species_of(self.text[start:end].decode("utf-8", "replace"))
         return found
 
 

@@ -240,10 +240,17 @@ def first_occurrences(letters: Any) -> Any:
     hashes = np.empty(rows, np.uint64)
     kept = np.empty(rows, np.int64)
     found = 0
+    weights = np.empty(columns, np.uint64)
+    state = np.uint64(0)
+    for column in range(columns):  # splitmix64
+        state += np.uint64(0x9E3779B97F4A7C15)
+        mixed = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        weights[column] = (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
     for row in range(rows):
-        value = np.uint64(1469598103934665603)
-        for column in range(columns):  # FNV-1a
-            value = (value ^ np.uint64(letters[row, column])) * np.uint64(1099511628211)
+        value = np.uint64(0)
+        for column in range(columns):  # no step waits for the one before
+            value += np.uint64(letters[row, column]) * weights[column]
         value ^= value >> np.uint64(29)
         hashes[row] = value
         slot = np.int64(value & np.uint64(slots - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ class TemplateLibrary:
         self._config = config
         self._kept = kept
         self._known: OrderedDict[str, Structure | TemplateError] = OrderedDict()
+        self._listed: dict[str, frozenset[str]] = {}
         self.release_dates = dict(release_dates or {})
         self.obsolete = dict(obsolete or {})
         self.parsed = 0
@@ -84,11 +86,20 @@ class TemplateLibrary:
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
             return None
         for folder in (self._folder, self._folder / pdb_id[1:3]):
+            names = self._names(str(folder))
             for suffix in (".cif", ".cif.gz", ".cif.zst"):
-                path = folder / f"{pdb_id}{suffix}"
-                if path.is_file():
-                    return path
+                if f"{pdb_id}{suffix}" in names:
+                    return folder / f"{pdb_id}{suffix}"
         return None
+
+    def _names(self, folder: str) -> frozenset[str]:
+        # Most hits of a search have no file here: one listing beats thousands of stats.
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(entry.name for entry in os.scandir(folder))
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
 
 
 def read_release_dates(path: str) -> dict[str, str]:
