@@ -97,11 +97,13 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
             )
         listener = listen(what.host, what.port)
         try:
-            server = make_server(create_app(what))
+            app = create_app(what)
+            server = make_server(app)
             thread = _start(server, listener)
             try:
                 yield base_url(listener)
             finally:
+                app.state.service.stopping.set()  # event streams end, so the server can
                 server.should_exit = True
                 thread.join()
         finally:

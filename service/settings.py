@@ -40,6 +40,8 @@ class ServiceSettings(BaseSettings):
     """Datasets to register at start, name to URI (JSON in the environment)."""
     dataset_roots: tuple[str, ...] = ()
     """URI prefixes that may be registered over HTTP; empty: any when auth is off, none when on."""
+    input_roots: tuple[str, ...] = ()
+    """URI prefixes that jobs may read raw files from; empty as above."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8461, ge=0, le=65535)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import ReadAt
-from evofeed.store.dataset import read_manifest
 from evofeed.store.index import read_index
 from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
@@ -116,7 +115,12 @@ class StoreView:
         with self._lock:
             if digest in self._manifests:
                 return self._manifests[digest]
-        manifest = read_manifest(self._storage, digest)
+        key = f"snapshots/{digest}/manifest.json"
+        try:
+            data = self._storage.read(key)
+        except ShardMissing:
+            raise DatasetMissing(f"no snapshot {digest[:12]}", path=self.uri) from None
+        manifest = Manifest.from_bytes(data, digest, f"{self.uri}/{key}")
         with self._lock:
             return self._manifests.setdefault(digest, manifest)
 

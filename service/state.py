@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass
 
 from evofeed.service.catalog import Catalog
 from evofeed.service.cursor import CursorSigner
 from evofeed.service.database import Database
+from evofeed.service.jobs import JobQueue
 from evofeed.service.limits import RateLimiter
 from evofeed.service.metrics import Metrics
+from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
 
@@ -24,6 +27,9 @@ class Service:
     limiter: RateLimiter
     signer: CursorSigner
     metrics: Metrics
+    jobs: JobQueue
+    scheduler: Scheduler
+    stopping: threading.Event
 
     @classmethod
     def start(cls, settings: ServiceSettings) -> Service:
@@ -41,6 +47,7 @@ class Service:
         catalog = Catalog(database)
         for name, uri in settings.datasets.items():
             catalog.register(name, uri, replace=True)
+        jobs = JobQueue(database, settings.max_queued_jobs)
         return cls(
             settings=settings,
             database=database,
@@ -48,10 +55,15 @@ class Service:
             limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),
             signer=CursorSigner(_cursor_key(database)),
             metrics=Metrics(),
+            jobs=jobs,
+            scheduler=Scheduler(jobs, settings),
+            stopping=threading.Event(),
         )
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Interrupt the jobs, let go of files and connections."""
+        self.stopping.set()
+        self.scheduler.close()
         self.catalog.close()
         self.database.close()
 

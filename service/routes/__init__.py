@@ -3,6 +3,7 @@
 from evofeed.service.routes.chains import router as chains
 from evofeed.service.routes.datasets import router as datasets
 from evofeed.service.routes.health import router as health
+from evofeed.service.routes.jobs import router as jobs
 from evofeed.service.routes.plans import router as plans
 from evofeed.service.routes.refs import router as refs
 from evofeed.service.routes.shards import router as shards
@@ -10,4 +11,4 @@ from evofeed.service.routes.snapshots import router as snapshots
 from evofeed.service.routes.statistics import router as statistics
 from evofeed.service.routes.tokens import router as tokens
 
-ROUTERS = (health, datasets, refs, snapshots, chains, shards, plans, statistics, tokens)
+ROUTERS = (health, datasets, refs, snapshots, chains, shards, plans, statistics, jobs, tokens)

@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from evofeed.service.clock import iso
 from evofeed.service.names import NAME_PATTERN, DatasetName, NewName
-from evofeed.service.problems import Problem
+from evofeed.service.places import Uri, require_root
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import DatasetRow
 
 router = make_router("/v1/datasets", "datasets")
-
-Uri = Annotated[
-    str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
 
 
 class NewDataset(BaseModel):
@@ -55,7 +50,7 @@ def register_dataset(
 ) -> DatasetView:
     """Make a dataset known by name; repeating it changes nothing."""
     principal.require_dataset(new.name)
-    _require_root(service.settings, new.uri)
+    require_root(service.settings, service.settings.dataset_roots, new.uri, "EVOFEED_DATASET_ROOTS")
     row = service.catalog.register(
         new.name, new.uri, description=new.description, principal=principal.id
     )
@@ -91,25 +86,6 @@ def get_dataset(service: ServiceDep, name: DatasetName) -> DatasetView:
 def remove_dataset(service: ServiceDep, principal: PrincipalDep, name: DatasetName) -> None:
     """Forget the name, its ref history and its jobs; the files stay where they are."""
     service.catalog.remove(name, principal.id)
-
-
-def _require_root(settings: ServiceSettings, uri: str) -> None:
-    """Refuse places that were not opened up: a URI makes the *service* read there."""
-    roots = settings.dataset_roots
-    if not roots and not settings.auth_on:
-        return
-    plain = uri.removeprefix("file://")
-    if ".." in plain.split("/") or not any(_below(plain, r.removeprefix("file://")) for r in roots):
-        raise Problem(
-            403,
-            "place_not_allowed",
-            f"{uri[:200]!r} lies below none of the places datasets may be registered from",
-            next="use `evofeed serve --dataset NAME=URI`, or set EVOFEED_DATASET_ROOTS",
-        )
-
-
-def _below(uri: str, root: str) -> bool:
-    return uri == root or uri.startswith(root.rstrip("/") + "/")
 
 
 def _view(row: DatasetRow) -> DatasetView:

@@ -43,6 +43,8 @@ def readyz(service: ServiceDep) -> dict[str, str]:
 def metrics(service: ServiceDep) -> Response:
     """Counters in Prometheus' text format."""
     service.metrics.datasets.set(service.catalog.count())
+    for state, count in service.jobs.counts().items():
+        service.metrics.jobs.labels(state).set(count)
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 

@@ -1,0 +1,124 @@
+"""The child process that runs one job: `python -m evofeed.service.runner JOB_ID`.
+
+The only thing a job ever starts. It takes an id, looks the rest up in the
+database, and reports back there; nothing a client sent is on a command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+from evofeed.errors import EvofeedError
+from evofeed.featurize.job import JobProgress, JobReport, run_job
+from evofeed.service import jobs
+from evofeed.service.database import Database
+from evofeed.service.jobs import JobQueue
+from evofeed.service.settings import load_settings
+
+_BEAT_SECONDS = 2.0
+
+
+def main(job_id: str) -> int:
+    """Run a job to its end; 0 if it ended by itself, however."""
+    settings = load_settings()
+    database = Database(settings.url)
+    queue = JobQueue(database, settings.max_queued_jobs)
+    pulse = _Pulse(queue, job_id)
+    signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
+    try:
+        job, dataset = queue.get(job_id)
+        with pulse:
+            report = run_job(
+                job.spec["input_uri"],
+                dataset.uri,
+                progress=pulse.progress,
+                ledger="" if database.is_sqlite else settings.url,
+                ref=job.spec["ref"],
+                **job.spec["options"],
+            )
+        _end(queue, job_id, report)
+    except KeyboardInterrupt:
+        queue.end(job_id, pulse.stop_state)
+    except EvofeedError as error:
+        queue.end(job_id, jobs.FAILED, error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        queue.end(job_id, jobs.FAILED, error=f"{type(error).__name__}: {error}"[:2000])
+        return 1
+    finally:
+        database.close()
+    return 0
+
+
+def _end(queue: JobQueue, job_id: str, report: JobReport) -> None:
+    states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
+    result: dict[str, Any] = {
+        "ledger_job": report.job_id,
+        "snapshot": report.snapshot,
+        "num_chains": report.num_chains,
+        "num_good": report.num_good,
+        "num_broken": report.num_broken,
+        "num_shards": report.num_shards,
+        "num_bytes": report.num_bytes,
+        "resumed_units": report.resumed,
+        "lost_workers": report.lost_workers,
+        "seconds": report.seconds,
+        "chains_per_second": report.chains_per_second,
+    }
+    state = states.get(report.state, jobs.FAILED)
+    queue.end(job_id, state, error=report.message, result=result)
+
+
+class _Pulse:
+    """Tells the queue that we live, and stops the driver when asked to.
+
+    The heartbeat is a thread, since one chain may keep the driver busy for long;
+    the driver itself is stopped where it reports progress, in its own thread.
+    """
+
+    def __init__(self, queue: JobQueue, job_id: str) -> None:
+        self._queue, self._job_id = queue, job_id
+        self._parent = os.getppid()
+        self._latest: dict[str, Any] | None = None
+        self._done = threading.Event()
+        self._stop = ""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    @property
+    def stop_state(self) -> str:
+        """The state to end in after an interruption."""
+        return self._stop or jobs.QUEUED
+
+    def stop_for(self, state: str) -> None:
+        """Stop the driver at its next word; the job ends in `state`."""
+        self._stop = self._stop or state
+
+    def progress(self, progress: JobProgress) -> None:
+        """Called by the driver about twice a second."""
+        self._latest = dataclasses.asdict(progress)
+        if self._stop:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._done.wait(_BEAT_SECONDS / 4):
+            if self._queue.heartbeat(self._job_id, self._latest):
+                self.stop_for(jobs.CANCELLED)
+            if os.getppid() != self._parent:  # our service died: the next one takes over
+                self.stop_for(jobs.QUEUED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Starts queued jobs as child processes, a few at a time, and sees them off."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from evofeed.service import jobs
+from evofeed.service.jobs import JobQueue
+from evofeed.service.settings import ServiceSettings
+
+_log = logging.getLogger("evofeed.service")
+_TICK = 0.5
+_STOP_SECONDS = 20.0
+_MAX_ATTEMPTS = 5  # a job whose process dies this often is not started again by itself
+
+
+class Scheduler:
+    """A thread that keeps at most `max_jobs` children running.
+
+    Args:
+        queue: the jobs.
+        settings: of the service; children get the same.
+    """
+
+    def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
+        self._queue, self._settings = queue, settings
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work off the queue."""
+        if self._settings.max_jobs:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the queue now: something was submitted."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Interrupt the children and wait for them; their jobs are queued again."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for child in self._children.values():
+            child.terminate()
+        for job_id, child in self._children.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_STOP_SECONDS)
+            self._bury(job_id, child)
+        self._children.clear()
+
+    def log_path(self, job_id: str) -> Path:
+        """Where a job's standard output and error go."""
+        return self._settings.home / "jobs" / f"{job_id}.log"
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._reap()
+                while not self._stop.is_set() and len(self._children) < self._settings.max_jobs:
+                    job_id = self._queue.claim(self._settings.max_jobs)
+                    if job_id is None:
+                        break
+                    self._children[job_id] = self._spawn(job_id)
+            except (SQLAlchemyError, OSError):
+                _log.exception("the job queue cannot be served now; trying again")
+            self._wake.wait(_TICK)
+            self._wake.clear()
+
+    def _spawn(self, job_id: str) -> subprocess.Popen[bytes]:
+        log = self.log_path(job_id)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = os.environ | {  # the URL may hold a password: not on the command line
+            "EVOFEED_DATABASE_URL": self._settings.url,
+            "EVOFEED_HOME": str(self._settings.home),
+        }
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "evofeed.service.runner", job_id],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
+            )
+
+    def _reap(self) -> None:
+        for job_id, child in list(self._children.items()):
+            if child.poll() is not None:
+                self._bury(job_id, child)
+                del self._children[job_id]
+
+    def _bury(self, job_id: str, child: subprocess.Popen[bytes]) -> None:
+        """Whatever the child left running goes with it; a job it did not end is put right."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes
+        code = child.wait()
+        job, _ = self._queue.get(job_id)
+        if job.state == jobs.CANCELLING:
+            self._queue.end(job_id, jobs.CANCELLED)
+        elif job.state == jobs.RUNNING and (self._stop.is_set() or job.attempts < _MAX_ATTEMPTS):
+            self._queue.end(
+                job_id, jobs.QUEUED, error=f"its process ended with {code}; queued again"
+            )
+        elif job.state == jobs.RUNNING:
+            why = f"its process ended with {code}, {job.attempts} times; see the job's log"
+            self._queue.end(job_id, jobs.FAILED, error=why)

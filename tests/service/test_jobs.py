@@ -1,0 +1,194 @@
+"""Jobs run in children of the service, tell how far they are, stop, resume and are retried."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from conftest_service import Start
+from pydantic import SecretStr
+
+from evofeed.featurize.synth import write_synthetic
+from evofeed.service import ServiceSettings, serving
+from evofeed.service.database import Database
+from evofeed.service.jobs import JobQueue
+from evofeed.service.tables import JobRow
+from evofeed.store import Dataset
+
+ENDED = {"cancelled", "succeeded", "failed"}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw files of a few chains."""
+    path = tmp_path_factory.mktemp("raw")
+    write_synthetic(path, 6, seed=0)
+    return path
+
+
+def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
+    body = {"dataset": "out", "input_uri": str(raw), "executor": "local", "workers": 1}
+    answer = client.post("/v1/jobs", json=body | changes)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[str, Any]:
+    end = time.monotonic() + 90
+    while (job := client.get(f"/v1/jobs/{job_id}").json())["state"] not in states:
+        assert time.monotonic() < end, job
+        time.sleep(0.1)
+    return dict(job)
+
+
+@pytest.mark.slow
+def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tmp_path) -> None:
+    client = start(datasets={"out": str(tmp_path / "out")})
+    job_id = submit(client, raw)
+    events: list[tuple[str, dict[str, Any]]] = []
+    with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=90) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        kind = ""
+        for line in stream.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                events.append((kind, json.loads(value)))
+    assert events[-1] == ("end", {"state": "succeeded"})
+    assert {kind for kind, _ in events[:-1]} == {"progress"}
+    job = wait(client, job_id)
+    assert job["result"]["num_good"] == 6 and job["result"]["num_broken"] == 0
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.digest == job["result"]["snapshot"] and len(dataset) == 6
+    answer = client.get("/v1/datasets/out/refs/main")
+    assert answer.json()["digest"] == dataset.digest
+    log = client.get(f"/v1/jobs/{job_id}/log")
+    assert log.status_code == 200 and "Traceback" not in log.text
+
+
+@pytest.mark.slow
+def test_broken_chains_are_dead_letters_and_get_another_chance(start: Start, tmp_path) -> None:
+    raw = tmp_path / "raw"
+    write_synthetic(raw, 4, seed=1)
+    victim = sorted(raw.rglob("*.a3m"))[0]
+    whole = victim.read_bytes()
+    victim.write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
+    client = start(datasets={"out": str(tmp_path / "out")})
+    job_id = submit(client, raw, max_broken=0.5)
+    job = wait(client, job_id)
+    assert (job["state"], job["result"]["num_broken"]) == ("succeeded", 1)
+    letters = client.get(f"/v1/jobs/{job_id}/dead-letters").json()
+    assert letters["total"] == 1
+    assert letters["chains"][0]["message"] and letters["chains"][0]["chain_id"]
+    victim.write_bytes(whole)
+    assert client.post(f"/v1/jobs/{job_id}/retry").status_code == 202
+    job = wait(client, job_id)
+    assert (job["state"], job["result"]["num_good"]) == ("succeeded", 4), job
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
+    start: Start, raw, tmp_path
+) -> None:
+    client = start(datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")})
+    running = submit(client, raw)
+    waiting = submit(client, raw, dataset="other")
+    assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
+    wait(client, running, {"running"})
+    children = psutil.Process().children(recursive=True)
+    assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
+    assert wait(client, running)["state"] in ("cancelled", "succeeded")
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive and gone
+    listed = client.get("/v1/jobs").json()["jobs"]
+    assert [job["id"] for job in listed] == [waiting, running]
+    first = client.get("/v1/jobs?limit=1").json()
+    assert first["next"] and first["jobs"][0]["id"] == waiting
+    rest = client.get("/v1/jobs", params={"before": first["next"]}).json()
+    assert [job["id"] for job in rest["jobs"]] == [running]
+
+
+@pytest.mark.slow
+def test_a_job_outlives_its_service_and_goes_on_where_it_was(raw, tmp_path) -> None:
+    settings = ServiceSettings(
+        home=tmp_path, database_url=SecretStr(""), port=0, datasets={"out": str(tmp_path / "out")}
+    )
+    with serving(settings) as url, httpx.Client(base_url=url) as client:
+        job_id = submit(client, raw)
+        wait(client, job_id, {"running", *ENDED})
+    with Database(settings.url).read() as session:
+        row = session.get(JobRow, job_id)
+        assert row is not None and row.state in ("queued", "succeeded")
+    with serving(settings) as url, httpx.Client(base_url=url) as client:
+        assert wait(client, job_id)["state"] == "succeeded"
+    assert len(Dataset.open(tmp_path / "out")) == 6
+
+
+def test_an_input_without_a_chain_fails_the_job_with_its_reason(start: Start, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    client = start(datasets={"out": str(tmp_path / "out")})
+    job = wait(client, submit(client, tmp_path / "empty"))
+    assert job["state"] == "failed" and job["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"dataset": "nowhere"}, 404),
+        ({"executor": "shell"}, 422),
+        ({"entrypoint": "rm -rf /"}, 422),
+        ({"workers": -1}, 422),
+        ({"input_uri": ""}, 422),
+        ({"input_uri": "x\x00y"}, 422),
+        ({"max_broken": 2}, 422),
+    ],
+)
+def test_a_malformed_job_is_refused(start: Start, tmp_path, change, status) -> None:
+    client = start(datasets={"out": str(tmp_path)}, max_jobs=1)
+    body = {"dataset": "out", "input_uri": "/raw", "executor": "local"} | change
+    assert client.post("/v1/jobs", json=body).status_code == status
+
+
+def test_a_full_queue_and_a_service_without_jobs_say_so(start: Start, tmp_path) -> None:
+    assert start(datasets={"out": str(tmp_path)}, max_jobs=0).post(
+        "/v1/jobs", json={"dataset": "out", "input_uri": "/x"}
+    ).json()["code"] == "no_jobs"  # fmt: skip
+    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
+    database.upgrade()
+    from evofeed.service.catalog import Catalog
+    from evofeed.service.problems import Problem
+
+    dataset = Catalog(database).register("d", "/d")
+    queue = JobQueue(database, max_queued=2)
+    first, _ = (queue.submit(dataset, {}, "me") for _ in range(2))
+    with pytest.raises(Problem, match="wait already") as refused:
+        queue.submit(dataset, {}, "me")
+    assert refused.value.status == 429
+    assert queue.claim(1) == first.id
+    assert queue.claim(1) is None and queue.claim(9) is None  # one at a time for a dataset
+    with pytest.raises(Problem, match="not ended"):
+        queue.requeue(first.id, "me")
+    database.close()
+
+
+def test_a_job_whose_process_fell_silent_is_queued_again(tmp_path) -> None:
+    from evofeed.service.catalog import Catalog
+
+    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
+    database.upgrade()
+    queue = JobQueue(database, max_queued=2)
+    job = queue.submit(Catalog(database).register("d", "/d"), {}, "me")
+    assert queue.claim(1) == job.id
+    with database.write() as session:
+        row = session.get(JobRow, job.id)
+        assert row is not None
+        row.updated_at -= 61
+    assert queue.claim(1) == job.id
+    assert queue.get(job.id)[0].attempts == 2
+    database.close()
