@@ -71,9 +71,9 @@ def _residue_one_hot(codes: Tensor, dtype: torch.dtype) -> Tensor:
 def _first_argmax(counts: Tensor) -> Tensor:
     # The centre's number, counted from the end, breaks ties; no kernel's habit does.
     last = counts.shape[1] - 1
-    number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int64)
-    best = (counts.to(torch.int64) * (last + 1) + number).amax(1)
-    return last - best % (last + 1)
+    number = torch.arange(last, -1, -1, device=counts.device, dtype=torch.int32)
+    best = (counts * (last + 1) + number).amax(1)
+    return (last - best % (last + 1)).to(torch.int64)
 
 
 def summarize_clusters(

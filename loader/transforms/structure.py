@@ -181,10 +181,11 @@ def atom37_to_torsion_angles(
         ],
         dim=-1,
     )
-    axes = frame_axes(four[..., [1, 2, 0], :])
+    # Slices, not lists of indices: a list would have to be copied to the device each time.
+    axes = frame_axes(torch.cat([four[..., 1:3, :], four[..., :1, :]], dim=-2))
     # No matmul here: it would follow the user's TF32 setting.
     local = (axes * (four[..., 3, :] - four[..., 2, :])[..., None]).sum(-2)
-    sin_cos = local[..., [2, 1]]
+    sin_cos = local[..., 1:].flip(-1)
     sin_cos = sin_cos / torch.sqrt((sin_cos * sin_cos).sum(-1, keepdim=True) + _EPS)
     sin_cos = sin_cos * _constant((1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0), at)[:, None]
     mirror = torch.nn.functional.pad(1 - 2 * _table("chi_periodic", at)[aatype], (3, 0), value=1.0)

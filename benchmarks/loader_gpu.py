@@ -1,0 +1,484 @@
+"""The loader on a GPU: right first, then fast. Makes its own data; one JSON file of figures.
+
+PYTHONPATH=src python benchmarks/loader_gpu.py --out benchmarks/results/loader_h200.json
+PYTHONPATH=src python benchmarks/loader_gpu.py --device cpu --small --out /tmp/loader.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+# The reader process unpickles SlowStorage from this folder.
+os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from made_up_chains import SlowStorage, write_chains  # noqa: E402
+
+from evofeed.loader import FeatureLoader, LoaderConfig  # noqa: E402
+from evofeed.loader.arena import Arena  # noqa: E402
+from evofeed.store import Dataset  # noqa: E402
+
+Batch = dict[str, torch.Tensor]
+
+
+def median(values: list[float]) -> dict[str, float]:
+    array = np.array(values)
+    low, middle, high = np.percentile(array, [25, 50, 75])
+    return {"median": float(middle), "q25": float(low), "q75": float(high), "repeats": len(values)}
+
+
+def sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def presets(small: bool) -> dict[str, LoaderConfig]:
+    more: dict[str, Any] = {"weighted": False}
+    if small:
+        more |= {"crop_size": 48, "max_msa_clusters": 16, "max_extra_msa": 64}
+    return {
+        "initial_training": LoaderConfig.initial_training(**more),
+        "finetuning": LoaderConfig.finetuning(**more),
+    }
+
+
+# ---- right ------------------------------------------------------------------
+
+
+def compare_devices(
+    dataset: Dataset, config: LoaderConfig, device: str, count: int
+) -> dict[str, Any]:
+    """The same batches made on the CPU and on the device."""
+    worst: dict[str, float] = {}
+    integers = 0
+    options: dict[str, Any] = {"reader": "thread", "seed": 3}
+    with (
+        FeatureLoader(dataset, config, device="cpu", **options) as one,
+        FeatureLoader(dataset, config, device=device, **options) as two,
+    ):
+        for _, here, there in zip(range(count), one, two, strict=False):
+            for name, want in here.items():
+                got = there[name].cpu()
+                assert got.shape == want.shape, name
+                if not want.is_floating_point() or name.endswith(("mask", "exists")):
+                    assert torch.equal(got, want), f"{name} differs between the devices"
+                    integers += 1
+                    continue
+                known = want_mask(here, name, want)
+                error = (got - want).abs()[known].max().item() if known.any() else 0.0
+                worst[name] = max(worst.get(name, 0.0), error)
+                limit = (
+                    1e-4 if "sin_cos" in name or "positions" in name or "frames" in name else 1e-5
+                )
+                limit = max(limit, 1e-5 * want.abs().max().item())
+                assert error <= limit, f"{name} differs by {error}"
+    return {"batches": count, "integer_tensors_equal": integers, "largest_float_difference": worst}
+
+
+def want_mask(batch: Batch, name: str, value: torch.Tensor) -> torch.Tensor:
+    """Where a torsion is defined; everywhere for other features."""
+    masks = {
+        "chi_angles_sin_cos": "chi_mask",
+        "template_torsion_angles_sin_cos": "template_torsion_angles_mask",
+        "template_alt_torsion_angles_sin_cos": "template_torsion_angles_mask",
+    }
+    if name not in masks:
+        return torch.ones_like(value, dtype=torch.bool)
+    return (batch[masks[name]] == 1)[..., None].expand(value.shape)
+
+
+def race_test(dataset: Dataset, config: LoaderConfig, device: str, count: int) -> dict[str, Any]:
+    """Freed slots are poisoned at once, copies and the consumer lag: nothing may change."""
+    with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
+        want = [dict(batch) for _, batch in zip(range(count), loader, strict=False)]
+    plain_free = Arena.free
+
+    def poisoning_free(self: Arena, offset: int) -> None:
+        nbytes = next((n for o, n in self._slots if o == offset), 0)
+        self.array[offset : offset + nbytes] = 0xFF
+        plain_free(self, offset)
+
+    Arena.free = poisoning_free  # type: ignore[method-assign]
+    clones: list[Batch] = []
+    try:
+        catalog_loader = FeatureLoader(dataset, config, device=device)
+        from evofeed.loader.reading import slot_nbytes
+
+        catalog = catalog_loader._catalogs[0]
+        tight = int(2.5 * slot_nbytes(catalog.place(catalog.largest()), True))
+        with FeatureLoader(dataset, config, device=device, arena_nbytes=tight, ready=1) as loader:
+            stream = iter(loader)
+            batch = next(stream)
+            for number in range(count):
+                if number:
+                    batch = next(stream)
+                if device == "cuda":
+                    side = loader._feeder._maker._stream  # type: ignore[union-attr]
+                    with torch.cuda.stream(side):
+                        torch.cuda._sleep(20_000_000)  # copies lag about 10 ms behind
+                    torch.cuda._sleep(20_000_000)  # and so does the model
+                clones.append({name: value.clone() for name, value in batch.items()})
+                del batch
+    finally:
+        Arena.free = plain_free  # type: ignore[method-assign]
+    sync(device)
+    for here, there in zip(want, clones, strict=True):
+        for name, value in here.items():
+            got = there[name].cpu()
+            if not value.is_floating_point():
+                assert torch.equal(got, value), f"{name}: a buffer was reused too early"
+            elif "sin_cos" not in name:
+                torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
+    return {"batches": count, "arena_nbytes": tight, "equal": True}
+
+
+def hidden_syncs(dataset: Dataset, config: LoaderConfig, count: int) -> str:
+    """Whether making a batch ever waits for the GPU: `none`, or where it does."""
+    with FeatureLoader(dataset, config, device="cuda", reader="thread") as loader:
+        next(iter(loader))  # tables are copied to the device once
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with FeatureLoader(dataset, config, device="cuda", reader="thread") as loader:
+            for _ in zip(range(count), loader, strict=False):
+                pass
+    except RuntimeError:
+        return traceback.format_exc()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "none"
+
+
+# ---- fast -------------------------------------------------------------------
+
+
+class Consumer:
+    """A training step of a given length: big matrix products that fill the GPU, then a wait.
+
+    The wait is on a blocking event, as a trainer that reads its loss has it: no spinning.
+    """
+
+    def __init__(self, device: str, seconds: float) -> None:
+        self.device, self.seconds = device, seconds
+        self.rounds = 0
+        if device == "cuda":
+            self.a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+            self.out = torch.empty_like(self.a)
+            self._run(20)
+            begun = time.perf_counter()
+            self._run(200)
+            self.rounds = max(1, round(200 * seconds / (time.perf_counter() - begun)))
+
+    def _run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            torch.mm(self.a, self.a, out=self.out)
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        event.synchronize()
+
+    def step(self, batch: Batch) -> None:
+        batch["msa_feat"].sum()
+        if self.device == "cuda":
+            self._run(self.rounds)
+        else:
+            time.sleep(self.seconds)
+
+
+def feed(
+    dataset: Dataset, config: LoaderConfig, device: str, seconds: float, steps: int
+) -> dict[str, Any]:
+    """Run `steps` steps against the consumer and say what it waited for."""
+    consumer = Consumer(device, seconds)
+    config = config.replace(epoch_len=max(steps // 4, 1))
+    with FeatureLoader(dataset, config, device=device, seed=1) as loader:
+        waits, gaps, walls = [], [], []
+        done, begun, cpu = 0, 0.0, 0.0
+        warm = 5
+        while done < steps + warm:
+            first = True
+            stream = iter(loader)
+            while True:
+                asked = time.perf_counter()
+                batch = next(stream, None)
+                waited = time.perf_counter() - asked
+                if batch is None:
+                    break
+                if done == warm:
+                    begun, cpu = time.perf_counter(), cpu_seconds(loader)
+                if done > warm:
+                    waits.append(waited)
+                    if first:
+                        gaps.append(waited)
+                first = False
+                consumer.step(batch)
+                del batch
+                walls.append(time.perf_counter() - asked)
+                done += 1
+                if done == steps + warm:
+                    break
+        wall = time.perf_counter() - begun
+        used = cpu_seconds(loader) - cpu
+        stats = loader.stats()
+    array = np.array(waits) * 1e3
+    return {
+        "step_seconds": seconds,
+        "steps": steps,
+        "data_wait_ms": {
+            "p50": float(np.percentile(array, 50)),
+            "p99": float(np.percentile(array, 99)),
+            "max": float(array.max()),
+            "share_of_wall": float(array.sum() / 1e3 / wall),
+        },
+        "epoch_gap_ms_max": max(gaps, default=0.0) * 1e3,
+        "cores": used / wall,
+        "step_ms_median": float(np.median(walls) * 1e3),
+        "mb_per_sample": stats["bytes_per_sample"] / 1e6,
+        "make_host_ms": stats["make_host"],
+        "make_device_ms": stats["make_device"],
+        "read_ms": stats["read"],
+        "respawns": stats["reader_respawns"],
+    }
+
+
+def cpu_seconds(loader: FeatureLoader) -> float:
+    """CPU time of this process and of the loader's reader."""
+    return time.process_time() + float(loader.stats()["reader_cpu_seconds"])
+
+
+def featurise_times(
+    dataset: Dataset, config: LoaderConfig, device: str, chains: int
+) -> dict[str, Any]:
+    """Time of one recycle's features and of the constant part, on an idle device."""
+    times: dict[int, list[float]] = {1: [], 4: []}
+    host: dict[int, list[float]] = {1: [], 4: []}
+    for recycles in times:
+        fixed = config.replace(uniform_recycling=False, max_recycling_iters=recycles - 1)
+        with FeatureLoader(dataset, fixed, device=device, reader="thread", ready=1) as loader:
+            next(iter(loader))
+            for _, _ in zip(range(chains), loader, strict=False):
+                sync(device)
+            stats = loader._stats
+            times[recycles] = list(stats.device._latest)[2:]
+            host[recycles] = list(stats.host._latest)[2:]
+    each = (np.median(times[4]) - np.median(times[1])) / 3
+    return {
+        "device_ms_a_recycle": float(each * 1e3),
+        "device_ms_constant": float((np.median(times[1]) - each) * 1e3),
+        "device_ms_one_recycle_batch": median([t * 1e3 for t in times[1]]),
+        "device_ms_four_recycle_batch": median([t * 1e3 for t in times[4]]),
+        "host_ms_a_recycle": float((np.median(host[4]) - np.median(host[1])) / 3 * 1e3),
+    }
+
+
+def cold_start(folder: str, config: LoaderConfig, device: str, repeats: int) -> dict[str, float]:
+    times = []
+    for _ in range(repeats):
+        sync(device)
+        begun = time.perf_counter()
+        with FeatureLoader(Dataset.open(folder), config, device=device) as loader:
+            next(iter(loader))
+            sync(device)
+            times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+def copy_bandwidth(nbytes: int) -> dict[str, float]:
+    """GB/s of copies out of the arena, beside torch's own pinned memory."""
+    arena = Arena(nbytes * 4)
+    arena.pin()
+    ours = torch.from_numpy(arena.array)[4096 : 4096 + nbytes]
+    theirs = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    speeds = {}
+    for name, source in (("arena", ours), ("pinned", theirs)):
+        rates = []
+        for _ in range(30):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source, non_blocking=True)
+            end.record()
+            end.synchronize()
+            rates.append(nbytes / begin.elapsed_time(end) / 1e6)
+        speeds[f"{name}_gb_per_s"] = float(np.median(rates[5:]))
+    speeds["arena_share_of_pinned"] = speeds["arena_gb_per_s"] / speeds["pinned_gb_per_s"]
+    speeds["is_registered"] = float(arena.is_pinned)
+    del ours
+    arena.close()
+    return speeds
+
+
+class CpuPath(torch.utils.data.Dataset):
+    """The way OpenFold feeds: workers make four recycles of padded floats on the CPU.
+
+    The features are ours, bit-equal in integers; OpenFold's own code is slower
+    still (it also parses the text files), so this baseline flatters it.
+    """
+
+    def __init__(self, folder: str, config: LoaderConfig, length: int) -> None:
+        self.folder, self.config, self.length = folder, config, length
+        self.dataset: Dataset | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Batch:
+        from evofeed.loader import openfold_batch
+
+        torch.set_num_threads(1)
+        if self.dataset is None:
+            self.dataset = Dataset.open(self.folder)
+        config = self.config.replace(uniform_recycling=False, epoch_len=self.length)
+        loader = FeatureLoader(self.dataset, config, device="cpu", reader="thread", prefetch=1)
+        loader._consumed = number
+        with loader:
+            batch = openfold_batch(next(iter(loader)))
+        return {name: value.contiguous() for name, value in batch.items()}
+
+
+def baseline(
+    folder: str, config: LoaderConfig, device: str, seconds: float, steps: int, workers: int
+) -> dict[str, Any]:
+    """A torch DataLoader with that many workers, against the same consumer."""
+    consumer = Consumer(device, seconds)
+    loader = torch.utils.data.DataLoader(
+        CpuPath(folder, config, steps + 4),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=device == "cuda",
+        multiprocessing_context="spawn",
+    )
+    waits, nbytes, begun = [], 0, 0.0
+    stream = iter(loader)
+    for number in range(steps + 3):
+        asked = time.perf_counter()
+        batch = {k: v.to(device, non_blocking=True) for k, v in next(stream).items()}
+        waited = time.perf_counter() - asked
+        if number == 3:
+            begun = time.perf_counter()
+        if number > 3:
+            waits.append(waited * 1e3)
+            nbytes += sum(v.nbytes for v in batch.values())
+        consumer.step(batch)
+    wall = time.perf_counter() - begun
+    children = cpu_of_children()
+    del stream
+    return {
+        "workers": workers,
+        "steps": steps,
+        "step_seconds": seconds,
+        "data_wait_ms": {
+            "p50": float(np.percentile(waits, 50)),
+            "p99": float(np.percentile(waits, 99)),
+        },
+        "mb_per_sample": nbytes / max(len(waits), 1) / 1e6,
+        "worker_cpu_seconds_a_sample": children / (steps + 3),
+        "wall_seconds": wall,
+    }
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of our living children so far."""
+    tick = os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def machine(device: str) -> dict[str, Any]:
+    return {
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to prove the script")
+    parser.add_argument("--chains", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
+    parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
+    parser.add_argument("--workers", type=int, default=14, help="of the DataLoader beside ours")
+    args = parser.parse_args()
+    device = args.device
+    if args.small:
+        args.chains, args.steps, args.slow_steps, args.workers = 12, 12, 4, 2
+    result: dict[str, Any] = {"machine": machine(device), "presets": {}}
+
+    def save(note: str) -> None:
+        Path(args.out).write_text(json.dumps(result, indent=1))
+        print(f"[{time.perf_counter() - begun:6.1f} s] {note}", flush=True)
+
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = str(Path(temporary) / "d")
+        dataset = write_chains(Path(folder), args.chains, scale=0.15 if args.small else 1.0)
+        result["data"] = {
+            "chains": len(dataset),
+            "mean_rows": float(np.mean(dataset.index["num_alignments"].to_numpy())),
+            "mean_residues": float(np.mean(dataset.index["num_res"].to_numpy())),
+            "mean_mb": float(np.mean(dataset.index["nbytes"].to_numpy()) / 1e6),
+        }
+        save(f"made {len(dataset)} chains")
+        sizes = presets(args.small)
+        result["devices_agree"] = {
+            name: compare_devices(dataset, config, device, 2 if args.small else 6)
+            for name, config in sizes.items()
+        }
+        save("devices agree")
+        result["race_test"] = race_test(
+            dataset, sizes["initial_training"], device, 6 if args.small else 24
+        )
+        save("race test passed")
+        if device == "cuda":
+            result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
+            save(f"hidden syncs: {result['hidden_syncs']}")
+            result["copy"] = {f"{mb}_mb": copy_bandwidth(mb << 20) for mb in (1, 4, 16)}
+            save(f"copies: {result['copy']['4_mb']}")
+        slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
+        for name, config in sizes.items():
+            here = result["presets"][name] = {}
+            here["featurise"] = featurise_times(dataset, config, device, 8 if args.small else 40)
+            save(f"{name}: {here['featurise']}")
+            here["cold_start_seconds"] = cold_start(folder, config, device, 2 if args.small else 5)
+            save(f"{name}: cold start {here['cold_start_seconds']}")
+            for seconds, steps in ((0.05, args.steps), (0.25, args.slow_steps)):
+                gc.collect()
+                here[f"step_{int(seconds * 1e3)}_ms"] = feed(slow, config, device, seconds, steps)
+                save(f"{name} at {seconds} s: {here[f'step_{int(seconds * 1e3)}_ms']}")
+        count = 4 if args.small else 60
+        if args.workers:
+            config = sizes["initial_training"]
+            result["torch_dataloader"] = baseline(folder, config, device, 0.05, count, args.workers)
+            save(f"torch DataLoader: {result['torch_dataloader']}")
+    save("done")
+
+
+if __name__ == "__main__":
+    main()
