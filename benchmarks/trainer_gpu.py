@@ -9,7 +9,8 @@ PyYAML; matplotlib for the picture, if there. Several cells in one call:
 
     ... --cells bf16:fused bf16:torch fp32:torch
 
-Each cell (precision:kernels) is one run in a process of its own, and gives
+Each cell (precision:kernels, or precision:kernels:graph for CUDA graphs) is one run in
+a process of its own, and gives
 `OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables.
 """
 
@@ -41,7 +42,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--preset", default="initial_training")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--chains", type=int, default=24)
-    parser.add_argument("--cells", nargs="+", default=["bf16:fused"], help="precision:kernels")
+    parser.add_argument(
+        "--cells", nargs="+", default=["bf16:fused"], help="precision:kernels[:graph]"
+    )
     parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--batch-size", type=int, default=1)
@@ -72,13 +75,14 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     from evofeed.trainer.report import report_rows, write_report
     from evofeed.trainer.train import train
 
-    precision, kernels = cell.split(":")
+    precision, kernels, *graph = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
     config = preset(options.preset).replace(
         steps=options.steps, precision=precision, kernels=kernels, loader=loader,
-        checkpoint_every=0, model={"activation_checkpointing": options.checkpointing},
+        cuda_graphs=graph == ["graph"], checkpoint_every=0,
+        model={"activation_checkpointing": options.checkpointing},
     )  # fmt: skip
     scratch = Path(tempfile.gettempdir()) / f"evofeed-trainer-{_name(options, cell)}"
     known = options.preset == "initial_training" and options.batch_size == 1

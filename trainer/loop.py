@@ -33,6 +33,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.distributed import World
 from evofeed.trainer.flat import FlatOptimizer
 from evofeed.trainer.gradients import watch_gradients
+from evofeed.trainer.graphs import Replay
 from evofeed.trainer.optim import learning_rate
 from evofeed.trainer.runlog import RunLog
 from evofeed.trainer.stream import BatchStream, Loader, num_recycles, sample_names
@@ -119,6 +120,8 @@ class Loop:
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        graphed = config.cuda_graphs and world.device.type == "cuda"
+        self._replay = Replay(self._forward, num_recycles) if graphed else None
         self._terms: list[str] = []
         self._pending: _Pending | None = None
         self._skipped_in_a_row = 0
@@ -216,22 +219,28 @@ class Loop:
         self._flush()
 
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Forward and backward of one batch; loss, stop flag, recycles and terms, on the device."""
+        """Forward and backward of one batch; stop flag, recycles, loss and terms, on the device."""
         self.clock.part("forward")
-        device = self.world.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            outputs = self.model(batch)
-        loss, terms = self.loss(outputs, batch)
-        self.clock.part("backward")
-        torch.autograd.backward(loss)
+        if self._replay:
+            numbers = self._replay(batch, lambda: self.clock.part("backward"))
+        else:
+            loss, numbers = self._forward(batch)
+            self.clock.part("backward")
+            torch.autograd.backward(loss)
         self.optimizer.end_sample()
-        self._terms = sorted(terms)
         recycles = float(num_recycles(batch))
         known = torch.tensor([bool(self._asked), recycles, recycles**2], dtype=torch.float64)
+        return torch.cat([known.to(numbers.device, non_blocking=True), numbers])
+
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss of a batch, and loss and terms as one detached tensor."""
+        half = self.config.precision == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            outputs = self.model(batch)
+        loss, terms = self.loss(outputs, batch)
+        self._terms = sorted(terms)
         values = [loss.detach(), *(terms[name].detach() for name in self._terms)]
-        return torch.cat(
-            [known.to(device, non_blocking=True), torch.stack([v.double() for v in values])]
-        )
+        return loss, torch.stack([value.double() for value in values])
 
     def _reduce(self, numbers: Tensor) -> Tensor:
         numbers = numbers / self.config.accumulate

@@ -11,8 +11,7 @@ from evofeed.trainer.report import make_report
 from evofeed.trainer.runlog import read_steps
 
 _COLOURS = (
-    "#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b", "#bcbd22", "#17becf",
-    "#c7c7c7",
+    "#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b", "#bcbd22", "#c7c7c7",
 )  # fmt: skip
 
 
@@ -45,8 +44,9 @@ def plot_report(folder: Path, path: Path) -> Path:
 
 
 def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None:
-    rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in PARTS]
-    axes.stackplot(numbers, rows, labels=PARTS, colors=_COLOURS)
+    parts = [part for part in PARTS if part != "profiling"]  # it would dwarf the rest
+    rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
+    axes.stackplot(numbers, rows, labels=parts, colors=_COLOURS)
     axes.set(title="milliseconds of each step", xlabel="step")
     axes.legend(fontsize=7, loc="upper right", ncols=2)
 
