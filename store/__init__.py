@@ -1,8 +1,36 @@
 """Immutable Arrow shards of chain records, their index, and snapshots of them."""
 
 from evofeed.store.dataset import Dataset
+from evofeed.store.gc import GcReport, gc
+from evofeed.store.history import Diff, Snapshot
 from evofeed.store.manifest import Manifest, ShardEntry
 from evofeed.store.shard import write_shard
-from evofeed.store.writer import DatasetWriter, Snapshot
+from evofeed.store.snapshots import (
+    add_shards,
+    compact,
+    merge,
+    remove_chains,
+    replace_chains,
+    tag,
+)
+from evofeed.store.spans import PackedSlice
+from evofeed.store.writer import DatasetWriter
 
-__all__ = ["Dataset", "DatasetWriter", "Manifest", "ShardEntry", "Snapshot", "write_shard"]
+__all__ = [
+    "Dataset",
+    "DatasetWriter",
+    "write_shard",
+    "ShardEntry",
+    "Manifest",
+    "Snapshot",
+    "Diff",
+    "PackedSlice",
+    "add_shards",
+    "remove_chains",
+    "replace_chains",
+    "merge",
+    "compact",
+    "tag",
+    "gc",
+    "GcReport",
+]

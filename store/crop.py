@@ -23,6 +23,8 @@ DECLINED: Final = 1
 CORRUPT: Final = 2
 TOO_NARROW: Final = 3
 """A deletion count does not fit the caller's dtype."""
+NO_SUCH: Final = 4
+"""A wanted row or template is not in the chain, or a template is wanted twice."""
 
 _MSA5, _RAW, _FIXED, _MASK37 = int(Codec.MSA5), int(Codec.RAW), int(Codec.FIXED), int(Codec.MASK37)
 _U8, _U16 = int(Codec.UINT8), int(Codec.UINT16)
@@ -81,19 +83,15 @@ def column_at(span, starts, number):
 
 @compiled
 @no_type_check
-def integer(span, at, codec, index):
-    """Element `index` of a UINT8, UINT16 or RAW i32 payload."""
-    if codec == _U8:
-        return np.int64(span[at + index])
-    if codec == _U16:
-        return np.int64(span[at + 2 * index]) | np.int64(span[at + 2 * index + 1]) << 8
-    word = _load(span, at + 4 * index) & np.uint64(0xFFFFFFFF)
+def integer(span, at, width, index):
+    """Element `index` of a payload of u8, u16 or i32 integers: one load, no branch."""
+    word = _load(span, at + width * index) & (np.uint64(0xFFFFFFFF) >> np.uint64(32 - 8 * width))
     return np.int64(np.int32(word))
 
 
 @compiled
 @no_type_check
-def width(codec):
+def width_of(codec):
     """Bytes of one integer; 0 for a codec that holds none."""
     return 1 if codec == _U8 else 2 if codec == _U16 else 4 if codec == _RAW else 0
 
@@ -105,15 +103,18 @@ def stored_rows(span, starts, N, rows, found):
     at, nbytes, codec = column_at(span, starts, _ORDER)
     if codec < 0:
         return -codec
-    if not width(codec) or nbytes != N * width(codec):
+    width = width_of(codec)
+    if not width or nbytes != N * width or at + nbytes + 8 > len(span):
         return CORRUPT
     inverse = np.full(N, -1, np.int64)
     for i in range(N):
-        original = integer(span, at, codec, i)
+        original = integer(span, at, width, i)
         if original < 0 or original >= N or inverse[original] >= 0:
             return CORRUPT
         inverse[original] = i
     for i in range(len(rows)):
+        if rows[i] < 0 or rows[i] >= N:
+            return NO_SUCH
         found[i] = inverse[rows[i]]
     return OK
 
@@ -151,6 +152,9 @@ def msa_crop(span, starts, number, total, L, a, wanted, out):
         return DECLINED
     row_nbytes = (5 * L + 63) // 64 * 8
     R, W = out.shape
+    for i in range(R):
+        if wanted[i] < 0 or wanted[i] >= total:
+            return NO_SUCH
     if nbytes != total * row_nbytes or at + nbytes + 8 > len(span):
         return CORRUPT
     flat = out.reshape(-1)
@@ -166,17 +170,17 @@ def row_starts(span, starts, N, K, first):
     at, nbytes, codec = column_at(span, starts, _D_ROW)
     if codec < 0:
         return -codec
-    step = 1 if codec == _COUNTS8 else 2 if codec == _COUNTS16 else 4 if codec == _COUNTS32 else 0
-    if not step:
+    width = 1 if codec == _COUNTS8 else 2 if codec == _COUNTS16 else 4 if codec == _COUNTS32 else 0
+    if not width:
         return DECLINED
-    if nbytes != N * step:
+    if nbytes != N * width or at + nbytes + 8 > len(span):
         return CORRUPT
     total = 0
     for i in range(N):
         first[i] = total
-        kind = _U8 if step == 1 else _U16 if step == 2 else _RAW
-        total += integer(span, at, kind, i)
-        if total > K or total < first[i]:
+        count = integer(span, at, width, i)
+        total += count
+        if count < 0 or total > K:
             return CORRUPT
     first[N] = total
     return OK if total == K else CORRUPT
@@ -194,19 +198,19 @@ def deletions_crop(span, starts, N, K, a, wanted, limit, out):
     count, count_nbytes, count_codec = column_at(span, starts, _D_COUNT)
     if column_codec < 0 or count_codec < 0:
         return max(-column_codec, -count_codec)
-    column_width, count_width = width(column_codec), width(count_codec)
-    if not column_width or not count_width:
+    cw, vw = width_of(column_codec), width_of(count_codec)
+    if not cw or not vw or column_nbytes != K * cw or count_nbytes != K * vw:
         return CORRUPT
-    if column_nbytes != K * column_width or count_nbytes != K * count_width:
+    if count + count_nbytes + 8 > len(span):
         return CORRUPT
     R, W = out.shape
     out[:] = 0
     for i in range(R):
         row = wanted[i]
         for k in range(first[row], first[row + 1]):
-            j = integer(span, column, column_codec, k) - a
+            j = integer(span, column, cw, k) - a
             if 0 <= j < W:
-                value = integer(span, count, count_codec, k)
+                value = integer(span, count, vw, k)
                 if value > limit:
                     return TOO_NARROW
                 out[i, j] = value
@@ -270,6 +274,8 @@ def atoms_crop(span, starts, mask_number, M, L, a, chosen, center, mask_out, out
     W = out.shape[1]
     slot = np.full(M // L if L else 0, -1, np.int64)
     for i in range(len(chosen)):
+        if chosen[i] < 0 or chosen[i] >= len(slot) or slot[chosen[i]] >= 0:
+            return NO_SUCH
         slot[chosen[i]] = i
     mask_out[:] = 0
     out[:] = 0

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.features import RECORD, ChainRecord
 from evofeed.store.decode import FEATURES, ChainDecoder
+from evofeed.store.history import Diff, Snapshot, diff_indexes, list_snapshots, read_manifest
+from evofeed.store.html import describe_html
 from evofeed.store.index import read_index
 from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import read_ref
@@ -52,7 +54,11 @@ class Dataset:
             SchemaMismatch: written by a newer evofeed.
             ShardCorrupt: manifest or index do not match their checksums.
         """
-        storage = open_storage(uri, token=token)
+        return cls.of(open_storage(uri, token=token), snapshot)
+
+    @classmethod
+    def of(cls, storage: Storage, snapshot: str = "main") -> Dataset:
+        """As `open`, for a storage that is already there."""
         is_digest = DIGEST.fullmatch(snapshot)
         digest = snapshot if is_digest else read_ref(storage, snapshot).digest
         return _reopen(storage, digest)
@@ -173,6 +179,32 @@ class Dataset:
         """
         return self.spans.read_packed(self.spans.row(chain), columns, out)
 
+    def snapshots(self) -> list[Snapshot]:
+        """Every snapshot of this dataset, children before their parents.
+
+        Over HTTP, where files cannot be listed: this snapshot and its ancestors.
+        """
+        return list_snapshots(self.storage, self.digest)
+
+    def diff(self, a: str, b: str | None = None) -> Diff:
+        """Chains that changed from snapshot `a` to `b` (refs or digests; None: this one)."""
+        first = Dataset.of(self.storage, a)
+        return first.diff_with(self if b is None else Dataset.of(self.storage, b))
+
+    def diff_with(self, other: Dataset) -> Diff:
+        """Chains that changed from this snapshot to another, of any dataset."""
+        return diff_indexes(self.index, other.index)
+
+    def to_pandas(self) -> Any:
+        """The index as a pandas DataFrame, one row per chain."""
+        return self.index.drop_columns(["column_offsets"]).to_pandas()
+
+    def _repr_html_(self) -> str:
+        return describe_html(self)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.uri!r}, {self.digest[:12]}, {len(self):,} chains)"
+
     def verify(self, deep: bool = False) -> list[StoreError]:
         """Every fault found, empty if all is well; never raises for bad data.
 
@@ -257,21 +289,8 @@ def _deletions(
     }
 
 
-def read_manifest(storage: Storage, digest: str) -> Manifest:
-    """The manifest of a snapshot.
-
-    Raises:
-        DatasetMissing: there is no such snapshot.
-    """
-    key = f"snapshots/{digest}/manifest.json"
-    try:
-        data = storage.read(key)
-    except ShardMissing:
-        raise DatasetMissing(f"no snapshot {digest[:12]}", path=storage.uri) from None
-    return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")
-
-
-def _checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:
+def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:
+    """The index of a snapshot, checked against its manifest and validated in full."""
     key = f"snapshots/{digest}/index.arrow"
     path = f"{storage.uri}/{key}"
     data = storage.read(key)
@@ -285,4 +304,4 @@ def _checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Tabl
 
 def _reopen(storage: Storage, digest: str) -> Dataset:
     manifest = read_manifest(storage, digest)
-    return Dataset(storage, digest, manifest, _checked_index(storage, digest, manifest))
+    return Dataset(storage, digest, manifest, checked_index(storage, digest, manifest))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evofeed.errors import SchemaMismatch, ShardCorrupt
 from evofeed.features import ChainRecord
@@ -87,25 +88,39 @@ def describe(record: ChainRecord) -> dict[str, Any]:
 
 
 def index_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """The index of these rows, sorted by chain id.
+    """The index of these rows; see `canonical`."""
+    return canonical([pa.Table.from_pylist(rows, schema=index_schema())])
+
+
+def canonical(tables: Sequence[pa.Table]) -> pa.Table:
+    """One index of several: sorted by chain id, dictionaries in order of first use.
+
+    The same rows give the same bytes, however they were brought together.
 
     Raises:
-        ValueError: a chain id appears twice.
+        ValueError: a chain is in two rows.
     """
-    rows = sorted(rows, key=lambda row: str(row["chain_id"]))
-    for before, after in pairwise(rows):
-        if before["chain_id"] == after["chain_id"]:
-            raise ValueError(
-                f"chain {after['chain_id']} is in {before['shard']} and {after['shard']}"
-            )
-    # Dictionary codes in order of first appearance: the same rows give the same bytes.
-    return pa.Table.from_pylist(rows, schema=index_schema())
+    schema = index_schema()
+    plain = [_undictionary(table) for table in tables] or [_undictionary(schema.empty_table())]
+    table = pa.concat_tables(plain).sort_by("chain_id").combine_chunks()
+    ids = table["chain_id"]
+    same = pc.equal(ids[1:], ids[:-1]) if len(ids) > 1 else pa.chunked_array([[False]])
+    if pc.any(same).as_py():
+        at = pc.index(same, True).as_py()
+        one, two = table["shard"][at], table["shard"][at + 1]
+        raise ValueError(f"chain {ids[at]} is there twice, in {one} and {two}")
+    columns = []
+    for name, kind in INDEX_FIELDS:
+        column = table[name]
+        if kind == TEXT:
+            column = column.dictionary_encode()
+        columns.append(column.cast(kind))
+    return pa.table(columns, schema=schema).combine_chunks()
 
 
-def sort_index(tables: list[pa.Table]) -> pa.Table:
-    """One canonical index of several: sorted by chain id, dictionaries rebuilt."""
-    rows = [row for table in tables for row in table.to_pylist()]
-    return index_table(rows)
+def _undictionary(table: pa.Table) -> pa.Table:
+    fields = [(name, pa.utf8() if kind == TEXT else kind) for name, kind in INDEX_FIELDS]
+    return pa.table([table[name].cast(kind) for name, kind in fields], names=[n for n, _ in fields])
 
 
 def index_bytes(table: pa.Table) -> bytes:

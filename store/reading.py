@@ -10,12 +10,17 @@ import numpy as np
 
 from evofeed.store import crop
 from evofeed.store.decode import FEATURES, ChainDecoder
-from evofeed.store.layout import COLUMN_NUMBER
+from evofeed.store.layout import COLUMN_NUMBER, Codec
 from evofeed.store.spans import Spans
 
-ROWS: Final = ("msa", "deletion_matrix")
-TEMPLATES: Final = ("template_aatype", "template_all_atom_mask", "template_all_atom_positions")
-STRUCTURE: Final = ("all_atom_mask", "all_atom_positions")
+_DIMS: Final = {
+    name: feature.dims
+    for name, feature in FEATURES.items()
+    if feature.dtype != "str" and "K" not in feature.dims
+} | {"deletion_matrix": ("N", "L")}
+_FIXED: Final = {"atom37": 37, "xyz": 3, "restype22": 22}
+_ONLY: Final = np.zeros(1, np.int64)
+_NO_CENTER: Final = np.zeros([1, 3], np.float32)
 _scratch = threading.local()
 
 
@@ -40,43 +45,41 @@ def read_into(
     verify: bool = True,
 ) -> None:
     """Fill every array of `out` with that feature of a chain, cropped; see `Dataset.read_into`."""
-    span = spans.read_span(row, scratch(int(spans.nbytes[row])), verify=verify)
     L, N, K, T = spans.dims[row].tolist()
-    _check_shapes(out, spans.dims[row].tolist(), stop - start, rows, templates)
-    starts, done = spans.starts[row], set()
-    if "msa" in out or "deletion_matrix" in out:
-        done |= _rows(span, starts, out, (L, N, K), start, rows)
+    wanted = np.arange(N) if rows is None else rows
+    _check_shapes(out, {"L": stop - start, "N": len(wanted), "T": len(templates)} | _FIXED)
+    span = spans.read_span(row, scratch(int(spans.nbytes[row])), verify=verify)
+    starts = spans.starts[row]
+    done = _rows(span, starts, out, (L, N, K), start, wanted)
     if "template_aatype" in out:
         number = COLUMN_NUMBER["template_aatype"]
-        if not crop.msa_crop(span, starts, number, T, L, start, templates, out["template_aatype"]):
-            done.add("template_aatype")
-    done |= _atoms(span, starts, out, "all_atom", L, L, start, np.zeros(1, np.int64))
-    done |= _atoms(span, starts, out, "template_all_atom", T * L, L, start, templates)
-    left = [name for name in out if name not in done]
-    if left:
-        _plainly(spans.decoder(row, span), out, left, start, stop, rows, templates)
+        target = out["template_aatype"]
+        if _done(crop.msa_crop(span, starts, number, T, L, start, templates, target), T):
+            done.append("template_aatype")
+    done += _atoms(span, starts, out, "all_atom", L, L, start, _ONLY)
+    done += _atoms(span, starts, out, "template_all_atom", T * L, L, start, templates)
+    if len(done) < len(out):
+        left = [name for name in out if name not in done]
+        _plainly(spans.decoder(row, span), out, left, start, stop, wanted, templates)
 
 
-def _check_shapes(
-    out: Mapping[str, np.ndarray],
-    dims: Sequence[int],
-    width: int,
-    rows: np.ndarray | None,
-    templates: np.ndarray,
-) -> None:
-    _, N, _, T = dims
-    if rows is not None and len(rows) and (rows.min() < 0 or rows.max() >= N):
-        raise ValueError(f"rows {rows.min()}..{rows.max()}: the chain has {N}")
-    if len(templates) and (templates.min() < 0 or templates.max() >= T):
-        raise ValueError(f"templates {templates.tolist()}: the chain has {T}")
-    sizes = {"L": width, "N": N if rows is None else len(rows), "T": len(templates)}
+def _check_shapes(out: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:
     for name, array in out.items():
-        dims_of = ("N", "L") if name == "deletion_matrix" else FEATURES[name].dims
-        if "K" in dims_of or (name not in ROWS and FEATURES[name].dtype == "str"):
-            raise ValueError(f"{name} has no fixed size: use `read`")
-        shape = (sizes["N"], width) if name == "deletion_matrix" else FEATURES[name].shape(sizes)
+        dims = _DIMS.get(name)
+        if dims is None:
+            raise ValueError(f"{name} is no array of fixed size: use `read`")
+        shape = tuple([sizes[dim] for dim in dims])
         if array.shape != shape or not array.flags.c_contiguous:
             raise ValueError(f"{name}: a buffer {array.shape}; contiguous {shape} needed")
+
+
+def _done(status: int, has: int) -> bool:
+    """True if a compiled decoder did its work, False if it left it to the plain one."""
+    if status == crop.NO_SUCH:
+        raise ValueError(f"a row or template is out of range or twice: the chain has {has}")
+    if status == crop.TOO_NARROW:
+        raise ValueError("deletion_matrix: a count does not fit the buffer's dtype")
+    return status == crop.OK  # CORRUPT too: the plain decoder says what exactly is wrong
 
 
 def _rows(
@@ -85,26 +88,22 @@ def _rows(
     out: Mapping[str, np.ndarray],
     dims: tuple[int, int, int],
     start: int,
-    rows: np.ndarray | None,
-) -> set[str]:
+    wanted: np.ndarray,
+) -> list[str]:
     L, N, K = dims
-    wanted = np.arange(N) if rows is None else rows
     stored = np.empty(len(wanted), np.int64)
-    if crop.stored_rows(span, starts, N, wanted, stored):
-        return set()
-    done = set()
+    if not _done(crop.stored_rows(span, starts, N, wanted, stored), N):
+        return []
+    done = []
     if "msa" in out and out["msa"].dtype == np.uint8:
         number = COLUMN_NUMBER["msa"]
-        if not crop.msa_crop(span, starts, number, N, L, start, stored, out["msa"]):
-            done.add("msa")
+        if _done(crop.msa_crop(span, starts, number, N, L, start, stored, out["msa"]), N):
+            done.append("msa")
     if "deletion_matrix" in out:
         dense = out["deletion_matrix"]
         limit = np.iinfo(dense.dtype).max if dense.dtype.kind in "iu" else 2**31
-        status = crop.deletions_crop(span, starts, N, K, start, stored, limit, dense)
-        if status == crop.TOO_NARROW:
-            raise ValueError(f"deletion_matrix: a count does not fit {dense.dtype}")
-        if not status:
-            done.add("deletion_matrix")
+        if _done(crop.deletions_crop(span, starts, N, K, start, stored, limit, dense), N):
+            done.append("deletion_matrix")
     return done
 
 
@@ -117,26 +116,23 @@ def _atoms(
     L: int,
     start: int,
     chosen: np.ndarray,
-) -> set[str]:
-    names = {f"{prefix}_mask", f"{prefix}_positions"}
-    if not names <= set(out) or out[f"{prefix}_positions"].dtype != np.float32:
-        return set()
-    mask, positions = out[f"{prefix}_mask"], out[f"{prefix}_positions"]
-    center = np.zeros([1, 3], np.float32)
-    if prefix == "template_all_atom":
-        if len(np.unique(chosen)) < len(chosen) or not residues:
-            return set()
-        at, nbytes, codec = crop.column_at(span, starts, COLUMN_NUMBER["template_center"])
-        if codec != 0 or nbytes != residues // L * 12:
-            return set()
-        center = span[at : at + nbytes].view(np.float32).reshape(-1, 3)
-    else:
+) -> list[str]:
+    names = [f"{prefix}_mask", f"{prefix}_positions"]
+    if names[0] not in out or names[1] not in out or out[names[1]].dtype != np.float32:
+        return []
+    mask, positions, center = out[names[0]], out[names[1]], _NO_CENTER
+    if prefix == "all_atom":
         mask, positions = mask[None], positions[None]
-    number = COLUMN_NUMBER[f"{prefix}_mask"]
+    else:
+        at, nbytes, codec = crop.column_at(span, starts, COLUMN_NUMBER["template_center"])
+        if codec != Codec.RAW or nbytes != residues // L * 12:
+            return []
+        center = span[at : at + nbytes].view(np.float32).reshape(-1, 3)
+    number = COLUMN_NUMBER[names[0]]
     status = crop.atoms_crop(
         span, starts, number, residues, L, start, chosen, center, mask, positions
     )
-    return set() if status else names
+    return names if _done(status, residues // L) else []
 
 
 def _plainly(
@@ -145,11 +141,12 @@ def _plainly(
     names: Sequence[str],
     start: int,
     stop: int,
-    rows: np.ndarray | None,
+    taken: np.ndarray,
     templates: np.ndarray,
 ) -> None:
-    taken: np.ndarray | slice = slice(None) if rows is None else rows
     picks: dict[str, np.ndarray | slice] = {"L": slice(start, stop), "N": taken, "T": templates}
+    _require(taken, decoder.dims["N"])
+    _require(templates, decoder.dims["T"])
     for name in names:
         if name == "deletion_matrix":
             _fill(out[name], decoder.deletion_matrix()[taken, start:stop])
@@ -162,6 +159,11 @@ def _plainly(
             if dim in picks:
                 array = array[(slice(None),) * axis + (picks[dim],)]
         _fill(out[name], array)
+
+
+def _require(wanted: np.ndarray, has: int) -> None:
+    if len(wanted) and not 0 <= wanted.min() <= wanted.max() < has:
+        raise ValueError(f"{wanted.min()}..{wanted.max()} is out of range: the chain has {has}")
 
 
 def _fill(out: np.ndarray, array: np.ndarray) -> None:

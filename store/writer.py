@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from evofeed.features import ChainRecord
 from evofeed.store.encode import encode_record
-from evofeed.store.index import index_bytes, sort_index
+from evofeed.store.history import Snapshot
+from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
 from evofeed.store.manifest import Manifest, ShardEntry, canonical_json, check_name
 from evofeed.store.refs import move_ref
@@ -20,14 +20,6 @@ from evofeed.store.storage import Storage, open_storage
 
 SHARD_NBYTES = 256 << 20
 """Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A published state of a dataset."""
-
-    digest: str
-    manifest: Manifest
 
 
 class DatasetWriter:
@@ -90,7 +82,7 @@ class DatasetWriter:
         """
         self.flush()
         entries = sorted(self._entries.values())
-        table = sort_index([read_part(self.storage, entry) for entry in entries])
+        table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)
         snapshot = write_snapshot(

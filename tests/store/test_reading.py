@@ -57,7 +57,7 @@ def test_any_window_and_rows_equal_the_plain_read(dataset, verify):
     rng = np.random.default_rng(0)
     for chain in range(len(dataset)):
         record = dataset[chain]
-        for _ in range(6):
+        for _ in range(3):
             start, stop = sorted(rng.integers(0, record.num_res + 1, 2))
             rows = rng.integers(0, record.num_alignments, rng.integers(0, 20))
             chosen = rng.permutation(record.num_templates)[: rng.integers(0, 5)]
@@ -94,11 +94,13 @@ def test_wrong_calls_are_refused(dataset):
         {"rows": [-1]},
         {"templates": [record.num_templates]},
     ):
+        counts = len(bad.get("rows", range(record.num_alignments))), record.num_res
+        out = buffers(*counts, len(bad.get("templates", range(record.num_templates))))
         with pytest.raises(ValueError, match="the chain has"):
-            dataset.read_into(1, {}, **bad)
+            dataset.read_into(1, out, **bad)
     with pytest.raises(ValueError, match="contiguous"):
         dataset.read_into(1, {"aatype": np.zeros(record.num_res + 1, np.uint8)})
-    with pytest.raises(ValueError, match="no fixed size"):
+    with pytest.raises(ValueError, match="fixed size"):
         dataset.read_into(1, {"deletion_row": np.zeros(3, np.int32)})
 
 

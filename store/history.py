@@ -1,0 +1,94 @@
+"""Snapshots that exist, and what changed between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.errors import DatasetMissing, ShardMissing, StoreError
+from evofeed.store.manifest import Manifest
+from evofeed.store.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A published state of a dataset."""
+
+    digest: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Chain ids that are only in the second snapshot, only in the first, or differ in bytes."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {name: list(getattr(self, name)) for name in ("added", "removed", "changed")}
+
+
+def read_manifest(storage: Storage, digest: str) -> Manifest:
+    """The manifest of a snapshot.
+
+    Raises:
+        DatasetMissing: there is no such snapshot.
+        ShardCorrupt: its bytes are not those of its digest.
+    """
+    key = f"snapshots/{digest}/manifest.json"
+    try:
+        data = storage.read(key)
+    except ShardMissing:
+        raise DatasetMissing(f"no snapshot {digest[:12]}", path=storage.uri) from None
+    return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")
+
+
+def list_snapshots(storage: Storage, head: str | None = None) -> list[Snapshot]:
+    """All snapshots, children before parents; ancestors of `head` where files cannot be listed."""
+    try:
+        keys = [item.key for item in storage.files("snapshots/")]
+    except StoreError:
+        return ancestors(storage, head) if head else []
+    digests = [key.split("/")[1] for key in keys if key.endswith("/manifest.json")]
+    found = {digest: read_manifest(storage, digest) for digest in digests}
+
+    def depth(digest: str | None) -> int:
+        steps = 0
+        while digest in found:
+            digest, steps = found[digest].parent, steps + 1
+        return steps
+
+    order = sorted(found, key=lambda digest: (-depth(digest), digest))
+    return [Snapshot(digest, found[digest]) for digest in order]
+
+
+def ancestors(storage: Storage, digest: str) -> list[Snapshot]:
+    """A snapshot and what it was made from, as far back as it is still there."""
+    line: list[Snapshot] = []
+    parent: str | None = digest
+    while parent is not None:
+        try:
+            line.append(Snapshot(parent, read_manifest(storage, parent)))
+        except DatasetMissing:
+            break
+        parent = line[-1].manifest.parent
+    return line
+
+
+def diff_indexes(a: pa.Table, b: pa.Table) -> Diff:
+    """What changed from index `a` to index `b`."""
+    in_b = pc.is_in(a["chain_id"], value_set=b["chain_id"].combine_chunks())
+    in_a = pc.is_in(b["chain_id"], value_set=a["chain_id"].combine_chunks())
+    ours, theirs = a.filter(in_b), b.filter(in_a)  # both sorted by id: row by row the same chain
+    changed = ours.filter(pc.not_equal(ours["checksum"], theirs["checksum"]))
+    return Diff(
+        added=tuple(b.filter(pc.invert(in_a))["chain_id"].to_pylist()),
+        removed=tuple(a.filter(pc.invert(in_b))["chain_id"].to_pylist()),
+        changed=tuple(changed["chain_id"].to_pylist()),
+    )

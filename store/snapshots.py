@@ -1,0 +1,168 @@
+"""New snapshots from old ones: add, remove, replace, merge, compact, tag.
+
+Each function reads where a ref points, writes a new snapshot whose parent that
+is, and moves the ref by compare-and-swap; if somebody else moved it meanwhile it
+raises `RefConflict` and nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.errors import StoreError
+from evofeed.store.dataset import Dataset
+from evofeed.store.history import Snapshot
+from evofeed.store.index import canonical
+from evofeed.store.manifest import ShardEntry
+from evofeed.store.refs import Ref, move_ref
+from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
+from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
+
+
+def add_shards(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
+    """The snapshot with the chains of more shards; none may be there already."""
+    return _amend(uri, ref, lambda base: (base.index, list(entries)))
+
+
+def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> Snapshot:
+    """The snapshot without some chains. Their bytes go when `compact` and `gc` have run.
+
+    Raises:
+        KeyError: a chain is not there.
+    """
+    return _amend(uri, ref, lambda base: (_without(base, list(chain_ids)), []))
+
+
+def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
+    """The snapshot with the chains of these shards in place of those of the same id."""
+    new = list(entries)
+
+    def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
+        ids = [i for entry in new for i in read_part(base.storage, entry)["chain_id"].to_pylist()]
+        return _without(base, [i for i in ids if i in base]), new
+
+    return _amend(uri, ref, change)
+
+
+def merge(uri: str, other: str, *, ref: str = "main", other_snapshot: str = "main") -> Snapshot:
+    """The snapshot with all chains of another dataset, whose shards are copied here.
+
+    A chain that both have with the same bytes is kept once.
+
+    Raises:
+        ValueError: a chain is in both and differs; names it.
+    """
+    theirs = Dataset.open(other, other_snapshot)
+
+    def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
+        shared = base.diff_with(theirs)
+        if shared.changed:
+            raise ValueError(
+                f"chains differ: {', '.join(shared.changed[:5])}: remove one side first"
+            )
+        for entry in theirs.manifest.shards:
+            base.storage.put(shard_key(entry.name), theirs.storage.read(shard_key(entry.name)))
+        fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
+        return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
+
+    return _amend(uri, ref, change, indexed=True)
+
+
+def compact(
+    uri: str, *, ref: str = "main", shard_nbytes: int = SHARD_NBYTES, fill: float = 0.5
+) -> Snapshot:
+    """The snapshot with shards rewritten that are small or mostly of removed chains.
+
+    Columns are copied packed, bit for bit; only shards whose live bytes are below
+    `fill * shard_nbytes` are touched.
+    """
+
+    def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
+        rows = [row for name in _sparse(base, fill * shard_nbytes) for row in _rows_of(base, name)]
+        if len({base.spans.key(row) for row in rows}) < 2 and not _has_garbage(base, rows):
+            return base.index, []
+        sizes = dict(zip(base, base.index["cluster_size"].to_pylist(), strict=True))
+        entries = list(_rewrite(base, rows, shard_nbytes))
+        parts = [with_cluster_sizes(read_part(base.storage, entry), sizes) for entry in entries]
+        kept = base.index.take(pa.array(sorted(set(range(len(base))) - set(rows)), pa.int64()))
+        return canonical([kept, *parts]), entries
+
+    return _amend(uri, ref, change, indexed=True)
+
+
+def tag(uri: str, name: str, snapshot: str = "main") -> Ref:
+    """A new ref at a snapshot; a tag that exists stays where it is.
+
+    Raises:
+        RefConflict: it points elsewhere already.
+    """
+    dataset = Dataset.open(uri, snapshot)
+    return move_ref(dataset.storage, name, dataset.digest, None)
+
+
+Change = Callable[[Dataset], tuple[pa.Table, list[ShardEntry]]]
+
+
+def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snapshot:
+    base = Dataset.open(uri, ref)
+    table, entries = change(base)
+    if not indexed:
+        table = canonical([table, *(read_part(base.storage, entry) for entry in entries)])
+    live = set(table["shard"].unique().to_pylist())
+    known = {entry.name: entry for entry in (*base.manifest.shards, *entries)}
+    if table.equals(base.index):
+        return Snapshot(base.digest, base.manifest)
+    snapshot = write_snapshot(
+        base.storage,
+        table,
+        [known[name] for name in sorted(live)],
+        parent=base.digest,
+        config=base.manifest.config,
+        dropped=base.manifest.dropped,
+    )
+    move_ref(base.storage, ref, snapshot.digest, base.digest)
+    return snapshot
+
+
+def _without(base: Dataset, chain_ids: Sequence[str]) -> pa.Table:
+    for chain_id in chain_ids:
+        base.row(chain_id)  # KeyError for one that is not there
+    gone = pc.is_in(base.index["chain_id"], value_set=pa.array(chain_ids, pa.utf8()))
+    return base.index.filter(pc.invert(gone))
+
+
+def _rows_of(base: Dataset, shard: str) -> list[int]:
+    return [row for row in range(len(base)) if base.spans.key(row) == shard_key(shard)]
+
+
+def _sparse(base: Dataset, nbytes: float) -> list[str]:
+    live = dict.fromkeys((entry.name for entry in base.manifest.shards), 0)
+    for shard, size in zip(
+        base.index["shard"].to_pylist(), base.index["nbytes"].to_pylist(), strict=True
+    ):
+        live[shard] += size
+    return [name for name, size in live.items() if size < nbytes]
+
+
+def _has_garbage(base: Dataset, rows: Sequence[int]) -> bool:
+    names = {base.spans.key(row) for row in rows}
+    held = sum(entry.chains for entry in base.manifest.shards if shard_key(entry.name) in names)
+    return held > len(rows)
+
+
+def _rewrite(base: Dataset, rows: Iterable[int], shard_nbytes: int) -> Iterable[ShardEntry]:
+    pending, size = {}, 0
+    for row in sorted(rows):
+        decoder = base.spans.decoder(row, base.spans.read_span(row))
+        if decoder.place.chain_id in pending:
+            raise StoreError("twice in one snapshot", item=decoder.place.chain_id)
+        pending[decoder.place.chain_id] = decoder.columns
+        size += int(base.spans.nbytes[row])
+        if size >= shard_nbytes:
+            yield store_shard(base.storage, shard_bytes(pending))
+            pending, size = {}, 0
+    if pending:
+        yield store_shard(base.storage, shard_bytes(pending))

@@ -1,0 +1,162 @@
+"""Snapshots made from snapshots, and the collection of what none of them needs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import RefConflict
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    add_shards,
+    compact,
+    gc,
+    merge,
+    remove_chains,
+    replace_chains,
+    tag,
+    write_shard,
+)
+
+
+def make(folder, seeds, **commit):
+    writer = DatasetWriter(str(folder), shard_nbytes=1)  # a shard for each chain
+    for seed in seeds:
+        writer.add(random_record(seed))
+    return writer.commit(**commit)
+
+
+def ids(*seeds):
+    return sorted(f"chain{seed}_A" for seed in seeds)
+
+
+def test_chains_are_added_removed_and_replaced_as_new_snapshots(tmp_path):
+    uri = str(tmp_path)
+    first = make(uri, range(3), config={"a": 1})
+    second = add_shards(uri, [write_shard(uri, [random_record(7)])])
+    third = remove_chains(uri, ["chain0_A"])
+    other = random_record(40, chain_id="chain1_A")
+    fourth = replace_chains(uri, [write_shard(uri, [other])])
+    assert [s.manifest.parent for s in (second, third, fourth)] == [
+        first.digest,
+        second.digest,
+        third.digest,
+    ]
+    dataset = Dataset.open(uri)
+    assert list(dataset) == ids(1, 2, 7) and dataset.manifest.config == {"a": 1}
+    assert_same(dataset["chain1_A"], other)
+    assert dataset.verify(deep=True) == []
+    assert [s.digest for s in dataset.snapshots()] == [
+        s.digest for s in (fourth, third, second, first)
+    ]
+    changes = dataset.diff(first.digest)
+    assert changes.added == ("chain7_A",)
+    assert changes.removed == ("chain0_A",) and changes.changed == ("chain1_A",)
+    assert dataset.diff(second.digest, third.digest).removed == ("chain0_A",)
+
+
+def test_what_cannot_be_is_refused_and_nothing_changes(tmp_path):
+    uri = str(tmp_path)
+    first = make(uri, range(3))
+    with pytest.raises(ValueError, match="chain2_A is there twice"):
+        add_shards(uri, [write_shard(uri, [random_record(2, num_res=7)])])
+    with pytest.raises(KeyError, match="nope"):
+        remove_chains(uri, ["nope"])
+    assert Dataset.open(uri).digest == first.digest
+
+
+def test_merging_copies_what_is_new_and_refuses_what_differs(tmp_path):
+    ours, theirs, odd = (str(tmp_path / name) for name in ("ours", "theirs", "odd"))
+    make(ours, [1, 2])
+    make(theirs, [2, 3])
+    merge(ours, theirs)
+    dataset = Dataset.open(ours)
+    assert list(dataset) == ids(1, 2, 3) and dataset.verify(deep=True) == []
+    assert_same(dataset["chain3_A"], random_record(3))
+    writer = DatasetWriter(odd)
+    writer.add(random_record(50, chain_id="chain1_A"))
+    writer.commit()
+    with pytest.raises(ValueError, match="chain1_A"):
+        merge(ours, odd)
+
+
+def test_compaction_joins_small_shards_and_keeps_every_bit(tmp_path):
+    uri = str(tmp_path)
+    make(uri, range(6), cluster_sizes={"chain4_A": 9})
+    remove_chains(uri, ["chain5_A"])
+    before = Dataset.open(uri)
+    compact(uri)
+    after = Dataset.open(uri)
+    assert len(before.manifest.shards) == 5 and len(after.manifest.shards) == 1
+    assert before.diff_with(after).to_dict() == {"added": [], "removed": [], "changed": []}
+    assert after.verify(deep=True) == []
+    for seed in range(5):
+        assert_same(after[f"chain{seed}_A"], random_record(seed))
+    assert after.index["cluster_size"].to_pylist() == [-1, -1, -1, -1, 9]
+    assert compact(uri).digest == after.digest
+
+
+def test_a_tag_stays_where_it_was_put(tmp_path):
+    uri = str(tmp_path)
+    first = make(uri, [1])
+    assert tag(uri, "v1").digest == first.digest
+    remove_chains(uri, ["chain1_A"])
+    assert list(Dataset.open(uri)) == [] and list(Dataset.open(uri, "v1")) == ids(1)
+    with pytest.raises(RefConflict):
+        tag(uri, "v1")
+
+
+def age(folder, seconds):
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+
+def test_collection_removes_only_what_is_unreachable_and_old(tmp_path):
+    uri = str(tmp_path)
+    make(uri, range(3))
+    orphan = write_shard(uri, [random_record(9)])
+    (tmp_path / "shards" / ".tmp-1-dead").write_bytes(b"half a shard")
+    assert gc(uri).removed == () and len(gc(uri).young) == 3
+    age(tmp_path, 8 * 24 * 3600)
+    report = gc(uri)
+    names = {f"shards/{orphan.name}", f"parts/{orphan.name}", "shards/.tmp-1-dead"}
+    assert {item.key for item in report.removed} == names and report.nbytes > 0
+    assert (tmp_path / "shards" / orphan.name).exists()
+    gc(uri, dry_run=False)
+    assert not (tmp_path / "shards" / orphan.name).exists()
+    assert gc(uri).removed == ()
+    assert Dataset.open(uri).verify(deep=True) == []
+
+
+def test_history_is_kept_unless_it_is_given_up(tmp_path):
+    uri = str(tmp_path)
+    first = make(uri, range(3))
+    remove_chains(uri, ["chain0_A"])
+    age(tmp_path, 8 * 24 * 3600)
+    assert gc(uri).removed == ()
+    gc(uri, dry_run=False, keep_history=False)
+    assert not (tmp_path / "snapshots" / first.digest).exists()
+    dataset = Dataset.open(uri)
+    assert dataset.verify(deep=True) == [] and len(dataset.snapshots()) == 1
+
+
+def test_index_bytes_do_not_depend_on_how_rows_came_together(tmp_path):
+    one = make(tmp_path / "a", [3, 1, 2])
+    two = make(tmp_path / "b", [1])
+    add_shards(str(tmp_path / "b"), [write_shard(str(tmp_path / "b"), [random_record(3)])])
+    writer = DatasetWriter(str(tmp_path / "b"), shard_nbytes=1)
+    last = add_shards(str(tmp_path / "b"), [write_shard(writer.storage.uri, [random_record(2)])])
+    assert two.digest != last.digest
+    assert one.manifest.index_sha256 == last.manifest.index_sha256
+
+
+def test_a_dataset_shows_itself_in_a_notebook(tmp_path):
+    make(tmp_path, range(3))
+    dataset = Dataset.open(tmp_path)
+    assert "3 chains" in repr(dataset) and "<td>3</td>" in dataset._repr_html_()
+    frame = dataset.to_pandas()
+    assert frame.chain_id.tolist() == ids(0, 1, 2) and frame.num_res.min() > 0
