@@ -126,7 +126,7 @@ def _chosen_rows(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> Tensor:
     num_rows, device = chain.num_rows, chain.msa.device
     spans = [(0, num_rows)]
     size = msa_transforms.block_size(num_rows, config.block_fraction)
-    if config.num_blocks and size:
+    if config.num_blocks and size and num_rows > 1:
         spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
     rows = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
     if chain.is_distillation:

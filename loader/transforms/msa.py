@@ -33,7 +33,7 @@ def kept_spans(num_rows: int, starts: Sequence[int], size: int) -> list[tuple[in
     the shapes of everything after, which must be known without asking the GPU.
     """
     spans, end = [(0, 1)], 1
-    for start in sorted(starts) if size else ():
+    for start in sorted(min(start, num_rows) for start in starts) if size else ():
         if start > end:
             spans.append((end, start))
         end = max(end, start + size)
