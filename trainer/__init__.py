@@ -13,6 +13,11 @@ _HOMES = {
     "finetuning": "model_config",
     "from_openfold_batch": "model",
     "initial_training": "model_config",
+    "load_model": "predict",
+    "load_openfold_checkpoint": "openfold_checkpoint",
+    "predict_structure": "predict",
+    "save_openfold_checkpoint": "openfold_checkpoint",
+    "structure_metrics": "metrics",
     "tiny": "model_config",
 }
 

@@ -1,0 +1,82 @@
+"""Metrics of structures: right for known answers, blind to rigid motions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from evofeed.residues import ATOM_ORDER
+from evofeed.trainer.metrics import structure_metrics, superpose
+from evofeed.trainer.rigid import quaternion_to_matrix
+from evofeed.trainer.synthetic_batch import synthetic_batch
+
+
+@pytest.fixture
+def chain() -> tuple[Tensor, Tensor]:
+    batch = synthetic_batch(num_res=60, num_seq=1, num_extra_seq=1, num_templates=0, batch_size=2)
+    return batch["all_atom_positions"], batch["all_atom_mask"]
+
+
+def _moved(positions: Tensor) -> Tensor:
+    quaternion = torch.nn.functional.normalize(torch.tensor([0.3, -0.5, 0.7, 0.2]), dim=0)
+    return positions @ quaternion_to_matrix(quaternion).T + torch.tensor([10.0, -20.0, 5.0])
+
+
+def test_a_moved_copy_is_perfect(chain: tuple[Tensor, Tensor]) -> None:
+    positions, mask = chain
+    metrics = structure_metrics(_moved(positions), positions, mask)
+    assert torch.allclose(metrics["lddt_ca"], torch.ones(2).double())
+    assert torch.allclose(metrics["tm_score"], torch.ones(2).double(), atol=1e-6)
+    assert metrics["rmsd_ca"].max() < 1e-4
+    assert metrics["drmsd_ca"].max() < 1e-4
+
+
+def test_a_mirror_image_fools_distances_but_not_the_superposition(
+    chain: tuple[Tensor, Tensor],
+) -> None:
+    positions, mask = chain
+    metrics = structure_metrics(positions * torch.tensor([1.0, 1.0, -1.0]), positions, mask)
+    assert metrics["drmsd_ca"].max() < 1e-4
+    assert metrics["rmsd_ca"].min() > 1
+    assert metrics["tm_score"].max() < 0.9
+
+
+def test_noise_of_known_size_gives_its_rmsd_and_masked_atoms_do_not_count(
+    chain: tuple[Tensor, Tensor],
+) -> None:
+    positions, mask = chain
+    generator = torch.Generator().manual_seed(0)
+    noisy = _moved(positions) + 0.5 * torch.randn(positions.shape, generator=generator)
+    mask = mask.clone()
+    mask[:, 50:] = 0
+    noisy[:, 50:] += 100
+    metrics = structure_metrics(noisy, positions, mask)
+    expected = 0.5 * math.sqrt(3)
+    assert torch.allclose(metrics["rmsd_ca"], torch.full([2], expected).double(), rtol=0.2)
+    assert ((metrics["tm_score"] > 0.7) & (metrics["tm_score"] < 1)).all()
+    assert ((metrics["lddt_ca"] > 0.5) & (metrics["lddt_ca"] < 1)).all()
+
+
+def test_half_a_chain_displaced_still_matches_by_half(chain: tuple[Tensor, Tensor]) -> None:
+    positions, mask = chain
+    broken = positions.clone()
+    broken[:, 30:] += 200
+    assert (structure_metrics(broken, positions, mask)["tm_score"] > 0.45).all()
+
+
+def test_superposing_weighs_points(chain: tuple[Tensor, Tensor]) -> None:
+    ca = chain[0][..., ATOM_ORDER["CA"], :].double()
+    broken = ca.clone()
+    broken[:, 30:] += 200
+    weight = torch.ones(ca.shape[:-1]).double()
+    weight[:, 30:] = 0
+    assert torch.allclose(superpose(broken, ca, weight)[:, :30], ca[:, :30], atol=1e-6)
+
+
+def test_a_chain_without_known_atoms_gives_finite_numbers(chain: tuple[Tensor, Tensor]) -> None:
+    positions, mask = chain
+    metrics = structure_metrics(positions, positions, torch.zeros_like(mask))
+    assert all(torch.isfinite(value).all() for value in metrics.values())

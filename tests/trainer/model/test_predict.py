@@ -1,0 +1,138 @@
+"""A chain and a checkpoint give a structure file that others can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evofeed.features import ChainRecord
+from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
+from evofeed.trainer import AlphaFold, tiny
+from evofeed.trainer.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.predict import load_model, predict, predict_structure, record_batch
+from evofeed.trainer.structure_text import Structure, to_mmcif, to_pdb
+from evofeed.trainer.synthetic_batch import synthetic_batch
+
+L, N, T = 24, 7, 2
+
+
+@pytest.fixture(scope="module")
+def record() -> ChainRecord:
+    rng = np.random.default_rng(0)
+    aatype = rng.integers(0, 20, L).astype(np.uint8)
+    aatype[3] = UNKNOWN
+    msa = rng.integers(0, GAP + 1, (N, L)).astype(np.uint8)
+    msa[0] = aatype
+    return ChainRecord(
+        chain_id="test_A",
+        sequence="".join((RESTYPES + "X")[code] for code in aatype),
+        aatype=aatype,
+        residue_index=np.arange(L, dtype=np.int32),
+        msa=msa,
+        deletion_row=np.array([1], np.int32),
+        deletion_column=np.array([2], np.int32),
+        deletion_count=np.array([3], np.int32),
+        msa_source=np.zeros(N, np.uint8),
+        msa_sources=("test",),
+        msa_species=("",) * N,
+        hhblits_profile_counts=np.stack([(msa == c).sum(0) for c in range(22)], 1).astype(np.int32),
+        template_aatype=rng.integers(0, 20, (T, L)).astype(np.uint8),
+        template_all_atom_positions=rng.normal(size=(T, L, 37, 3)).astype(np.float32),
+        template_all_atom_mask=np.ones((T, L, 37), np.uint8),
+        template_center=np.zeros((T, 3), np.float32),
+        template_sum_probs=np.ones(T, np.float32),
+        template_domain_names=("a", "b"),
+        template_sequence=("A", "A"),
+        template_release_date=("", ""),
+    ).validate()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_openfold_checkpoint(AlphaFold(tiny()[0]), path)
+    return path
+
+
+def _atoms_of_pdb(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("ATOM")]
+
+
+def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
+    record: ChainRecord, checkpoint: Path
+) -> None:
+    text = predict(record, checkpoint, config=tiny()[0], no_recycling_iters=1)
+    atoms = _atoms_of_pdb(text)
+    model = load_model(checkpoint, config=tiny()[0])
+    found = predict_structure(model, record_batch(record, no_recycling_iters=1), name="test_A")
+    assert found.text() == text
+    assert all(len(line) == 80 for line in text.splitlines())
+    assert len(atoms) == int(found.structure.mask.sum())
+    assert {int(line[22:26]) for line in atoms} == set(range(1, L + 1)) - {4}  # X has no atoms
+    for line in atoms:
+        i = int(line[22:26]) - 1
+        assert line[17:20] == RESTYPE_3[record.aatype[i]]
+        assert float(line[60:66]) == pytest.approx(found.plddt[i], abs=0.006)
+        assert line[76:78].strip() == line[12:16].strip()[0]
+
+
+def test_contacts_and_distogram_are_probabilities_and_symmetric(
+    record: ChainRecord, checkpoint: Path
+) -> None:
+    model = load_model(checkpoint, config=tiny()[0])
+    found = predict_structure(model, record_batch(record, no_recycling_iters=0))
+    assert found.distogram.shape == (L, L, 64)
+    assert np.allclose(found.distogram.sum(-1), 1, atol=1e-5)
+    assert np.allclose(found.contacts, found.contacts.T, atol=1e-6)
+    assert ((found.contacts >= 0) & (found.contacts <= 1)).all()
+    assert ((found.plddt >= 0) & (found.plddt <= 100)).all()
+
+
+def test_padding_of_a_batch_is_left_out(checkpoint: Path) -> None:
+    batch = synthetic_batch(num_res=12, num_seq=3, num_extra_seq=3, num_templates=1)
+    batch["seq_mask"][:, -4:] = 0
+    text = predict(batch, checkpoint, config=tiny()[0])
+    assert {int(line[22:26]) for line in _atoms_of_pdb(text)} == set(range(1, 9))
+
+
+def test_mmcif_holds_the_same_atoms_and_is_read_by_gemmi(
+    record: ChainRecord, checkpoint: Path
+) -> None:
+    gemmi = pytest.importorskip("gemmi")
+    model = load_model(checkpoint, config=tiny()[0])
+    found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
+    read = [
+        gemmi.make_structure_from_block(gemmi.cif.read_string(found.text("cif")).sole_block()),
+        gemmi.read_pdb_string(found.text("pdb")),
+    ]
+    atoms = [
+        [(c.residue.name, c.residue.seqid.num, c.atom.name, *c.atom.pos.tolist(), c.atom.b_iso)
+         for c in structure[0].all()]
+        for structure in read
+    ]  # fmt: skip
+    assert atoms[0] == atoms[1]
+    assert len(atoms[0]) == int(found.structure.mask.sum())
+
+
+def test_what_does_not_fit_into_pdb_columns_is_refused_and_fits_mmcif() -> None:
+    structure = Structure(
+        name="far away!",
+        aatype=np.zeros(1, np.int64),
+        residue_index=np.zeros(1, np.int64),
+        positions=np.full((1, 37, 3), 12345.678),
+        mask=np.eye(37)[:1],
+        confidence=np.full(1, 50.0),
+    )
+    with pytest.raises(ValueError, match=r"atom 1 of residue 1 .* write mmCIF"):
+        to_pdb(structure)
+    assert "12345.678 12345.678 12345.678 1.00 50.00" in to_mmcif(structure)
+    assert to_mmcif(structure).startswith("data_far_away_\n")
+
+
+def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="use 'pdb' or 'cif'"):
+        predict(record, checkpoint, config=tiny()[0], no_recycling_iters=0, file_format="xyz")
