@@ -16,6 +16,7 @@ from evofeed.residues import ATOM37_NUM, ATOM_ORDER
 from evofeed.shapes import Bool, Float, Int
 
 _UNSET: Final = (".", "?")
+_NO_START: Final = -(1 << 40)
 _BLANK: Final = 0
 """Code of no altloc, no insertion code."""
 
@@ -193,12 +194,12 @@ def place_chain(
         prefer: residue name to take at a position that has atoms of several.
     """
     num_res = len(sequence)
-    first = np.full(len(sites.internals), -1, np.int64)
+    first = np.full(len(sites.internals), _NO_START, np.int64)
     for internal, start in starts.items():
         if internal in sites.internals:
             first[sites.internals.index(internal)] = start
-    # A number that is no position of a chain under this author id becomes -1.
-    here = (sites.author == sites.authors.index(author)) & (first[sites.internal] >= 0)
+    code = sites.authors.index(author) if author in sites.authors else -1
+    here = (sites.author == code) & (first[sites.internal] > _NO_START)
     rows = np.flatnonzero(here)
     index = sites.number[rows] - first[sites.internal[rows]]
     inside = (index >= 0) & (index < num_res)

@@ -112,7 +112,8 @@ def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Targe
     if ref is not None:
         return _from_structure(source, ref, inputs)
     if source.sequence:
-        return _Target(source.sequence, source.description or source.chain_id)
+        (record,) = parse_fasta(f">{source.chain_id}\n{source.sequence}".encode())
+        return _Target(record.sequence, source.description or source.chain_id)
     if source.fasta is not None:
         return _from_fasta(source, inputs)
     if msas:

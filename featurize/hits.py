@@ -84,7 +84,7 @@ def parse_hhr(
         raise TemplateError(
             f"{len(starts)} hits, more than the cap of {caps.max_hits}", path=path or None
         )
-    ends = [*starts[1:], len(lines)]
+    ends = [*starts, len(lines)][1:]
     hits = []
     for start, end in zip(starts, ends, strict=True):
         try:

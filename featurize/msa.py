@@ -93,7 +93,7 @@ class MergedMsa:
 
 
 def single_row(sequence: str) -> Msa:
-    """The alignment of a chain without alignments: itself."""
+    """The alignment of a chain without alignments: itself, letters A-Z."""
     letters = np.frombuffer(sequence.encode("ascii"), np.uint8).copy()[None]
     none = np.zeros(0, np.int32)
     return Msa(letters, none, none, none, b"", np.zeros([1, 2], np.int64))

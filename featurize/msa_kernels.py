@@ -187,12 +187,19 @@ def same_names(data: Any, spans: Any, rows: Any) -> Any:
 @njit(cache=True, nogil=True)
 @no_type_check
 def fill_stockholm(
-    data: Any, spans: Any, row_of: Any, column_of: Any, table: Any, letters: Any, deletions: Any
+    data: Any,
+    spans: Any,
+    row_of: Any,
+    column_of: Any,
+    table: Any,
+    inserted: Any,
+    letters: Any,
+    deletions: Any,
 ) -> Any:
     """Fill letters and, if `deletions` has room, deletions `[row, column, count]`.
 
     `column_of` maps a column of the file to the query's, -1 where the query has
-    a gap. Returns `(status, byte, deletions, row, width)`.
+    a gap; there `inserted` tells what a byte is. Returns `(status, byte, deletions, row, width)`.
     """
     rows = letters.shape[0]
     width = np.zeros(rows, np.int64)
@@ -205,8 +212,8 @@ def fill_stockholm(
         if at + size > column_of.size:
             return ROW_LENGTH, spans[line, 0], found, row, at + size
         for i in range(spans[line, 2], spans[line, 3]):
-            kind = table[data[i]]
             column = column_of[at]
+            kind = table[data[i]] if column >= 0 else inserted[data[i]]
             at += 1
             if kind == INVALID:
                 return BAD_LETTER, i, found, row, at

@@ -105,6 +105,9 @@ def _chain(part: Any, path: str, config: FeaturizeConfig, is_distillation: bool)
         return None
     if config.strict_pdb and not (len(part.id) == 1 and "A" <= part.id <= "Z"):
         raise MmcifError(f"chain id {part.id!r}, OpenFold takes A-Z only", path=path or None)
+    xyz = np.array(positions)
+    if not np.all(np.abs(xyz) < 1e7):  # NaN fails too
+        raise MmcifError("a coordinate is no number", path=path or None)
     mask = np.array(masks, np.uint8)
     notes: tuple[str, ...] = ()
     if is_distillation:
@@ -115,7 +118,7 @@ def _chain(part: Any, path: str, config: FeaturizeConfig, is_distillation: bool)
     return Chain(
         chain_id=part.id,
         sequence="".join(letters),
-        positions=np.array(positions, np.float32),
+        positions=xyz.astype(np.float32),
         mask=mask,
         observed=np.ones(len(letters), bool),
         insertion_codes=codes,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
@@ -15,6 +15,8 @@ from evofeed.featurize.config import InputCaps
 _FREE_BYTES = 64 << 20
 """Below this a ratio proves nothing: an alignment of one family packs a hundredfold."""
 _CHUNK = 1 << 20
+_BITE = 2048
+"""Packed zst bytes at a time: 4 of them can unfold to 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,9 @@ def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
     caps = caps or InputCaps()
     raw = _read_span(ref, caps)
     if ref.name.endswith(".gz"):
-        return _inflate(ref, gzip.GzipFile(fileobj=io.BytesIO(raw)), len(raw), caps)
+        return _gather(ref, _gzip_pieces(raw), len(raw), caps)
     if ref.name.endswith(".zst"):
-        import zstandard
-
-        unzst = zstandard.ZstdDecompressor()
-        stream = unzst.stream_reader(io.BytesIO(raw), read_across_frames=True)
-        return _inflate(ref, stream, len(raw), caps)
+        return _gather(ref, _zst_pieces(raw), len(raw), caps)
     return raw
 
 
@@ -106,13 +104,13 @@ def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
     return data
 
 
-def _inflate(ref: FileRef, stream: Any, packed: int, caps: InputCaps) -> bytes:
+def _gather(ref: FileRef, pieces: Iterator[bytes], packed: int, caps: InputCaps) -> bytes:
+    """The pieces joined, given up as soon as they are too many."""
     ceiling = min(caps.max_file_bytes, max(_FREE_BYTES, caps.max_ratio * packed))
-    pieces: list[bytes] = []
+    kept: list[bytes] = []
     total = 0
     try:
-        # Bounded bites out, not in: one bite of a bomb must not fill the memory by itself.
-        while piece := stream.read(_CHUNK):
+        for piece in pieces:
             total += len(piece)
             if total > ceiling:
                 raise InputError(
@@ -120,9 +118,29 @@ def _inflate(ref: FileRef, stream: Any, packed: int, caps: InputCaps) -> bytes:
                     "bomb, or InputCaps.max_ratio is too low",
                     path=ref.path,
                 )
-            pieces.append(piece)
+            kept.append(piece)
     except InputError:
         raise
     except Exception as error:  # zlib, gzip and zstandard each have errors of their own
         raise InputError(f"damaged compressed stream: {error}", path=ref.path) from None
-    return b"".join(pieces)
+    return b"".join(kept)
+
+
+def _gzip_pieces(raw: bytes) -> Iterator[bytes]:
+    stream = gzip.GzipFile(fileobj=io.BytesIO(raw))
+    while piece := stream.read(_CHUNK):
+        yield piece
+
+
+def _zst_pieces(raw: bytes) -> Iterator[bytes]:
+    import zstandard
+
+    position = 0
+    while position < len(raw):
+        stream = zstandard.ZstdDecompressor().decompressobj()
+        while not stream.eof:
+            bite = raw[position : position + _BITE]
+            if not bite:
+                raise EOFError("the last frame ends too early")
+            yield stream.decompress(bite)
+            position += len(bite) - len(stream.unused_data)

@@ -42,11 +42,14 @@ def parse_stockholm(
     columns = int(column_of.max(initial=-1)) + 1
     check_size(rows, columns, caps, path)
     letters = np.empty([rows, columns], np.uint8)
+    inserted = table
+    if strict_letters:  # OpenFold counts whatever is no gap and never looks what it is
+        inserted = np.where(np.arange(256) == ord("-"), ord("-"), ord("X")).astype(np.uint8)
     # Insertions are rare: guess how many, and do it again if there are more.
     deletions = np.empty([max(1024, rows * columns // 32), 3], np.int32)
     while True:
         status, byte, found, row, width = kernels.fill_stockholm(
-            text, spans, row_of, column_of, table, letters, deletions
+            text, spans, row_of, column_of, table, inserted, letters, deletions
         )
         if status != kernels.OK or found <= len(deletions):
             break

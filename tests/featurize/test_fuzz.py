@@ -1,0 +1,209 @@
+"""More than 20,000 damaged files: a typed error or a valid result, quickly, in bounded memory.
+
+A case is `<format>:<number>` and depends on nothing else. Those that ever failed
+are kept in `fuzz_seeds.txt` and run first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import resource
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from tests.featurize.golden import INPUTS
+from tests.featurize.mutations import mutate
+from tests.featurize.test_hits import HHR
+from tests.featurize.test_mmcif import small
+
+from evofeed.errors import EvofeedError
+from evofeed.featurize import FileRef, InputCaps
+from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.alignment_db import read_index
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.msa import Msa, merge
+from evofeed.featurize.pdb import parse_pdb
+from evofeed.featurize.proteinnet import parse_proteinnet
+from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.structure import Structure
+from evofeed.featurize.template_match import match_hit
+
+CORE = b"[ID]\nx\n[PRIMARY]\nAC\n[TERTIARY]\n" + b"1 2 3 4 5 6\n" * 3 + b"[MASK]\n+-\n"
+PDB = b"ATOM      1  CA  ALA A   1      11.104   6.134  -6.504  1.00 90.00           C\n"
+CASES = 2100
+DEADLINE = 5.0
+MEMORY = 1 << 30
+KEPT = Path(__file__).with_name("fuzz_seeds.txt")
+QUERY = "MKALIVLGLVLLSVTVQGKVFERCELARTLKRLGMDGYRG"
+CONFIG = FeaturizeConfig()
+STRICT = FeaturizeConfig.openfold()
+
+
+def a3m(data: bytes) -> None:
+    check_msa(parse_a3m(data, path="x"))
+
+
+def stockholm(data: bytes) -> None:
+    check_msa(parse_stockholm(data, path="x"))
+
+
+def check_msa(msa: Msa) -> None:
+    merged = merge([msa, msa])
+    assert merged.msa.max() <= 21 and 0 < len(merged.msa) <= len(msa.letters)
+    assert (merged.counts.sum(-1) == len(merged.msa)).all()
+    assert (msa.deletion_matrix() >= 0).all() and len(merged.species) == len(merged.msa)
+
+
+def hhr(data: bytes) -> None:
+    for hit in parse_hhr(data, path="x"):
+        assert len(hit.indices_hit) <= len(hit.hit_sequence)
+        try_match(hit.to_dict()["query"].replace("-", "") or QUERY, hit)
+
+
+def hmmsearch(data: bytes) -> None:
+    for hit in parse_hmmsearch(data, QUERY, path="x"):
+        try_match(QUERY, hit)
+
+
+def try_match(query: str, hit) -> None:  # type: ignore[no-untyped-def]
+    structure = Structure("x", "", "", 0.0, {"A": QUERY * 2, "B": "AXC"}, place=lambda _: None)  # type: ignore[arg-type, return-value]
+    try:
+        found = match_hit(hit, "A", query, structure, CONFIG)
+    except EvofeedError:
+        return
+    assert ((found.query >= 0) & (found.query < len(query))).all()
+    assert (found.template >= 0).all() and len(found.letters) == len(found.query)
+
+
+def mmcif(data: bytes) -> None:
+    for config in (CONFIG, STRICT):
+        with contextlib.suppress(EvofeedError):
+            check_structure(parse_mmcif(data, file_id="x", path="x", config=config))
+
+
+def pdb(data: bytes) -> None:
+    check_structure(parse_pdb(data, file_id="x", path="x", is_distillation=True))
+
+
+def proteinnet(data: bytes) -> None:
+    check_structure(parse_proteinnet(data, file_id="x", path="x"))
+
+
+def check_structure(structure: Structure) -> None:
+    for name, sequence in structure.sequences.items():
+        chain = structure.chain(name)
+        assert chain.positions.shape == (len(sequence), 37, 3)
+        assert np.isfinite(chain.positions).all() and chain.mask.max(initial=0) <= 1
+
+
+def fasta(data: bytes) -> None:
+    for record in parse_fasta(data, path="x"):
+        assert record.sequence.isalpha() and record.sequence.isupper()
+
+
+def index(data: bytes) -> None:
+    path = Path(_scratch()) / "a.index"
+    path.write_bytes(data)
+    for entry in read_index(str(path)).values():
+        assert Path(entry.db).parent == path.parent
+
+
+def packed(data: bytes) -> None:
+    name = ("x.gz", "x.zst")[data[:1] != b"\x1f"]
+    path = Path(_scratch()) / name
+    path.write_bytes(data)
+    assert len(read_bytes(FileRef(name, str(path)), InputCaps())) <= 1 << 26
+
+
+@cache
+def _scratch() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="evofeed-fuzz-")
+
+
+FORMATS: dict[str, Callable[[bytes], None]] = {
+    f.__name__: f
+    for f in (a3m, stockholm, hhr, hmmsearch, mmcif, pdb, proteinnet, fasta, index, packed)
+}
+
+
+@cache
+def files(kind: str) -> list[bytes]:
+    """Real files, cut to sizes that allow thousands of cases, and small made-up ones."""
+    made: dict[str, list[bytes]] = {
+        "a3m": [b">q\nACDEF\n>tr|A0A146SKV9|A0A146SKV9_FUNHE x\nA-aaDEF\n>y\nAC.D-F\n"],
+        "stockholm": [b"# STOCKHOLM 1.0\nq AC-D\nx ACAD\n\nq EF\nx -F\n//\n"],
+        "hhr": [HHR],
+        "hmmsearch": [b"#=GS 1abc_A/3-6 DE [subseq] mol:protein length:9 X\n1abc_A/3-6  MKaL-VL\n"],
+        "mmcif": [small([("A", "0.4", "1.0"), ("B", "0.6", "-2.5")]), small([(".", "1", "0.0")])],
+        "pdb": [PDB],
+        "proteinnet": [CORE],
+        "fasta": [b">one first\nACDEF\n>two\nacd*\n"],
+        "index": [json.dumps({"a_A": {"db": "a.db", "files": [["x.a3m", 0, 5]]}}).encode()],
+        "packed": [gzip.compress(b"ACD" * 99) * 2, zstandard.compress(b"ACD" * 99), b"ACD"],
+    }  # fmt: skip
+    patterns = {
+        "a3m": ("*.a3m", 4000),
+        "stockholm": ("*_hits.sto", 6000),
+        "hhr": ("*.hhr", 9000),
+        "hmmsearch": ("hmm_output.sto", 6000),
+        "mmcif": ("*.cif", 120_000),
+        "pdb": ("*.pdb", 60_000),
+        "fasta": ("*.fasta", 4000),
+    }
+    real: list[bytes] = []
+    if kind in patterns:
+        pattern, size = patterns[kind]
+        for path in sorted(p for root in INPUTS for p in root.rglob(pattern)):
+            data = path.read_bytes()
+            if kind != "mmcif":
+                start = data.find(b"\nATOM ") + 1 if kind == "pdb" else 0
+                real.append(data[start : start + (8000 if kind == "pdb" else size)])
+            elif len(data) <= size:
+                real.append(data)
+    return made[kind] * max(1, len(real)) + real
+
+
+def run(kind: str, number: int) -> None:
+    data = mutate(files(kind), f"{kind}:{number}")
+    start = time.monotonic()
+    try:
+        FORMATS[kind](data)
+    except EvofeedError as error:
+        assert str(error)
+    except Exception as error:
+        pytest.fail(f"add {kind}:{number} to fuzz_seeds.txt: {error!r}")
+    took = time.monotonic() - start
+    assert took < DEADLINE, f"add {kind}:{number} to fuzz_seeds.txt: {took:.1f} s"
+
+
+@pytest.mark.parametrize("case", KEPT.read_text().split())
+def test_what_once_failed_fails_no_more(case: str) -> None:
+    kind, _, number = case.partition(":")
+    run(kind, int(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_files_give_typed_errors_only(kind: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(CASES):
+        run(kind, number)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < MEMORY
+
+
+def test_there_are_enough_cases() -> None:
+    assert CASES * len(FORMATS) >= 20_000

@@ -1,0 +1,155 @@
+"""Inputs made to do harm: bombs, endless rows, names that lead elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from tests.featurize.test_mmcif import small
+
+from evofeed.errors import EvofeedError, InputError, MmcifError, MsaError, TemplateError
+from evofeed.featurize import (
+    ChainSource,
+    FeaturizeConfig,
+    FileRef,
+    InputCaps,
+    discover,
+    featurize_chain,
+)
+from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.template_library import TemplateLibrary
+
+CAP = 256 << 20
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < 20
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2 * CAP
+
+
+def bomb(size: int, name: str) -> bytes:
+    block = b"A" * (1 << 20)
+    out = io.BytesIO()
+    if name.endswith(".gz"):
+        with gzip.GzipFile(fileobj=out, mode="wb") as stream:
+            for _ in range(size >> 20):
+                stream.write(block)
+    else:
+        with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as writer:
+            for _ in range(size >> 20):
+                writer.write(block)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["x.a3m.gz", "x.a3m.zst"])
+def test_a_decompression_bomb_is_refused_long_before_it_unfolds(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(bomb(1 << 28, name))
+    with pytest.raises(InputError, match="bomb"):
+        read_bytes(FileRef(name, str(path)))
+
+
+@pytest.mark.parametrize("name", ["x.a3m.gz", "x.a3m.zst"])
+def test_members_and_frames_one_after_another_are_one_file(name: str, tmp_path: Path) -> None:
+    one = gzip.compress(b">q\nAC") if name.endswith("gz") else zstandard.compress(b">q\nAC")
+    two = gzip.compress(b"D\n") if name.endswith("gz") else zstandard.compress(b"D\n")
+    path = tmp_path / name
+    path.write_bytes(one + two)
+    assert read_bytes(FileRef(name, str(path))) == b">q\nACD\n"
+    path.write_bytes(one[:-3])
+    with pytest.raises(InputError):
+        read_bytes(FileRef(name, str(path)))
+
+
+def test_a_file_beyond_the_cap_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.a3m"
+    with path.open("wb") as handle:
+        handle.truncate(1 << 33)  # sparse: no bytes on disk
+    with pytest.raises(InputError, match="cap"):
+        read_bytes(FileRef("x.a3m", str(path)), InputCaps(max_file_bytes=CAP))
+
+
+def test_rows_that_promise_more_than_memory_are_refused_by_their_product() -> None:
+    wide = b">q\n" + b"A" * 50_000 + b"\n" + b">x\n" * 100_000
+    with pytest.raises(MsaError, match="max_cells"):
+        parse_a3m(wide, caps=InputCaps(max_cells=CAP))
+    sto = b"q " + b"A" * 50_000 + b"\n" + b"".join(b"x%d A\n" % i for i in range(20_000))
+    with pytest.raises(MsaError, match="max_cells"):
+        parse_stockholm(sto, caps=InputCaps(max_cells=CAP))
+
+
+def test_huge_numbers_in_hits_and_structures_allocate_nothing() -> None:
+    name = b"1abc_A/1000000000-1000000003"
+    sto = b"#=GS " + name + b" DE mol:protein length:9\n" + name + b" ACDE\n"
+    (hit,) = parse_hmmsearch(sto, "ACDE")
+    assert max(hit.indices_hit) == 1_000_000_002
+    with pytest.raises(TemplateError):
+        parse_hhr(b"No 1\n>x\nAligned_cols=1e99 Sum_probs=1\n")
+    far = small([(".", "1", "0.0")]).replace(b"\n1 2 GLY", b"\n1 1000000000 GLY")
+    with pytest.raises(MmcifError, match="count up"):
+        parse_mmcif(far, file_id="x")
+    atoms = small([(".", "1", "0.0")]).replace(b"ALA A 1 1 A", b"ALA A 1000000000 1 A")
+    assert parse_mmcif(atoms, file_id="x").chain("A").mask.sum() == 0
+    bare = atoms[atoms.index(b"loop_\n_atom_site") :] + atoms[-40:].replace(b" A 1000", b" A 1")
+    with pytest.raises(EvofeedError):
+        parse_mmcif(b"data_x\n" + bare.replace(b"A 1000000000 1", b"A . 1"), file_id="x")
+
+
+def test_an_unterminated_loop_or_text_field_ends_in_an_error() -> None:
+    data = small([(".", "1", "0.0")])
+    for piece in (b"loop_\n_a.b\n_a.c\n1 2 3\n", b"_a.b\n;never closed\n", b"_a.b 'open\n"):
+        with pytest.raises(MmcifError):
+            parse_mmcif(data + piece, file_id="x")
+
+
+def test_a_hits_name_cannot_lead_out_of_the_template_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret.cif").write_bytes(small([(".", "1", "0.0")]))
+    (tmp_path / "templates").mkdir()
+    library = TemplateLibrary(str(tmp_path / "templates"), FeaturizeConfig())
+    for name in ("../secret", "..", "/etc/passwd", "a\0b", "ü"):
+        with pytest.raises(TemplateError, match="no structure file"):
+            library.structure(name)
+
+
+def test_names_that_differ_in_case_are_two_chains(tmp_path: Path) -> None:
+    for name in ("1abc_A", "1ABC_a"):
+        (tmp_path / "alignments" / name).mkdir(parents=True)
+        (tmp_path / "alignments" / name / "x.a3m").write_text(">q\nACD\n")
+    assert [s.chain_id for s in discover(tmp_path)] == ["1ABC_a", "1abc_A"]
+
+
+def test_odd_folder_names_are_listed_and_the_rest_is_found(tmp_path: Path) -> None:
+    for name in ("good_A", "bad id", "ünicode", "-dash"):
+        (tmp_path / "alignments" / name).mkdir(parents=True)
+    problems: list[InputError] = []
+    assert [s.chain_id for s in discover(tmp_path, problems=problems)] == ["good_A"]
+    assert len(problems) == 3
+
+
+def test_nothing_to_featurise_is_said_so(tmp_path: Path) -> None:
+    for source in (
+        ChainSource("x"),
+        ChainSource("x", alignment_dir=str(tmp_path)),
+        ChainSource("x", alignment_dir=str(tmp_path / "gone")),
+        ChainSource("x", structure=str(tmp_path / "gone.cif")),
+        ChainSource("x", structure=str(tmp_path)),
+        ChainSource("x", sequence="ACD1"),
+        ChainSource("x", sequence="äöü"),
+    ):
+        with pytest.raises(InputError) as error:
+            featurize_chain(source)
+        assert str(error.value).startswith("x: ")
