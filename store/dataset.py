@@ -222,20 +222,20 @@ class Dataset:
                 faults.append(error)
         for entry in self.manifest.shards if deep else ():
             try:
-                check_shard(self.storage, entry.name, entry.sha256)
+                key = shard_key(entry.name)
+                path = f"{self.uri}/{key}"
+                check_shard(self.storage.read(key), entry.name, entry.sha256, path)
             except StoreError as error:
                 faults.append(error)
         return faults
 
 
-def check_shard(storage: Storage, name: str, sha256: str) -> None:
-    """Hash and parse a whole shard.
+def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:
+    """Hash and parse a whole shard and decode all its records.
 
     Raises:
-        ShardCorrupt, ShardMissing, SchemaMismatch: it is not sound.
+        ShardCorrupt, SchemaMismatch: it is not sound.
     """
-    path = f"{storage.uri}/{shard_key(name)}"
-    data = storage.read(shard_key(name))
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ShardCorrupt("sha256 does not match", path=path)
     shard_index(pa.py_buffer(data), name, path)

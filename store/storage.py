@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Protocol, runtime_checkable
 from evofeed.errors import ShardMissing, StoreError
 
 Bytes = bytes | bytearray | memoryview
+MAX_OPEN = 256
+"""Shard files held open at once by one storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,28 @@ class Storage(Protocol):
         """Remove a file; no error if it is gone."""
 
 
+class _Descriptor:
+    """An open shard file; closed when its last reader lets go of it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ShardMissing("no such file", path=str(path)) from None
+        except OSError as error:
+            raise StoreError(f"cannot open: {error}", path=str(path)) from None
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
 class LocalStorage:
     """A folder. Writes go aside, are synced, and are renamed into place."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self._open: dict[str, _Descriptor] = {}
         self._lock = threading.Lock()
 
     @property
@@ -80,16 +97,13 @@ class LocalStorage:
 
     def read(self, key: str) -> bytes:
         """All bytes of a file."""
-        try:
-            return self.path(key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise ShardMissing("no such file", path=str(self.path(key))) from None
+        return read_file(self.path(key))
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill `out` with one positioned read."""
         done, descriptor = 0, self._descriptor(key)
         while done < len(out):  # the kernel may return less than asked, above 2 GiB or on a signal
-            got = os.preadv(descriptor, [out[done:]], offset + done)
+            got = os.preadv(descriptor.number, [out[done:]], offset + done)
             if not got:
                 raise StoreError(
                     f"file ends at byte {offset + done}, {offset + len(out)} expected: truncated",
@@ -97,18 +111,15 @@ class LocalStorage:
                 )
             done += got
 
-    def _descriptor(self, key: str) -> int:
-        with self._lock:
-            if key in self._open:
-                self._open.move_to_end(key)
-                return self._open[key]
-        try:
-            descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise ShardMissing("no such file", path=str(self.path(key))) from None
-        with self._lock:
-            self._open[key] = descriptor
-        return descriptor
+    def _descriptor(self, key: str) -> _Descriptor:
+        found = self._open.get(key)
+        if found is None:
+            found = _Descriptor(self.path(key))
+            with self._lock:
+                while len(self._open) >= MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))
+                self._open[key] = found
+        return found
 
     def put(self, key: str, data: Bytes) -> None:
         """Write aside, sync, rename, sync the folder."""
@@ -161,18 +172,18 @@ class LocalStorage:
             if path.parent.parent != self.root:
                 path.parent.rmdir()
 
-    def close(self) -> None:
-        """Close the shard files held open."""
-        with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
-
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
         return LocalStorage, (str(self.root),)  # descriptors stay where they were opened
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a local file; `ShardMissing` if it is not there."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ShardMissing("no such file", path=str(path)) from None
+    except OSError as error:
+        raise StoreError(f"cannot read: {error}", path=str(path)) from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,0 +1,342 @@
+"""`evofeed snapshots` and `evofeed shards`: look at datasets, change them, check them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+snapshots = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
+    "Example: evofeed snapshots ls data/",
+)
+shards = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="What lies in a dataset's shards: inspect, cat, verify.\n\n"
+    "Example: evofeed shards inspect data/ 1abc_A",
+)
+Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RefName = Annotated[str, typer.Option(help="Ref or snapshot digest.")]
+
+
+@contextlib.contextmanager
+def _wrong_call() -> Iterator[None]:
+    """A wrong argument is exit code 2 and one line, not a traceback."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _show(as_json: bool, values: Any, lines: list[str]) -> None:
+    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
+
+
+@snapshots.command("ls")
+def list_all(uri: Uri, as_json: AsJson = False) -> None:
+    """All snapshots, newest first, and the refs that point at them.
+
+    Example: evofeed snapshots ls data/
+    """
+    from evofeed.store.history import list_snapshots
+    from evofeed.store.refs import list_refs
+    from evofeed.store.storage import open_storage
+
+    with _wrong_call():
+        storage = open_storage(uri)
+        names: dict[str, list[str]] = {}
+        for ref in list_refs(storage):
+            names.setdefault(ref.digest, []).append(ref.name)
+        rows: list[dict[str, Any]] = [
+            {
+                "digest": snapshot.digest,
+                "refs": names.get(snapshot.digest, []),
+                "chains": snapshot.manifest.num_chains,
+                "shards": len(snapshot.manifest.shards),
+                "nbytes": sum(shard.nbytes for shard in snapshot.manifest.shards),
+                "parent": snapshot.manifest.parent,
+            }
+            for snapshot in list_snapshots(storage)
+        ]
+    lines = [
+        f"{row['digest'][:12]}  {row['chains']:>9,} chains  {row['shards']:>5,} shards  "
+        f"{row['nbytes'] / 1e6:>11,.1f} MB  {' '.join(row['refs'])}".rstrip()
+        for row in rows
+    ]
+    _show(as_json, rows, lines or ["no snapshots"])
+
+
+@snapshots.command()
+def diff(
+    uri: Uri,
+    first: Annotated[str, typer.Argument(metavar="A", help="Ref or digest.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Ref or digest.")] = "main",
+    as_json: AsJson = False,
+) -> None:
+    """Chains added, removed and changed from snapshot A to B.
+
+    Example: evofeed snapshots diff data/ v1 main
+    """
+    from evofeed.store import Dataset
+
+    with _wrong_call():
+        changes = Dataset.open(uri, second).diff(first).to_dict()
+    marks = {"added": "+", "removed": "-", "changed": "~"}
+    lines = [f"{marks[kind]} {chain_id}" for kind in marks for chain_id in changes[kind]]
+    counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in marks)
+    _show(as_json, changes, [*lines, counts])
+
+
+@snapshots.command()
+def tag(
+    uri: Uri,
+    name: Annotated[str, typer.Argument(help="The new ref.")],
+    snapshot: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """Give a snapshot a name that stays.
+
+    Example: evofeed snapshots tag data/ v1
+    """
+    from evofeed.store import tag as put
+
+    with _wrong_call():
+        ref = put(uri, name, snapshot)
+    _show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
+
+
+@snapshots.command()
+def verify(
+    uri: Uri,
+    snapshot: RefName = "main",
+    deep: Annotated[bool, typer.Option("--deep", help="Also hash shards, decode all.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every chain of a snapshot; exit code 1 and one line for each fault.
+
+    Example: evofeed snapshots verify data/ --deep
+    """
+    from evofeed.store import Dataset
+
+    with _wrong_call():
+        dataset = Dataset.open(uri, snapshot)
+        faults = dataset.verify(deep)
+    values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
+    lines = [str(fault) for fault in faults]
+    _show(as_json, values, [*lines, f"{len(dataset):,} chains, {len(faults)} faults"])
+    raise typer.Exit(1 if faults else 0)
+
+
+@snapshots.command()
+def gc(
+    uri: Uri,
+    delete: Annotated[bool, typer.Option("--delete", help="Really remove.")] = False,
+    grace_days: Annotated[float, typer.Option(min=0, help="Younger files stay.")] = 7,
+    drop_history: Annotated[
+        bool, typer.Option("--drop-history", help="Ancestors of refs may go too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which files no ref needs; with --delete, remove them.
+
+    Example: evofeed snapshots gc data/ --delete
+    """
+    from evofeed.store import gc as collect
+
+    with _wrong_call():
+        report = collect(
+            uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
+        )
+    verb = "removed" if delete else "would remove"
+    lines = [f"{item.nbytes:>12,}  {item.key}" for item in report.removed]
+    lines.append(f"{verb} {len(report.removed)} files, {report.nbytes / 1e6:,.1f} MB")
+    lines.append(f"kept {len(report.young)} younger than {grace_days:g} days")
+    _show(as_json, report.to_dict(), lines)
+
+
+@snapshots.command()
+def remove(
+    uri: Uri,
+    chain_ids: Annotated[list[str], typer.Argument(help="Chains to leave out.")],
+    ref: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """A new snapshot without some chains.
+
+    Example: evofeed snapshots remove data/ 1abc_A 2xyz_B
+    """
+    from evofeed.store import remove_chains
+
+    with _wrong_call():
+        _published(remove_chains(uri, chain_ids, ref=ref), as_json)
+
+
+@snapshots.command()
+def merge(
+    uri: Uri,
+    other: Annotated[str, typer.Argument(help="The dataset to take chains from.")],
+    ref: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """A new snapshot with the chains of another dataset, which are copied.
+
+    Example: evofeed snapshots merge data/ more/
+    """
+    from evofeed.store import merge as join
+
+    with _wrong_call():
+        _published(join(uri, other, ref=ref), as_json)
+
+
+@snapshots.command()
+def compact(uri: Uri, ref: RefName = "main", as_json: AsJson = False) -> None:
+    """A new snapshot in which small or half-empty shards are joined.
+
+    Example: evofeed snapshots compact data/
+    """
+    from evofeed.store import compact as rewrite
+
+    with _wrong_call():
+        _published(rewrite(uri, ref=ref), as_json)
+
+
+@snapshots.command()
+def convert(
+    uri: Uri,
+    files: Annotated[list[str], typer.Argument(help="Feature files: .npz, .pkl[.gz|.xz].")],
+    trusted_pickle: Annotated[
+        bool, typer.Option("--trusted-pickle", help="You made these pickles yourself.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish OpenFold raw feature files as a new dataset.
+
+    Example: evofeed snapshots convert data/ features/*.npz
+    """
+    from evofeed.store.convert import convert as publish
+
+    with _wrong_call():
+        _published(publish(files, uri, trusted_pickle=trusted_pickle), as_json)
+
+
+def _published(snapshot: Any, as_json: bool) -> None:
+    manifest = snapshot.manifest
+    values = {
+        "digest": snapshot.digest,
+        "chains": manifest.num_chains,
+        "shards": len(manifest.shards),
+        "dropped": list(manifest.dropped),
+    }
+    lines = [f"dropped {item.get('chain_id')}: {item.get('reason')}" for item in manifest.dropped]
+    lines.append(
+        f"{snapshot.digest[:12]}: {manifest.num_chains:,} chains in {len(manifest.shards):,} shards"
+    )
+    _show(as_json, values, lines)
+
+
+@shards.command()
+def inspect(
+    uri: Uri,
+    chain: Annotated[str, typer.Argument(metavar="[CHAIN]", help="One chain.")] = "",
+    snapshot: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """The shards of a snapshot, or the columns of one chain: codec and bytes.
+
+    Example: evofeed shards inspect data/ 1abc_A
+    """
+    from evofeed.store import Dataset
+
+    with _wrong_call():
+        dataset = Dataset.open(uri, snapshot)
+        if not chain:
+            entries = [entry.to_dict() for entry in dataset.manifest.shards]
+            lines = [f"{e['name']}  {e['chains']:>6,} chains  {e['nbytes']:>12,}" for e in entries]
+            return _show(as_json, entries, lines)
+        row = dataset.row(chain)
+        decoder = dataset.spans.decoder(row, dataset.spans.read_span(row))
+    values: dict[str, Any] = {
+        "chain_id": chain,
+        "shard": dataset.spans.key(row),
+        "offset": int(dataset.spans.offset[row]),
+        "nbytes": int(dataset.spans.nbytes[row]),
+        "dims": decoder.dims,
+        "columns": {
+            name: {
+                "codec": column.codec.name,
+                "compression": column.compression.name,
+                "nbytes": len(column.payload),
+            }
+            for name, column in decoder.columns.items()
+        },
+    }
+    lines = [f"{chain}  {values['dims']}  {values['shard']} @ {values['offset']:,}"]
+    for name, column in values["columns"].items():
+        lines.append(f"{name:<28} {column['codec']:<12} {column['nbytes']:>12,}")
+    return _show(as_json, values, lines)
+
+
+@shards.command()
+def cat(
+    uri: Uri,
+    chain: Annotated[str, typer.Argument(help="The chain.")],
+    out: Annotated[str, typer.Option(help="Write every array to this .npz.")] = "",
+    snapshot: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """One chain: its fields in words, or all its arrays as an npz.
+
+    Example: evofeed shards cat data/ 1abc_A --out 1abc_A.npz
+    """
+    from evofeed.features import RECORD
+    from evofeed.store import Dataset
+    from evofeed.store.convert import export_npz
+    from evofeed.store.encode import META_FIELDS
+
+    with _wrong_call():
+        record = Dataset.open(uri, snapshot)[chain]
+    if out:
+        export_npz(record, out)
+    values: dict[str, Any] = {"chain_id": chain, **{n: getattr(record, n) for n in META_FIELDS}}
+    for feature in RECORD:
+        array = getattr(record, feature.name)
+        if feature.dtype != "str" and array is not None:
+            values[feature.name] = f"{array.dtype.name}{list(array.shape)}"
+    lines = [f"{name:<28} {value}" for name, value in values.items()]
+    _show(as_json, values, [*lines, *([f"wrote {out}"] if out else [])])
+
+
+@shards.command("verify")
+def verify_files(
+    files: Annotated[list[str], typer.Argument(help="Shard files.")], as_json: AsJson = False
+) -> None:
+    """Check shard files by themselves: name, Arrow structure, checksums, every record.
+
+    Example: evofeed shards verify data/shards/*.arrow
+    """
+    from pathlib import Path
+
+    from evofeed.errors import StoreError
+    from evofeed.store.dataset import check_shard
+    from evofeed.store.storage import read_file
+
+    faults = []
+    for file in map(Path, files):
+        try:
+            check_shard(read_file(file), file.name, file.stem, str(file))
+        except StoreError as error:
+            faults.append(error)
+    values = {"shards": len(files), "faults": [fault.to_dict() for fault in faults]}
+    lines = [str(fault) for fault in faults]
+    _show(as_json, values, [*lines, f"{len(files)} shards, {len(faults)} faults"])
+    raise typer.Exit(1 if faults else 0)

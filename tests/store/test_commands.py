@@ -1,0 +1,101 @@
+"""`evofeed snapshots` and `evofeed shards` from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from store_records import assert_same, random_record
+from typer.testing import CliRunner
+
+from evofeed import cli
+from evofeed.store import Dataset, DatasetWriter, write_shard
+from evofeed.store.commands import shards, snapshots
+from evofeed.store.convert import read_features
+
+
+@pytest.fixture
+def uri(tmp_path):
+    writer = DatasetWriter(str(tmp_path / "data"))
+    for seed in range(3):
+        writer.add(random_record(seed))
+    writer.commit()
+    return str(tmp_path / "data")
+
+
+def run(app, *args, code=0):
+    done = CliRunner().invoke(app, list(args))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_every_command_has_help_with_an_example():
+    for app in (snapshots, shards):
+        for command in app.registered_commands:
+            name = command.name or command.callback.__name__
+            text = run(app, name, "--help")
+            assert "Example: evofeed" in text and "--json" in text, name
+
+
+def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
+    run(snapshots, "tag", uri, "v1")
+    run(snapshots, "remove", uri, "chain1_A")
+    rows = json.loads(run(snapshots, "ls", uri, "--json"))
+    assert [row["refs"] for row in rows] == [["main"], ["v1"]]
+    assert rows[0]["chains"] == 2 and rows[0]["parent"] == rows[1]["digest"]
+    assert "3 chains" in run(snapshots, "ls", uri)
+    assert json.loads(run(snapshots, "diff", uri, "v1", "--json"))["removed"] == ["chain1_A"]
+    assert "- chain1_A" in run(snapshots, "diff", uri, "v1")
+    assert "0 faults" in run(snapshots, "verify", uri, "--deep")
+
+
+def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
+    dataset = Dataset.open(uri)
+    path = dataset.storage.path(dataset.spans.key(0))
+    data = bytearray(path.read_bytes())
+    data[int(dataset.spans.offset[1]) + 400] ^= 1
+    path.write_bytes(data)
+    assert "chain1_A" in run(snapshots, "verify", uri, code=1)
+    values = json.loads(run(shards, "verify", str(path), "--json", code=1))
+    assert values["faults"][0]["type"] == "ShardCorrupt"
+
+
+def test_gc_says_first_and_removes_only_when_told(uri):
+    entry = write_shard(uri, [random_record(9)])
+    assert "would remove 2 files" in run(snapshots, "gc", uri, "--grace-days", "0")
+    report = json.loads(run(snapshots, "gc", uri, "--grace-days", "0", "--delete", "--json"))
+    assert f"shards/{entry.name}" in report["removed"]
+
+
+def test_merge_and_compact_publish(uri, tmp_path):
+    other = str(tmp_path / "other")
+    writer = DatasetWriter(other)
+    writer.add(random_record(8))
+    writer.commit()
+    assert "4 chains in 2 shards" in run(snapshots, "merge", uri, other)
+    assert "4 chains in 1 shards" in run(snapshots, "compact", uri)
+
+
+def test_inspect_and_cat_show_a_chain(uri, tmp_path):
+    assert "3 chains" in run(shards, "inspect", uri)
+    values = json.loads(run(shards, "inspect", uri, "chain1_A", "--json"))
+    assert values["columns"]["msa"]["codec"] == "MSA5"
+    assert "MSA5" in run(shards, "inspect", uri, "chain1_A")
+    out = str(tmp_path / "x.npz")
+    assert "X-RAY" in run(shards, "cat", uri, "chain1_A", "--out", out)
+    assert_same(read_features(out), random_record(1))
+    assert np.load(out)["msa"].dtype == np.uint8
+
+
+def test_wrong_calls_exit_with_two_and_one_line(uri):
+    for args in (["inspect", uri, "nochain"], ["cat", uri, "nochain"], ["inspect", "ftp://x"]):
+        text = run(shards, *args, code=2)
+        assert text.startswith("evofeed: ") and len(text.splitlines()) == 1
+
+
+def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["snapshots", "verify", str(tmp_path / "nothing")])
+    assert caught.value.code == 1
+    assert "no ref 'main'" in capsys.readouterr().err
