@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import time
 import weakref
@@ -123,10 +124,11 @@ class FeatureLoader:
     def _next(self) -> dict[str, Tensor]:
         feeder = self._feeder or self._start()
         asked = time.perf_counter()
+        cause = "handing over" if feeder.ready.qsize() else feeder.busy_with
         batch = self._take(feeder)
         waited = time.perf_counter() - asked
         tensors = batch.hand_over()
-        self._stats.delivered(batch, waited)
+        self._stats.delivered(batch, waited, cause)
         self._epoch, self._consumed = batch.plan.epoch, batch.plan.consumed
         return tensors
 
@@ -192,6 +194,10 @@ class FeatureLoader:
     def stats(self) -> dict[str, Any]:
         """Counts and times since the loader was made; see `Stats.summary`."""
         return self._stats.summary()
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a Chrome trace of reads, makes and waits; every wait has its cause as name."""
+        self._stats.trace.write(path)
 
     def close(self) -> None:
         """Stop threads and reader process and free the shared memory; iterating restarts them."""

@@ -35,6 +35,7 @@ class _Sample:
 
     plan: SamplePlan
     age: int
+    chain_id: str = ""
     asked: float = 0.0
     offset: int | None = None
     slab: Slab | None = None
@@ -80,6 +81,8 @@ class Feeder(threading.Thread):
         self._homeless: list[_Sample] = []
         self._bad: set[tuple[int, int]] = set()
         self._number = 0
+        self.busy_with = "starting"
+        """What the next batch is waiting for, in a word."""
 
     def stop(self) -> None:
         """End the thread and everything it started; returns when they are gone."""
@@ -111,10 +114,12 @@ class Feeder(threading.Thread):
             self._under_way.popleft()
             self._deliver(head)
         elif self._asked:
+            self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
                 self._answered(number, answer)
             self._stats.reader_alive(readers)
         else:  # nothing to wait for but room in the arena
+            self.busy_with = "room in shared memory"
             self._maker.reclaim(wait=True)
             time.sleep(0.001)
 
@@ -151,6 +156,7 @@ class Feeder(threading.Thread):
         if offset is None:
             return False
         sample.offset, sample.asked = offset, time.perf_counter()
+        sample.chain_id = place.chain_id
         self._asked[self._number] = sample
         readers.submit(
             ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes)
@@ -162,7 +168,7 @@ class Feeder(threading.Thread):
         sample = self._asked.pop(number)
         if isinstance(answer, Slab):
             sample.slab = answer
-            self._stats.read.add(time.perf_counter() - sample.asked)
+            self._stats.was_read(sample.chain_id, sample.asked)
             return
         assert sample.offset is not None
         self._arena.free(sample.offset)
@@ -210,6 +216,7 @@ class Feeder(threading.Thread):
             assert sample.slab is not None
             assert sample.offset is not None
             slots.append(FilledSlot(sample.plan, sample.slab, sample.offset))
+        self.busy_with = "making"
         made = self._maker.make(batch.plan, slots)
         self._stats.made(made, len(slots))
         self._put(made)

@@ -11,6 +11,7 @@ import numpy as np
 
 from evofeed.loader.making import ReadyBatch
 from evofeed.loader.readers import Readers
+from evofeed.loader.trace import Trace
 
 __all__ = ["Stats", "Timer"]
 
@@ -51,6 +52,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
+        self.trace = Trace()
         self.wait = Timer()
         self.read = Timer()
         self.host = Timer()
@@ -62,18 +64,31 @@ class Stats:
         self.respawns = 0
         self.reader_cpu_seconds = 0.0
         self.bad_chains: list[str] = []
+        self.causes: dict[str, float] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
+
+    def was_read(self, chain_id: str, asked: float) -> None:
+        """A chain arrived in its slot."""
+        now = time.perf_counter()
+        self.read.add(now - asked)
+        self.trace.add("reader", "read", asked, now, chain=chain_id)
 
     def made(self, batch: ReadyBatch, samples: int) -> None:
         """A batch was queued on the device."""
+        now = time.perf_counter()
+        details = {"epoch": batch.plan.epoch, "step": batch.plan.step, "bytes": batch.nbytes}
+        self.trace.add("feeder", "make", now - batch.host_seconds, now, **details)
         self.samples += samples
         self.recycles += samples * batch.plan.recycles
         self.nbytes += batch.nbytes
         self.host.add(batch.host_seconds)
 
-    def delivered(self, batch: ReadyBatch, waited: float) -> None:
-        """A batch reached the consumer, who waited so long."""
+    def delivered(self, batch: ReadyBatch, waited: float, cause: str) -> None:
+        """A batch reached the consumer, who waited so long, and for this."""
+        now = time.perf_counter()
         self.wait.add(waited)
+        self.causes[cause] = self.causes.get(cause, 0.0) + waited
+        self.trace.add("consumer", f"wait: {cause}", now - waited, now, epoch=batch.plan.epoch)
         if batch.timing is None:
             self.device.add(batch.host_seconds)
             return
@@ -99,6 +114,7 @@ class Stats:
             "samples": self.samples,
             "recycles": self.recycles,
             "data_wait": self.wait.summary(),
+            "wait_seconds_by_cause": dict(self.causes),
             "read": self.read.summary(),
             "make_host": self.host.summary(),
             "make_device": self.device.summary(),

@@ -355,3 +355,51 @@ def test_whole_chains_come_out_uncropped(dataset: Dataset) -> None:
             assert batch["aatype"].shape == (1, int(batch["seq_length"]))
             assert batch["msa_feat"].shape[0] == 2
             assert torch.equal(batch["seq_mask"], torch.ones_like(batch["seq_mask"]))
+
+
+def test_a_reader_that_falls_silent_is_replaced(
+    dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evofeed.loader.readers.SILENCE_SECONDS", 3.0)
+    with open_loader(dataset, reader="process", prefetch=1, ready=1) as loader:
+        got = sample_digests(loader, 1)
+        os.kill(reader_pid(loader), signal.SIGSTOP)
+        got += sample_digests(loader)
+        assert loader.stats()["reader_respawns"] == 1
+    assert got == reference
+
+
+def test_a_chain_that_kills_its_reader_is_found_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    deadly = dataset.index["chain_id"][5].as_py()
+    (tmp_path / "deadly_storage.py").write_text(
+        "import os\n"
+        "from evofeed.store.storage import LocalStorage\n"
+        "class DeadlyStorage(LocalStorage):\n"
+        "    def read_into(self, key, offset, out):\n"
+        "        super().read_into(key, offset, out)\n"
+        f"        if (key, offset) == {where(dataset, 5)!r}:\n"
+        "            os.abort()\n"
+        "    def __reduce__(self):\n"
+        "        return DeadlyStorage, (str(self.root),)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    from importlib import import_module
+
+    storage = import_module("deadly_storage").DeadlyStorage(dataset.uri)
+    wrapped = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    with open_loader(wrapped, reader="process") as loader:
+        assert len(sample_digests(loader)) == 24
+        stats = loader.stats()
+    assert len(stats["bad_chains"]) == 1
+    assert deadly in stats["bad_chains"][0]
+    assert "killed a reader" in stats["bad_chains"][0]
+
+
+def where(dataset: Dataset, row: int) -> tuple[str, int]:
+    """Key and offset of the loader's read of a chain."""
+    place = open_loader(dataset)._catalogs[0].place(row)
+    return place.key, place.offset + place.starts[0]

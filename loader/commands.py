@@ -1,0 +1,137 @@
+"""`evofeed plan` and `evofeed bench`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+bench = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Measure evofeed on this machine.",
+)
+
+PRESETS = ("initial-training", "finetuning", "prediction")
+Dataset = Annotated[str, typer.Argument(help="Path, file://, s3:// or http(s):// of a dataset.")]
+Preset = Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")]
+Snapshot = Annotated[str, typer.Option(help="Ref or digest.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")]
+
+
+def _config(preset: str, **changes: Any) -> Any:
+    from evofeed.loader.config import LoaderConfig
+
+    if preset not in PRESETS:
+        raise typer.BadParameter(
+            f"{preset!r} is none of {', '.join(PRESETS)}", param_hint="--preset"
+        )
+    make = getattr(LoaderConfig, preset.replace("-", "_"))
+    return make(**{name: value for name, value in changes.items() if value is not None})
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure evofeed on this machine."""
+
+
+@bench.command("loader")
+def bench_loader(
+    dataset: Dataset,
+    snapshot: Snapshot = "main",
+    preset: Preset = "initial-training",
+    crop_size: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
+    steps: Annotated[int, typer.Option(help="Batches to take.", min=2)] = 50,
+    step_ms: Annotated[float, typer.Option(help="Length of the pretended training step.")] = 250,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Reader threads.", min=1)] = 4,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1, cpu; default: a GPU if any.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Write a Chrome trace here.")] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """How long a training step would wait for its data, and what the loader costs.
+
+    Example: evofeed bench loader data/ --steps 100 --step-ms 50
+    """
+    from evofeed.loader.bench import measure
+    from evofeed.loader.feature_loader import FeatureLoader
+    from evofeed.store import Dataset as Opened
+
+    config = _config(preset, crop_size=crop_size, batch_size=batch_size)
+    options: dict[str, Any] = {"seed": seed, "device": device, "num_threads": threads}
+    with FeatureLoader(Opened.open(dataset, snapshot), config, **options) as loader:
+        result = measure(loader, steps, step_ms / 1e3)
+        if trace is not None:
+            loader.write_trace(trace)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for name, value in result.items():
+        text = f"{value:.3f}" if isinstance(value, float) else str(value)
+        typer.echo(f"{name:<24} {text}")
+
+
+def plan(
+    dataset: Dataset,
+    snapshot: Snapshot = "main",
+    preset: Preset = "initial-training",
+    world_size: Annotated[int, typer.Option(help="Ranks.", min=1)] = 1,
+    rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch of a rank.", min=1)] = 1,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples of an optimiser step.")
+    ] = None,
+    epoch: Annotated[int, typer.Option(help="Epoch.", min=0)] = 0,
+    batches: Annotated[int, typer.Option(help="Batches of each rank.", min=1)] = 1,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Which rank reads which chains: the loader's own arithmetic, without reading any.
+
+    Example: evofeed plan data/ --world-size 8 --batches 2
+    """
+    import itertools
+
+    from evofeed.loader.catalog import open_catalogs
+    from evofeed.loader.plan import Planner
+    from evofeed.store import Dataset as Opened
+
+    config = _config(preset, batch_size=batch_size, global_batch_size=global_batch_size)
+    catalogs = open_catalogs([(Opened.open(dataset, snapshot), 1.0)], config)
+    if rank is not None and not 0 <= rank < world_size:
+        raise typer.BadParameter(f"{rank} is not one of {world_size} ranks", param_hint="--rank")
+    rows = []
+    for one in range(world_size) if rank is None else (rank,):
+        try:
+            planner = Planner(catalogs, [1.0], config, rank=one, world_size=world_size, seed=seed)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--global-batch-size") from None
+        for number, batch in enumerate(itertools.islice(planner.batches(epoch, 0), batches)):
+            rows += [
+                {
+                    "epoch": batch.epoch,
+                    "batch": number,
+                    "step": batch.step,
+                    "rank": one,
+                    "position": sample.position,
+                    "chain_id": catalogs[0].place(sample.row).chain_id,
+                    "recycling_iters": batch.recycles - 1,
+                }
+                for sample in batch.samples
+            ]
+    rows.sort(key=lambda row: (row["epoch"], row["batch"], row["rank"], row["position"]))
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    typer.echo("epoch batch  step  rank  position  recycles  chain")
+    for row in rows:
+        typer.echo(
+            f"{row['epoch']:>5} {row['batch']:>5} {row['step']:>5} {row['rank']:>5} "
+            f"{row['position']:>9} {row['recycling_iters']:>9}  {row['chain_id']}"
+        )

@@ -1,0 +1,113 @@
+"""The padded batch and OpenFold's layout of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import golden_files
+from tests.loader.records import make_record, write_dataset
+
+from evofeed.features import BATCH
+from evofeed.loader import FeatureLoader, LoaderConfig, openfold_batch
+from evofeed.loader.batch import empty_batch, put
+
+LOGS = golden_files("data/golden/log.json")
+CONFIG = LoaderConfig(crop_size=12, max_msa_clusters=6, max_extra_msa=7, max_templates=2)
+
+
+def test_every_feature_of_the_table_is_there_with_its_shape_and_dtype() -> None:
+    batch = empty_batch(CONFIG, num_res=12, batch_size=3, recycles=2, device=torch.device("cpu"))
+    sizes = {"L": 12, "S": 6, "E": 7, "Tm": 2}
+    assert list(batch) == [feature.name for feature in BATCH]
+    for feature in BATCH:
+        lead = (2, 3) if feature.stage == "recycle" else (3,)
+        value = batch[feature.name]
+        assert value.shape == lead + feature.shape(sizes)
+        assert value.dtype == getattr(torch, feature.dtype)
+        assert value.is_contiguous()
+        assert not value.any()
+        value.fill_(1)  # features share one block of memory, but no byte of it
+    assert all(bool((value == 1).all()) for value in batch.values())
+
+
+def test_a_sample_lands_in_its_own_corner() -> None:
+    batch = {"x": torch.zeros(2, 4, 5)}
+    put(batch, {"x": torch.ones(3, 2)}, 1)
+    assert batch["x"].sum() == 6
+    assert bool((batch["x"][1, :3, :2] == 1).all())
+
+
+def test_batches_of_openfold_have_the_recycling_axis_last(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d", [make_record(f"a{i}_A", 20, 30) for i in range(4)])
+    config = CONFIG.replace(batch_size=2, uniform_recycling=False, max_recycling_iters=2)
+    with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
+        batch = next(iter(loader))
+    out = openfold_batch(batch)
+    recycled = {feature.name for feature in BATCH if feature.stage == "recycle"}
+    for name, value in batch.items():
+        assert out[name].shape[-1] == 3
+        for recycle in range(3):
+            want = value[recycle] if name in recycled else value
+            assert torch.equal(out[name][..., recycle], want)
+    assert out["no_recycling_iters"].tolist() == [[2, 2, 2]] * 2
+    assert out["batch_idx"].tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_names_shapes_and_dtypes_are_those_openfold_reports(path: Path) -> None:
+    compared = 0
+    for sample in json.loads(path.read_text()).values():
+        shapes = sample.get("final_shapes") if isinstance(sample, dict) else None
+        if not shapes or "all_atom_positions" not in shapes:
+            continue
+        config = LoaderConfig(
+            crop_size=shapes["aatype"][0][0],
+            max_msa_clusters=shapes["msa_feat"][0][0],
+            max_extra_msa=shapes["extra_msa"][0][0],
+            max_templates=shapes["template_mask"][0][0],
+        )
+        batch = empty_batch(
+            config,
+            num_res=shapes["aatype"][0][0],
+            batch_size=1,
+            recycles=1,
+            device=torch.device("cpu"),
+        )
+        out = {name: value[0, ..., 0] for name, value in openfold_batch(batch).items()}
+        assert set(out) - set(shapes) == {"use_clamped_fape", "no_recycling_iters", "batch_idx"}
+        for name, (shape, dtype) in shapes.items():
+            assert list(out[name].shape) == shape, name
+            assert str(out[name].dtype) == dtype, name
+        compared += 1
+    assert compared
+
+
+def test_without_ground_truth_a_batch_has_none() -> None:
+    batch = empty_batch(
+        LoaderConfig.prediction(),
+        num_res=5,
+        batch_size=1,
+        recycles=1,
+        device=torch.device("cpu"),
+    )
+    assert "all_atom_positions" not in batch
+    assert "template_all_atom_positions" in batch
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"crop_size": 0},
+        {"batch_size": 0},
+        {"block_fraction": 1.5},
+        {"uniform_prob": 0.9, "same_prob": 0.2},
+        {"crop_size": None, "batch_size": 2},
+        {"max_extra_msa": -1},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must|more than|need"):
+        LoaderConfig(**wrong)

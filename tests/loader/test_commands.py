@@ -1,0 +1,86 @@
+"""`evofeed plan` and `evofeed bench loader`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.loader.records import small_dataset
+from typer.testing import CliRunner
+
+from evofeed.cli import main
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.commands import bench
+from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("commands") / "d", 6)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(list(words))
+    out, err = capsys.readouterr()
+    return int(exit_.value.code or 0), out, err
+
+
+def test_a_plan_names_the_chains_that_the_loader_reads(
+    dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", dataset.uri, "--world-size", "2", "--batches", "2", "--seed", "5", "--json"]
+    code, out, _ = run(capsys, *words)
+    rows = json.loads(out)
+    assert code == 0
+    assert [row["position"] for row in rows] == [0, 1, 2, 3]
+    loader = FeatureLoader(
+        dataset, LoaderConfig.initial_training(), rank=1, world_size=2, seed=5, device="cpu"
+    )
+    sample = next(loader.planner.batches(0, 0)).samples[0]
+    assert rows[1]["chain_id"] == dataset.index["chain_id"][sample.row].as_py()
+    code, out, _ = run(capsys, "plan", dataset.uri, "--rank", "0")
+    assert code == 0
+    assert len(out.splitlines()) == 2
+
+
+def test_the_benchmark_reports_waits_and_writes_a_trace(dataset: Dataset, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    words = [dataset.uri, "--crop-size", "12", "--steps", "9", "--step-ms", "1", "--device", "cpu"]
+    result = CliRunner().invoke(
+        bench, ["loader", *words, "--trace", str(trace), "--json"], catch_exceptions=False
+    )
+    figures = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert figures["steps"] == 9
+    assert figures["mb_per_sample"] > 0
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"read", "make"} <= names
+    assert any(name.startswith("wait: ") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["plan", "{d}", "--preset", "nonsense"], 2, "nonsense"),
+        (["plan", "{d}", "--world-size", "2", "--rank", "2"], 2, "2 is not one"),
+        (["plan", "{d}", "--world-size", "2", "--global-batch-size", "3"], 2, "no multiple"),
+        (["plan", "/nowhere/at/all"], 1, "nowhere"),
+        (["bench", "loader", "/nowhere/at/all"], 1, "nowhere"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong_in_one_line(
+    dataset: Dataset, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
+) -> None:
+    got, _, err = run(capsys, *[word.format(d=dataset.uri) for word in words])
+    assert got == code
+    assert says in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [["plan"], ["bench"], ["bench", "loader"]])
+def test_help_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    assert "Usage" in out
