@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.errors import InputError
-
 
 def train(
     config: Annotated[
@@ -99,13 +97,37 @@ def _first_rank() -> bool:
 
 
 def predict(
-    record: Annotated[str, typer.Argument(help="Chain to predict: DATASET_URI#CHAIN_ID.")],
-    checkpoint: Annotated[Path, typer.Option(help="Run folder, checkpoint folder or file.")],
+    dataset: Annotated[str, typer.Argument(help="URI of the dataset that holds the chain.")],
+    chain: Annotated[str, typer.Argument(help="Chain to predict, 102m_A for one.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="Run folder, checkpoint folder, or OpenFold's or AF2's file.")
+    ],
     out: Annotated[Path, typer.Option(help="Structure file to write: .pdb or .cif.")],
+    recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
+    device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Predict the structure of a chain with a trained checkpoint.
+    """Predict the structure of a chain, pLDDT in the B column.
 
-    Example:  evofeed predict data/#102m_A --checkpoint runs/first --out 102m_A.pdb
+    Example:  evofeed predict data/ 102m_A --checkpoint runs/first --out 102m_A.pdb
     """
-    raise InputError("predict is not built yet", item=record)
+    file_format = out.suffix.lstrip(".")
+    if file_format not in ("pdb", "cif"):
+        raise typer.BadParameter(f"--out must end in .pdb or .cif, not {out.name}")
+    import torch
+
+    from evofeed.store import Dataset
+    from evofeed.trainer.predict import load_model, predict_structure, record_batch
+
+    record = Dataset.open(dataset)[chain]
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(checkpoint).to(place)
+    batch = record_batch(record, no_recycling_iters=recycles)
+    found = predict_structure(model, {k: v.to(place) for k, v in batch.items()}, name=chain)
+    out.write_text(found.text(file_format))
+    told = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}
+    told["residues"] = len(found.plddt)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        print(f"{out}: {chain}, {told['residues']} residues, mean pLDDT {told['mean_plddt']:.1f}")

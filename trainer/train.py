@@ -23,11 +23,25 @@ from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.distributed import World, join_world
 from evofeed.trainer.flops import count_step_flops
 from evofeed.trainer.loop import Loop, LossFunction, TrainResult
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model import AlphaFold
+from evofeed.trainer.model_config import (
+    LossConfig,
+    ModelConfig,
+    finetuning,
+    initial_training,
+    tiny,
+)
 from evofeed.trainer.operators import OperatorSampler
 from evofeed.trainer.runlog import RunLog
 from evofeed.trainer.stream import Loader
 
 _C = TypeVar("_C", bound=Any)
+PRESET_PARTS: dict[str, Callable[[], tuple[ModelConfig, LossConfig]]] = {
+    "initial_training": initial_training,
+    "finetuning": finetuning,
+    "tiny": tiny,
+}
 _WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
 
 
@@ -147,28 +161,32 @@ def set_precision(config: TrainConfig) -> None:
     torch.use_deterministic_algorithms(config.deterministic)
 
 
-def build_plain(config: TrainConfig) -> nn.Module:
-    """The model of a run with plain operators, on the current default device."""
-    from evofeed.trainer import model_config
-    from evofeed.trainer.model import AlphaFold
+def model_config(config: TrainConfig) -> ModelConfig:
+    """The model configuration of a run: its preset's, with the run's own changes."""
+    sizes, _ = PRESET_PARTS[config.preset]()
+    return replaced(sizes, config.model, "model.")
 
-    sizes, _ = getattr(model_config, config.preset)()
-    return AlphaFold(replaced(sizes, config.model, "model."))
+
+def loss_config(config: TrainConfig) -> LossConfig:
+    """The loss configuration of a run: its preset's, with the run's own changes."""
+    _, weights = PRESET_PARTS[config.preset]()
+    return replaced(weights, config.loss, "loss.")
+
+
+def build_plain(config: TrainConfig) -> AlphaFold:
+    """The model of a run on plain operators, on the current default device."""
+    return AlphaFold(model_config(config))
 
 
 def build_model(config: TrainConfig, device: torch.device) -> tuple[nn.Module, LossFunction]:
     """Model and loss of a run; the same weights for the same seed on every rank."""
-    from evofeed.trainer import model_config
-    from evofeed.trainer.losses import AlphaFoldLoss
-
     _seed_everything(config.seed)
     model = build_plain(config).to(device)
     if config.kernels == "fused" and device.type == "cuda":
         from evofeed.kernels import to_fused
 
         model = to_fused(model)
-    _, weights = getattr(model_config, config.preset)()
-    return model, AlphaFoldLoss(replaced(weights, config.loss, "loss."))
+    return model, AlphaFoldLoss(loss_config(config))
 
 
 def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
@@ -215,7 +233,8 @@ def build_validation(
         return None
     from evofeed.trainer.validation import Validator
 
-    return Validator(config, model, _opened(validation), world)
+    validator: Callable[[], dict[str, float]] = Validator(config, model, _opened(validation), world)
+    return validator
 
 
 def replaced(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:

@@ -15,8 +15,10 @@ import torch
 
 from evofeed.cli import main
 from evofeed.errors import CannotResume, InputError, TrainerError
+from evofeed.store import Dataset
 from evofeed.trainer.checkpoint import newest_checkpoint
 from evofeed.trainer.config import TrainConfig, preset, save_config
+from evofeed.trainer.distributed import World
 from evofeed.trainer.gradients import find_untouched
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model import last_recycle
@@ -24,6 +26,7 @@ from evofeed.trainer.optim import OptimConfig
 from evofeed.trainer.runlog import read_steps
 from evofeed.trainer.synthetic_batch import synthetic_batch
 from evofeed.trainer.train import build_model, train
+from evofeed.trainer.validation import Validator
 
 SMALL = {
     "evoformer": {"no_blocks": 1},
@@ -130,6 +133,14 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
     report = json.loads(capsys.readouterr().out)
     assert report["figures"]["iterations"] == 3
     assert report["run"]["dataset"][0]
+    structure = tmp_path / "chain.pdb"
+    checkpoint = str(tmp_path / "run")
+    predict = ["predict", tiny_dataset, "syn0003_A", "--checkpoint", checkpoint]
+    with pytest.raises(SystemExit) as ended:
+        main([*predict, "--out", str(structure), "--recycles", "0", "--json"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert structure.read_text().count(" CA ") == told["residues"] > 30
     with pytest.raises(TrainerError, match="seed"):
         train(config(5, seed=7), tiny_dataset, out=tmp_path / "run", resume=True)
     with pytest.raises(CannotResume, match="config"):
@@ -137,6 +148,29 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
             config(5, loader={**CROP, "num_blocks": 1}), tiny_dataset, out=tmp_path / "run",
             resume=True,
         )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_path: Path) -> None:
+    settings = config(4, validate_every=2, validate_batches=3)
+    train(settings, tiny_dataset, validation=tiny_dataset, out=tmp_path / "run")
+    first, second = (line["metrics"] for line in read_steps(tmp_path / "run") if "metrics" in line)
+    assert first.keys() == {"lddt_ca", "drmsd_ca", "rmsd_ca", "tm_score"}
+    assert 0 < first["lddt_ca"] < 1
+    untrained = build_model(settings, torch.device("cpu"))[0].eval()
+    validator = Validator(settings, untrained, Dataset.open(tiny_dataset), World())
+    assert validator() == validator()
+    assert first != second
+
+
+@pytest.mark.slow
+def test_event_files_for_tensorboard_hold_loss_and_times(tiny_dataset: str, tmp_path: Path) -> None:
+    train(config(2), tiny_dataset, out=tmp_path, tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "train/norm", "time/step", "terms/fape"} <= set(events.Tags()["scalars"])
 
 
 def test_unknown_fields_of_the_model_are_named(tiny_dataset: str, tmp_path: Path) -> None:
