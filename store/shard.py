@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -23,7 +24,7 @@ from evofeed.store.layout import (
     pack_column,
     unpack_column,
 )
-from evofeed.store.manifest import ShardEntry, check_name
+from evofeed.store.manifest import NAME, ShardEntry, check_name
 from evofeed.store.storage import Storage, open_storage
 
 
@@ -101,8 +102,8 @@ def read_batch(reader: pa.RecordBatchFileReader, number: int, path: str) -> pa.R
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ShardCorrupt(f"record batch {number}: {error}", path=path) from None
-    if batch.num_rows != 1:
-        raise ShardCorrupt(f"record batch {number} has {batch.num_rows} rows, not 1", path=path)
+    if batch.num_rows != 1 or any(column.null_count for column in batch.columns):
+        raise ShardCorrupt(f"record batch {number} is not one full row", path=path)
     return batch
 
 
@@ -113,47 +114,55 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
         ShardCorrupt, SchemaMismatch: the file is not a sound shard.
     """
     reader = open_shard(data, path)
-    rows, end = [], 0
+    rows, end = [], _schema_end(memoryview(data))
     for number in range(reader.num_record_batches):
-        batch = read_batch(reader, number, path)
-        row, end = _index_row(data, batch, end, path)
+        row = _index_row(data, read_batch(reader, number, path), end, path)
+        end = row["offset"] + row["nbytes"]
         rows.append(row | {"shard": name})
-    return index_table(rows)
+    try:
+        return index_table(rows)
+    except ValueError as error:
+        raise ShardCorrupt(str(error), path=path) from None
 
 
-def _index_row(
-    data: pa.Buffer, batch: pa.RecordBatch, end: int, path: str
-) -> tuple[dict[str, Any], int]:
-    chain_id = check_name(batch.column(0)[0].as_py(), "chain id")
+def _schema_end(view: memoryview) -> int:
+    """Where the first record batch's message begins: behind magic and schema message."""
+    return 16 + int.from_bytes(view[12:16], "little")
+
+
+def _index_row(data: pa.Buffer, batch: pa.RecordBatch, offset: int, path: str) -> dict[str, Any]:
+    chain_id = str(batch.column(0)[0].as_py())
     place = Place(chain_id, path)
-    view = memoryview(data).cast("B")
-    starts, columns, saved = [], {}, 0
+    if not NAME.fullmatch(chain_id):
+        raise place.corrupt("this is no chain id")
+    starts, columns, saved, stop = [], {}, 0, offset
     for name in COLUMNS:
-        cell = batch.column(name).buffers()[2]
-        starts.append(cell.address - data.address)
-        columns[name] = unpack_column(memoryview(cell), chain_id, name, path)
-        stop = starts[-1] + HEADER_NBYTES + len(columns[name].payload)
-        saved += columns[name].raw_nbytes - len(columns[name].payload)
-    offset = _span_start(view, end, starts[0])
+        cell = _cell(batch.column(name))
+        column = unpack_column(memoryview(cell), chain_id, name, path)
+        start = cell.address - data.address
+        if start < stop:
+            raise place.corrupt(f"column {name} does not lie behind the one before")
+        starts.append(start)
+        columns[name] = column
+        saved += column.raw_nbytes - len(column.payload)
+        stop = start + HEADER_NBYTES + len(column.payload)
     stop += -stop % 8
-    row = describe(decode_record(columns, place)) | {
+    if stop > data.size:
+        raise place.corrupt("the file ends within it")
+    return describe(decode_record(columns, place)) | {
         "offset": offset,
         "nbytes": stop - offset,
         "raw_nbytes": stop - offset + saved,
-        "checksum": xxhash.xxh3_64_intdigest(view[offset:stop]),
+        "checksum": xxhash.xxh3_64_intdigest(memoryview(data)[offset:stop]),
         "column_offsets": [start - offset for start in (*starts, stop)],
     }
-    return row, stop
 
 
-def _span_start(view: memoryview, end: int, first: int) -> int:
-    """Where the batch's message begins: behind the previous one, or behind the schema."""
-    if end:
-        return end
-    schema_nbytes = int.from_bytes(view[12:16], "little")
-    start = 16 + schema_nbytes
-    assert start < first
-    return start
+def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
+    """The value of a one-row column, where it lies."""
+    _, ends, values = column.buffers()
+    start, stop = np.frombuffer(ends, np.int64, 2, 8 * column.offset).tolist()
+    return values.slice(start, stop - start) if values is not None else pa.py_buffer(b"")
 
 
 def read_part(storage: Storage, entry: ShardEntry) -> pa.Table:
