@@ -148,12 +148,14 @@ def remove_token(
 def read_audit(
     service: ServiceDep,
     principal: PrincipalDep,
-    before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1,
+    before: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """Who did what, newest first."""
     principal.require_all_datasets()
-    query = select(AuditRow).where(AuditRow.id < before).order_by(AuditRow.id.desc())
+    query = select(AuditRow).order_by(AuditRow.id.desc())
+    if before is not None:
+        query = query.where(AuditRow.id < before)
     with service.database.read() as session:
         rows = list(session.scalars(query.limit(limit + 1)))
     lines = [

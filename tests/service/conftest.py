@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,12 +14,14 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psycopg
 import pytest
 from pydantic import SecretStr
 
 from evofeed.features import ChainRecord
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
+from evofeed.service.database import Database
 from evofeed.store import DatasetWriter
 
 METHODS = ("X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY", "")
@@ -95,26 +101,121 @@ def served(folder: tuple[Path, str, str]) -> Iterator[Served]:
             yield service
 
 
-Start = Callable[..., httpx.Client]
+class Start:
+    """Starts services with settings of the test's own, each on its own database."""
+
+    def __init__(self, tmp_path: Path, stack: ExitStack, new_url: Callable[[], str]) -> None:
+        self._tmp_path, self._stack, self._new_url = tmp_path, stack, new_url
+        self.settings: list[ServiceSettings] = []
+
+    def __call__(self, **changes: Any) -> httpx.Client:
+        defaults: dict[str, Any] = {
+            "home": self._tmp_path / f"home{len(self.settings)}",
+            "host": "127.0.0.1",
+            "port": 0,
+            "datasets": {},
+        }
+        if "home" not in changes:
+            defaults["database_url"] = SecretStr(self._new_url())
+        self.settings.append(ServiceSettings(**(defaults | changes)))
+        url = self._stack.enter_context(serving(self.settings[-1]))
+        return self._stack.enter_context(httpx.Client(base_url=url))
+
+    def database(self) -> Database:
+        """The database of the service started last."""
+        database = Database(self.settings[-1].url)
+        self._stack.callback(database.close)
+        return database
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts services with settings of the test's own, each on its own SQLite file."""
+    """`Start` on SQLite."""
     with ExitStack() as stack:
+        yield Start(tmp_path, stack, lambda: "")
 
-        def begin(**changes: Any) -> httpx.Client:
-            defaults: dict[str, Any] = {
-                "home": tmp_path / f"home{len(stack._exit_callbacks)}",  # type: ignore[attr-defined]
-                "database_url": SecretStr(""),
-                "host": "127.0.0.1",
-                "port": 0,
-                "datasets": {},
-            }
-            url = stack.enter_context(serving(ServiceSettings(**(defaults | changes))))
-            return stack.enter_context(httpx.Client(base_url=url))
 
-        yield begin
+@pytest.fixture(params=["sqlite", "postgres"])
+def start_any(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+    """`Start` on SQLite, then on PostgreSQL: what touches the database holds for both."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield Start(tmp_path, stack, lambda: "")
+        else:
+            yield Start(tmp_path, stack, request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """The URL of a migrated, emptied database on a PostgreSQL of this session's own."""
+    binaries = find_postgres()
+    if binaries is None:
+        if "postgres" in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail("PostgreSQL is required but neither PATH nor /usr/lib/postgresql has it")
+        pytest.skip("no PostgreSQL here: install postgresql to run these")
+    with tempfile.TemporaryDirectory(prefix="evf-pg-", dir="/tmp") as folder, ExitStack() as stack:
+        server = PostgresServer(binaries, Path(folder))
+        stack.callback(server.stop)
+        server.start()
+        server.create("service")
+        database = Database(server.url("service"))
+        database.upgrade()
+        database.close()
+        yield lambda: server.emptied("service")
+
+
+def find_postgres() -> Path | None:
+    """Where `initdb` lies; distributions keep it off the PATH."""
+    found = [Path(path) for path in [shutil.which("initdb")] if path]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+class PostgresServer:
+    """A PostgreSQL in a folder, on a Unix socket, gone with the tests."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries, self._folder = binaries, folder
+        # PostgreSQL refuses to run as root.
+        self._user = "nobody" if os.getuid() == 0 else None
+        if self._user:
+            shutil.chown(folder, self._user)
+
+    def start(self) -> None:
+        data, log = self._folder / "data", self._folder / "log"
+        self._run("initdb", "-D", data, "-A", "trust", "-U", "evofeed", "--no-sync")
+        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=50"
+        self._run("pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start")
+
+    def stop(self) -> None:
+        if (self._folder / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop")
+
+    def create(self, name: str) -> None:
+        self._execute("postgres", f"CREATE DATABASE {name}")
+
+    def url(self, name: str) -> str:
+        return f"postgresql://evofeed@/{name}?host={self._folder}"
+
+    def emptied(self, name: str) -> str:
+        """The URL of a database without rows: far cheaper than a new one for each test."""
+        query = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        tables = {row[0] for row in self._execute(name, query)} - {"alembic_version"}
+        self._execute(name, f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY CASCADE")
+        return self.url(name)
+
+    def _execute(self, name: str, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(f"host={self._folder} user=evofeed dbname={name}") as connection:
+            connection.autocommit = True
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def _run(self, program: str, *arguments: object) -> None:
+        command = [str(self._binaries / program), *map(str, arguments)]
+        done = subprocess.run(
+            command, user=self._user, cwd=self._folder, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager

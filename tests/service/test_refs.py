@@ -15,10 +15,10 @@ from evofeed.store import Dataset
 
 
 @pytest.fixture
-def moving(start: Start, folder, tmp_path: Path) -> tuple[httpx.Client, Path, str, str]:
+def moving(start_any: Start, folder, tmp_path: Path) -> tuple[httpx.Client, Path, str, str]:
     """A service on a dataset of this test's own."""
     shutil.copytree(folder[0], tmp_path / "copy")
-    client = start(datasets={"demo": str(tmp_path / "copy")})
+    client = start_any(datasets={"demo": str(tmp_path / "copy")})
     return client, tmp_path / "copy", folder[1], folder[2]
 
 
