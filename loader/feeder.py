@@ -7,6 +7,7 @@ was asked of it is asked of the next one. Batches leave in the planned order.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import queue
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from evofeed.errors import EvofeedError, LoaderError
+from evofeed.errors import EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
 from evofeed.loader.making import BatchMaker, FilledSlot, ReadyBatch
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
@@ -27,6 +28,11 @@ from evofeed.loader.stats import Stats
 __all__ = ["Feeder"]
 
 _POLL_SECONDS: Final = 0.1
+_TRIES: Final = 4
+"""Reads of one chain that a storage may fail while it answers for others."""
+_FIRST_WAIT_SECONDS: Final = 0.5
+_OUTAGE_SECONDS: Final = 900.0
+"""A storage that has not answered at all for so long is given up."""
 
 
 @dataclass(slots=True)
@@ -35,8 +41,9 @@ class _Sample:
 
     plan: SamplePlan
     age: int
-    chain_id: str = ""
+    request: ReadRequest | None = None
     asked: float = 0.0
+    failures: int = 0
     offset: int | None = None
     slab: Slab | None = None
 
@@ -79,6 +86,8 @@ class Feeder(threading.Thread):
         self._under_way: deque[_Batch] = deque()
         self._asked: dict[int, _Sample] = {}
         self._homeless: list[_Sample] = []
+        self._retries: list[tuple[float, _Sample]] = []
+        self._last_success = 0.0
         self._bad: set[tuple[int, int]] = set()
         self._number = 0
         self.busy_with = "starting"
@@ -107,13 +116,14 @@ class Feeder(threading.Thread):
 
     def _round(self, readers: Readers) -> None:
         self._maker.reclaim()
+        self._retry(readers)
         self._house(readers)
         self._ask(readers)
         head = self._under_way[0]
         if head.is_filled():
             self._under_way.popleft()
             self._deliver(head)
-        elif self._asked:
+        elif self._asked or self._retries:
             self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
                 self._answered(number, answer)
@@ -156,19 +166,36 @@ class Feeder(threading.Thread):
         if offset is None:
             return False
         sample.offset, sample.asked = offset, time.perf_counter()
-        sample.chain_id = place.chain_id
-        self._asked[self._number] = sample
-        readers.submit(
-            ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes)
+        self._submit(
+            readers,
+            sample,
+            ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes),
         )
-        self._number += 1
         return True
+
+    def _submit(self, readers: Readers, sample: _Sample, request: ReadRequest) -> None:
+        sample.request = request
+        self._asked[request.number] = sample
+        self._number += 1
+        readers.submit(request)
+
+    def _retry(self, readers: Readers) -> None:
+        """Ask again for what a storage would not give a while ago."""
+        now = time.perf_counter()
+        for due, sample in [one for one in self._retries if one[0] <= now]:
+            self._retries.remove((due, sample))
+            assert sample.request is not None
+            self._submit(readers, sample, dataclasses.replace(sample.request, number=self._number))
 
     def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
         sample = self._asked.pop(number)
+        assert sample.request is not None
         if isinstance(answer, Slab):
             sample.slab = answer
-            self._stats.was_read(sample.chain_id, sample.asked)
+            self._last_success = time.perf_counter()
+            self._stats.was_read(sample.request.place.chain_id, sample.asked)
+            return
+        if type(answer) is StoreError and self._may_pass(sample, answer):
             return
         assert sample.offset is not None
         self._arena.free(sample.offset)
@@ -177,6 +204,22 @@ class Feeder(threading.Thread):
         sample.plan = self._planner.substitute(sample.plan, self._bad)
         self._homeless.append(sample)
         self._homeless.sort(key=lambda one: one.age)
+
+    def _may_pass(self, sample: _Sample, why: StoreError) -> bool:
+        """Put a read off whose storage did not answer: an outage is no fault of the chain.
+
+        Raises:
+            LoaderError: nothing at all could be read for a long time.
+        """
+        now = time.perf_counter()
+        sample.failures += 1
+        self._stats.retries += 1
+        if sample.failures >= _TRIES and self._last_success > sample.asked:
+            return False  # others could be read meanwhile
+        if now - max(self._last_success, sample.asked) > _OUTAGE_SECONDS:
+            raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
+        self._retries.append((now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample))
+        return True
 
     def _house(self, readers: Readers) -> None:
         """Ask for substitutes. If there is no room, the youngest samples make it.

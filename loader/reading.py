@@ -24,7 +24,7 @@ from evofeed.store.layout import (
     PackedColumn,
     unpack_column,
 )
-from evofeed.store.storage import Storage
+from evofeed.store.storage import LocalStorage, Storage
 
 __all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
 
@@ -103,6 +103,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
+        StoreError: a remote storage does not answer.
     """
     place = request.place
     start, stop = span_of(place, request.templates)
@@ -112,7 +113,9 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     except ShardMissing as error:
         raise ShardMissing(error.message, path=where.path, item=place.chain_id) from None
     except StoreError as error:
-        raise ShardCorrupt(error.message, path=where.path, item=place.chain_id) from None
+        # A local file that ends early is broken; a remote one may only be out of reach.
+        kind = ShardCorrupt if isinstance(storage, LocalStorage) else type(error)
+        raise kind(error.message, path=where.path, item=place.chain_id) from None
     return _slab(request, slot, where)
 
 

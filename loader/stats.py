@@ -62,6 +62,7 @@ class Stats:
         self.nbytes = 0
         self.substituted = 0
         self.respawns = 0
+        self.retries = 0
         self.reader_cpu_seconds = 0.0
         self.bad_chains: list[str] = []
         self.causes: dict[str, float] = {}
@@ -122,6 +123,7 @@ class Stats:
             "bytes_per_sample": self.nbytes / max(self.samples, 1),
             "reader_cpu_seconds": self.reader_cpu_seconds,
             "reader_respawns": self.respawns,
+            "retried_reads": self.retries,
             "substituted_samples": self.substituted,
             "bad_chains": list(self.bad_chains),
         }

@@ -1,0 +1,120 @@
+"""Data that is far away, slow, or sometimes not there at all."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.loader.records import small_dataset
+
+from evofeed.errors import LoaderError, StoreError
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+
+CONFIG = LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0)
+
+
+class FarStorage:
+    """A local folder that behaves like a server with outages."""
+
+    def __init__(self, root: str, fail: int, only: int | None = None) -> None:
+        self.inner, self.fail, self.only = LocalStorage(root), fail, only
+        self.uri = f"far://{root}"
+        self.reads = 0
+
+    def read(self, key: str) -> bytes:
+        return self.inner.read(key)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        self.reads += 1
+        if self.reads <= self.fail and self.only is None:
+            raise StoreError("gave up after 6 attempts: is the service up?", path=key)
+        if self.only is not None and offset == self.only:
+            raise StoreError("HTTP 500", path=key)
+        self.inner.read_into(key, offset, out)
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
+        return False
+
+    def files(self, prefix: str) -> list[object]:
+        return []
+
+    def delete(self, key: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return small_dataset(tmp_path / "d", 8)
+
+
+def ids_read(dataset: Dataset, **options: object) -> list[int]:
+    with FeatureLoader(dataset, CONFIG, device="cpu", reader="thread", **options) as loader:
+        lengths = [int(batch["aatype"].sum()) for batch in loader]
+        lengths.append(loader.stats()["retried_reads"])
+        lengths.append(len(loader.stats()["bad_chains"]))
+    return lengths
+
+
+def far(dataset: Dataset, fail: int, only: int | None = None) -> Dataset:
+    storage = FarStorage(dataset.uri, fail, only)
+    return Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+
+
+def test_an_outage_is_waited_out_and_costs_no_chain(dataset: Dataset) -> None:
+    *want, none, _ = ids_read(dataset)
+    *got, retried, bad = ids_read(far(dataset, 9), prefetch=4)
+    assert none == bad == 0
+    assert retried == 9
+    assert got == want
+
+
+def test_a_chain_that_fails_while_others_are_read_is_replaced(dataset: Dataset) -> None:
+    place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
+    *got, _, bad = ids_read(far(dataset, 0, place.offset + place.starts[0]))
+    assert bad == 1
+    assert len(got) == 8
+
+
+def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 1.0)
+    with pytest.raises(LoaderError, match="is the service up"):
+        ids_read(far(dataset, 10**9))
+
+
+def test_a_dataset_behind_a_service_is_read_like_a_local_one(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evofeed.store.http import HttpStorage
+
+    local = LocalStorage(dataset.uri)
+    flaky = random.Random(0)
+
+    def get(self: HttpStorage, key: str, headers: dict[str, str]) -> bytes:
+        if "Range" not in headers:
+            return local.read(key)
+        if flaky.random() < 0.3:
+            raise StoreError("gave up after 6 attempts: is the service up?")
+        first, last = (int(at) for at in headers["Range"].removeprefix("bytes=").split("-"))
+        out = bytearray(last + 1 - first)
+        local.read_into(key, first, memoryview(out))
+        return bytes(out)
+
+    monkeypatch.setattr(HttpStorage, "_get", get)
+    storage = HttpStorage("http://127.0.0.1:1/v1/datasets/d")
+    there = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    *want, _, _ = ids_read(dataset)
+    *got, retried, bad = ids_read(there)
+    assert got == want
+    assert bad == 0
+    assert retried > 0
