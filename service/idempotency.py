@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 from sqlalchemy import delete
+from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -40,7 +41,10 @@ async def run_once(
         raise _problem(422, "Idempotency-Key takes 1 to 128 letters, digits and . _ : -")
     digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode())
     digest.update(await request.body())
-    earlier = await run_in_threadpool(_claim, database, principal, key, digest.hexdigest())
+    try:
+        earlier = await run_in_threadpool(_claim, database, principal, key, digest.hexdigest())
+    except IntegrityError:  # another request claimed the key between our look and our insert
+        raise _running() from None
     if earlier is not None:
         return earlier
     try:
@@ -72,7 +76,7 @@ def _claim(database: Database, principal: str, key: str, digest: str) -> Respons
         if row.request_sha256 != digest:
             raise _problem(422, "this Idempotency-Key was used for another request")
         if row.status is None:
-            raise _problem(409, "the first request with this Idempotency-Key still runs", wait=1)
+            raise _running()
         headers = {"Idempotency-Replayed": "true"}
         return Response(row.body, row.status, headers, row.media_type)
 
@@ -88,6 +92,10 @@ def _forget(database: Database, principal: str, key: str) -> None:
     with database.write() as session:
         if row := session.get(IdempotencyRow, (principal, key)):
             session.delete(row)
+
+
+def _running() -> Problem:
+    return _problem(409, "the first request with this Idempotency-Key still runs", wait=1)
 
 
 def _problem(status: int, what: str, wait: int = 0) -> Problem:

@@ -11,7 +11,7 @@ from evofeed.service.audit import record
 from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
-from evofeed.service.tables import RefMove
+from evofeed.service.tables import DatasetRow, RefMove
 from evofeed.store.refs import Ref
 
 
@@ -90,6 +90,8 @@ def note_ref(database: Database, dataset_id: int, ref: Ref) -> None:
     if last is not None and last.digest == ref.digest:
         return
     with database.write() as session:
+        # One at a time: PostgreSQL would let two readers note the same move twice.
+        session.get(DatasetRow, dataset_id, with_for_update=True)
         last = session.scalar(query)
         if last is None or last.digest != ref.digest:
             session.add(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from dataclasses import dataclass
+
+from sqlalchemy.exc import IntegrityError
 
 from evofeed.service.catalog import Catalog
 from evofeed.service.cursor import CursorSigner
@@ -70,9 +73,11 @@ class Service:
 
 def _cursor_key(database: Database) -> bytes:
     """The key that signs cursors: kept, so that they outlive a restart."""
-    with database.write() as session:
+    with database.read() as session:
         row = session.get(SecretRow, "cursor")
-        if row is None:
-            row = SecretRow(name="cursor", value=secrets.token_bytes(32))
-            session.add(row)
+    if row is not None:
         return row.value
+    with contextlib.suppress(IntegrityError), database.write() as session:
+        session.add(SecretRow(name="cursor", value=secrets.token_bytes(32)))
+    with database.read() as session:  # ours, or that of a service that started with us
+        return session.get_one(SecretRow, "cursor").value

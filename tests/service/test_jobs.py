@@ -47,8 +47,8 @@ def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[st
 
 
 @pytest.mark.slow
-def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tmp_path) -> None:
-    client = start(datasets={"out": str(tmp_path / "out")})
+def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw, tmp_path) -> None:
+    client = start_any(datasets={"out": str(tmp_path / "out")})
     job_id = submit(client, raw)
     events: list[tuple[str, dict[str, Any]]] = []
     with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=90) as stream:
@@ -73,13 +73,13 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start: Start, raw, tm
 
 
 @pytest.mark.slow
-def test_broken_chains_are_dead_letters_and_get_another_chance(start_any: Start, tmp_path) -> None:
+def test_broken_chains_are_dead_letters_and_get_another_chance(start: Start, tmp_path) -> None:
     raw = tmp_path / "raw"
     write_synthetic(raw, 4, seed=1)
     victim = sorted(raw.rglob("*.a3m"))[0]
     whole = victim.read_bytes()
     victim.write_bytes(b">only\nAC\n>ragged\nACDEFGHIKL\n")
-    client = start_any(datasets={"out": str(tmp_path / "out")})
+    client = start(datasets={"out": str(tmp_path / "out")})
     job_id = submit(client, raw, max_broken=0.5)
     job = wait(client, job_id)
     assert (job["state"], job["result"]["num_broken"]) == ("succeeded", 1)
