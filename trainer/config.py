@@ -51,7 +51,7 @@ class TrainConfig:
     validate_batches: int = 16
     """Batches of the validation set that each validation looks at."""
     profile_steps: int = 3
-    """Steps sampled with the profiler for the run report; 0 takes none."""
+    """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
     max_skipped: int = 20
     """So many steps in a row without a finite gradient end the run."""
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -146,7 +146,7 @@ def run(
             "untouched": result.untouched,
             "operators": sampler.result,
             "loader": _stats(loader),
-            "flops": _flops(count_flops, loop.batch_like),
+            "flops": _flops(count_flops, loop.batch_like) if sampler.result else {},
         }
         (out / "run.json").write_text(json.dumps(facts, indent=1, default=str))
         from evofeed.trainer.report import write_report
@@ -158,7 +158,8 @@ def run(
 def set_precision(config: TrainConfig) -> None:
     """Turn TF32 and determinism on or off for this process."""
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(config.deterministic)  # imports torch's compiler: 2 s
 
 
 def model_config(config: TrainConfig) -> ModelConfig:
