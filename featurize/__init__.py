@@ -7,6 +7,7 @@ from evofeed.featurize.crop import crop_record
 from evofeed.featurize.discover import discover
 from evofeed.featurize.openfold_raw import to_openfold_raw
 from evofeed.featurize.reading import FileRef
+from evofeed.featurize.search import SearchConfig, search_chain, search_fasta
 from evofeed.featurize.sources import ChainSource
 
 __all__ = [
@@ -16,9 +17,12 @@ __all__ = [
     "FeaturizeConfig",
     "FileRef",
     "InputCaps",
+    "SearchConfig",
     "check_input",
     "crop_record",
     "discover",
     "featurize_chain",
+    "search_chain",
+    "search_fasta",
     "to_openfold_raw",
 ]

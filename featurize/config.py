@@ -41,8 +41,6 @@ class FeaturizeConfig:
     strict_letters: bool = False
     """OpenFold: refuse '.' in alignments and lower-case residues in Stockholm files.
     Ours: '.' is a gap in an insertion column, as the formats say, and case is ignored."""
-    ragged_rows: Literal["error", "drop"] = "error"
-    """What to do with a row whose length differs from the query's; `drop` counts it."""
     hit_names: Literal["any", "openfold"] = "any"
     """OpenFold knows hmmsearch output as `hmm_output.sto` on disk but only as
     `hmmsearch_output.sto` in an alignment_db, and reads the other as an alignment.
