@@ -7,11 +7,13 @@ and their `.grad` become views, so model code notices nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.optim import (
     OptimConfig,
     adam_update,
@@ -36,7 +38,14 @@ class FlatOptimizer:
         updates: finite updates so far, a float64 scalar on the device.
     """
 
-    def __init__(self, module: nn.Module, config: OptimConfig) -> None:
+    def __init__(self, module: nn.Module, config: OptimConfig, *, fused: bool = False) -> None:
+        """Move a module's weights into flat buffers.
+
+        Args:
+            module: its trainable parameters must be float32, on one device.
+            config: how weights move.
+            fused: clip, update and average in one kernel of `evofeed.kernels`.
+        """
         self.config = config
         self._spans = _layout(module)
         size = sum(_padded(count) for _, count, _ in self._spans.values())
@@ -59,6 +68,7 @@ class FlatOptimizer:
             parameter.grad = view
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
+        self._fused = self._fuse() if fused else None
 
     def views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Name and view of every parameter's part of a flat buffer."""
@@ -90,6 +100,10 @@ class FlatOptimizer:
 
         A gradient that is not finite changes nothing. The norm stays on the device.
         """
+        if self._fused:
+            self._fused.rate.fill_(learning_rate(number, self.config))
+            fused_norm: Tensor = self._fused.step()
+            return fused_norm
         norm = global_norm([self.grad])
         finite = torch.isfinite(norm)
         # nan_to_num: 0 * nan is nan, and lerp with weight 0 still multiplies.
@@ -112,6 +126,22 @@ class FlatOptimizer:
         if self.config.ema_decay:
             ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
         return norm
+
+    def _fuse(self) -> FusedAdamEMA:
+        config = self.config
+        return FusedAdamEMA(
+            self.param,
+            self.grad,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.ema if config.ema_decay else None,
+            updates=self.updates,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            max_norm=config.max_norm if config.clip == "global" else math.inf,
+            ema_decay=config.ema_decay,
+        )
 
     def swap_ema(self) -> None:
         """Exchange weights and their average in place; call twice to come back."""

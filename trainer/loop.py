@@ -115,12 +115,15 @@ class Loop:
         self.provenance = dict(provenance or {})
         self.loader = loader
         self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
-        self.optimizer = FlatOptimizer(model, config.optim)
+        on_gpu = world.device.type == "cuda"
+        self.optimizer = FlatOptimizer(
+            model, config.optim, fused=on_gpu and config.kernels == "fused"
+        )
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
-        graphed = config.cuda_graphs and world.device.type == "cuda"
+        graphed = config.cuda_graphs and on_gpu
         self._replay = Replay(self._forward, num_recycles) if graphed else None
         self._terms: list[str] = []
         self._pending: _Pending | None = None
