@@ -6,9 +6,8 @@ Both give back an outcome for every unit taken, in whatever order they end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from multiprocessing import connection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from evofeed.featurize.job.work import UnitTask
 from evofeed.featurize.job.worker import Outcome, Worker
@@ -16,6 +15,7 @@ from evofeed.featurize.job.worker import Outcome, Worker
 _TICK = 0.25  # seconds between looks at the deadlines
 
 
+@runtime_checkable
 class Executor(Protocol):
     """A bounded window of units in flight."""
 
@@ -88,5 +88,3 @@ def watch(worker: Worker, task: UnitTask, deadline: float) -> Outcome:
                 return outcome
         worker.enforce(deadline)
 
-
-MakeExecutor = Callable[[], Executor]

@@ -216,6 +216,8 @@ class Ledger:
             values: dict[str, Any] = {"state": DONE, "leased_at": None, "shard": result.shard}
             values |= {"num_chains": result.num_chains, "notes": result.notes}
             connection.execute(_unit(job_id, result.unit_id).values(**values))
+            unit = (CHAINS.c.job_id == job_id) & (CHAINS.c.unit_id == result.unit_id)
+            connection.execute(sa.delete(CHAINS).where(unit, sa.not_(CHAINS.c.dead)))  # acquitted
             for failure in result.failures:
                 _put_chain(connection, job_id, result.unit_id, failure, dead=True)
             _update_job(connection, job_id)

@@ -52,6 +52,8 @@ def publish(
     except RefConflict as error:
         now = parent_of(job.dataset_uri, options.ref)
         ledger.set_job(job.job_id, parent=now)
+        if now is not None and now == job.snapshot:  # our own earlier result, now bettered
+            return _commit(ledger, ledger.job(job.job_id), broken, settings, options)
         raise RefConflict(
             f"{error.message}; nothing was published and nothing is lost: "
             "run the same command again to publish on top of what is there now",

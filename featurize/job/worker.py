@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -187,7 +188,9 @@ def _fork(mine: socket.socket, theirs: socket.socket) -> int:
     watcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of the sleeping threads of BLAS and Arrow,
+        warnings.simplefilter("ignore", DeprecationWarning)  # which both handle a fork
+        pid = os.fork()
     if pid:
         return pid
     code = 1

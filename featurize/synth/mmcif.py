@@ -46,7 +46,7 @@ class Entry:
 def mmcif(entry: Entry) -> str:
     """The entry as mmCIF text."""
     name = entry.entry_id.upper()
-    kinds = [[_component(chain, code) for code in chain.aatype] for chain in entry.chains]
+    kinds = [[_component(chain, code) for code in chain.aatype.tolist()] for chain in entry.chains]
     return "".join(
         [
             f"data_{name}\n#\n_entry.id   {name}\n#\n",

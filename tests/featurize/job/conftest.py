@@ -1,0 +1,44 @@
+"""Raw data and the honest result that every disturbed run must reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.featurize.job.stage import checksums, on_stage, run, warm_up
+
+from evofeed.featurize.synth import write_synthetic
+
+
+@pytest.fixture(scope="session")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty-four small good chains."""
+    folder = tmp_path_factory.mktemp("raw")
+    write_synthetic(folder, 24, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    warm_up(folder, tmp_path_factory.mktemp("warm"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def honest(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, int]]:
+    """Digest and checksums of the undisturbed run."""
+    dataset = tmp_path_factory.mktemp("honest")
+    report = on_stage(lambda: run(raw, dataset))
+    return report.snapshot, checksums(dataset)
+
+
+@pytest.fixture
+def fast_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses no page cache, so the
+    tests of its death need no disk to wait for."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="evofeed-test-", dir=memory))
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,167 @@
+"""A stage on which jobs are run, killed and run again, without touching pytest's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+
+from evofeed.featurize import FeaturizeConfig, discover
+from evofeed.featurize.job import JobReport, run_job, units, work
+from evofeed.store import Dataset
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def on_stage(act: Callable[[], Any]) -> Any:
+    """Run `act` in a forked process that adopts orphans; returns what it returns.
+
+    No process started in it, directly or not, may outlive it: that fails the test.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _perform(act, write)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    assert answer, "the stage died without a word"
+    failed, value = pickle.loads(answer)
+    if failed:
+        raise AssertionError(value)
+    return value
+
+
+def _perform(act: Callable[[], Any], write: int) -> None:
+    code = 1
+    try:
+        faulthandler.disable()  # crashes are on the programme here
+        jaxtyping.config.update("jaxtyping_disable", True)  # checked elsewhere; here time counts
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            answer = (False, act())
+            wait_for_silence()
+        except BaseException:
+            answer = (True, traceback.format_exc())
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(pickle.dumps(answer))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def wait_for_silence(seconds: float = 10.0) -> None:
+    """Reap adopted processes until there is none; fail if one stays alive."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            time.sleep(0.02)
+    alive = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())]
+    raise AssertionError(f"orphans: {alive}")
+
+
+def children(pid: int) -> list[int]:
+    """Processes started by `pid`."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes started by `pid`, and by those, and so on."""
+    found = children(pid)
+    for child in list(found):
+        found += descendants(child)
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and everything below it, as a machine's end would."""
+    for each in [pid, *descendants(pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def small_units(size: int = 3) -> Iterator[None]:
+    """Units of a few chains, so that small inputs make many."""
+    before = units.MIN_CHAINS, units.MAX_CHAINS
+    units.MIN_CHAINS, units.MAX_CHAINS = size, size
+    try:
+        yield
+    finally:
+        units.MIN_CHAINS, units.MAX_CHAINS = before
+
+
+def run(raw: Path, dataset: Path, **changes: Any) -> JobReport:
+    """A job in this process, small units, two local workers unless said otherwise."""
+    with small_units():
+        return run_job(str(raw), str(dataset), **{"executor": "local", "workers": 2, **changes})
+
+
+def warm_up(raw: Path, dataset: Path) -> None:
+    """Load in this process what every worker needs, so that forks find it there."""
+    sources = tuple(discover(str(raw))[:2])
+    work.run_unit(
+        work.UnitTask(
+            unit_id="warm",
+            dataset_uri=str(dataset),
+            sources=sources,
+            config=FeaturizeConfig(),
+            crop=None,
+            memory=8 << 30,
+        ),
+        lambda chain_id: None,
+    )
+
+
+def start_driver(raw: Path, dataset: Path, prepare: Callable[[], None], **changes: Any) -> int:
+    """A job in a process of its own; `prepare` is called in it first. Returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        prepare()
+        code = run(raw, dataset, **changes).exit_code
+    finally:
+        os._exit(code)
+
+
+def wait_for(pid: int) -> int:
+    """Exit code of a driver, negative if a signal ended it."""
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def checksums(dataset: Path) -> dict[str, int]:
+    """Checksum of each chain in the published snapshot."""
+    index = Dataset.open(str(dataset)).index
+    return dict(zip(index["chain_id"].to_pylist(), index["checksum"].to_pylist(), strict=True))
+
+
+def poison(acts: dict[str, Callable[[], None]]) -> None:
+    """From now on in this process and those it forks, these chains act up."""
+    honest = work.featurize_chain
+
+    def featurize_chain(source: Any, config: Any) -> Any:
+        if source.chain_id in acts:
+            acts[source.chain_id]()
+        return honest(source, config)
+
+    work.featurize_chain = featurize_chain  # type: ignore[assignment]

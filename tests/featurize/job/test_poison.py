@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import checksums, children, on_stage, poison, run
+
+from evofeed.featurize import discover
+from evofeed.featurize.job import JobReport
+
+MEMORY = 512 << 20
+DEADLINE = 1.0
+
+
+def _raise() -> None:
+    raise RuntimeError("no such luck")
+
+
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _abort() -> None:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def _leave() -> None:
+    sys.exit(3)
+
+
+def _hang() -> None:
+    time.sleep(1000)
+
+
+def _spin_in_c() -> None:
+    sum(range(10**13))  # never looks at signals in Python
+
+
+def _devour() -> None:
+    hoard = []
+    while True:
+        hoard.append(bytearray(64 << 20))
+
+
+def _hang_in_a_tool() -> None:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"], check=True)
+
+
+POISONS: list[tuple[Callable[[], None], str, str]] = [
+    (_raise, "RuntimeError", "no such luck"),
+    (_crash, "WorkerKilled", "killed its worker 2 times (signal SIGSEGV)"),
+    (_abort, "WorkerKilled", "killed its worker 2 times (signal SIGABRT)"),
+    (_leave, "WorkerKilled", "killed its worker 2 times (exit 1)"),
+    (_hang, "WorkerKilled", "took longer than 1 s, 2 times"),
+    (_spin_in_c, "WorkerKilled", "took longer than 1 s, 2 times"),
+    (_devour, "MemoryError", "needs more than 512 MiB"),
+    (_hang_in_a_tool, "WorkerKilled", "took longer than 1 s, 2 times"),
+]
+
+
+def _poisoned(raw: Path, dataset: Path, acts: dict[str, Callable[[], None]]) -> JobReport:
+    poison(acts)
+    return run(raw, dataset, memory=MEMORY, deadline=DEADLINE, max_broken=0.5)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"), POISONS, ids=[act.__name__ for act, _, _ in POISONS]
+)
+def test_a_poisonous_chain_is_quarantined_with_its_reason_and_nothing_else_changes(
+    raw: Path,
+    fast_path: Path,
+    honest: tuple[str, dict[str, int]],
+    act: Callable[[], None],
+    kind: str,
+    message: str,
+) -> None:
+    victim = discover(str(raw))[10].chain_id
+    report = on_stage(lambda: _poisoned(raw, fast_path, {victim: act}))
+    (broken,) = report.broken
+    assert (broken["chain_id"], broken["type"]) == (victim, kind)
+    assert message in broken["message"]
+    assert checksums(fast_path) == {k: v for k, v in honest[1].items() if k != victim}
+
+
+def test_many_poisons_at_once_are_all_found_and_only_they(
+    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
+) -> None:
+    sources = discover(str(raw))
+    acts = {sources[3 * k].chain_id: act for k, (act, _, _) in enumerate(POISONS)}
+    report = on_stage(lambda: _poisoned(raw, fast_path, acts))
+    assert [item["chain_id"] for item in report.broken] == sorted(acts)
+    assert checksums(fast_path) == {k: v for k, v in honest[1].items() if k not in acts}
+
+
+def test_a_chain_that_kills_once_is_acquitted(
+    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
+) -> None:
+    victim, mark = discover(str(raw))[5].chain_id, fast_path / "mark"
+
+    def once() -> None:
+        if not mark.exists():
+            mark.touch()
+            _crash()
+
+    report = on_stage(lambda: _poisoned(raw, fast_path / "data", {victim: once}))
+    assert (report.num_broken, report.lost_workers) == (0, 1)
+    assert report.snapshot == honest[0]
+
+
+def test_workers_killed_from_outside_blame_nobody(
+    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
+) -> None:
+    def act() -> JobReport:
+        killed: list[int] = []
+
+        def kill_one(progress: Any) -> None:
+            workers = children(os.getpid())
+            if len(killed) < 4 and workers:
+                killed.append(workers[0])
+                os.kill(workers[0], signal.SIGKILL)
+
+        return run(raw, fast_path, progress=kill_one)
+
+    report = on_stage(act)
+    assert report.snapshot == honest[0]
+    assert report.lost_workers >= 1
+
+
+def test_retry_gives_quarantined_chains_another_chance(
+    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
+) -> None:
+    from evofeed.featurize.job import Ledger
+
+    victim = discover(str(raw))[10].chain_id
+    report = on_stage(lambda: _poisoned(raw, fast_path, {victim: _crash}))
+    ledger = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
+    assert ledger.retry(report.job_id) == 1
+    ledger.close()
+    again = on_stage(lambda: run(raw, fast_path))
+    assert again.num_broken == 0
+    assert checksums(fast_path) == honest[1]

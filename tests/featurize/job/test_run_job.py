@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import checksums, on_stage, run, small_units
+
+from evofeed.errors import InputError, RefConflict
+from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.job import JobProgress, Ledger, run_job
+from evofeed.featurize.job.units import make_plan
+from evofeed.featurize.synth import write_synthetic
+from evofeed.store import Dataset
+
+
+def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it(
+    raw: Path, tmp_path: Path
+) -> None:
+    report = on_stage(lambda: run(raw, tmp_path))
+    dataset = Dataset.open(str(tmp_path))
+    sources = discover(str(raw))
+    assert report.exit_code == 0
+    assert report.snapshot == dataset.digest
+    assert sorted(checksums(tmp_path)) == [source.chain_id for source in sources]
+    source = sources[7]
+    expected, stored = featurize_chain(source), dataset[source.chain_id]
+    assert stored.sequence == expected.sequence
+    assert (stored.msa == expected.msa).all()
+    assert (stored.all_atom_positions == expected.all_atom_positions).all()
+    assert stored.inputs == expected.inputs
+
+
+def test_the_snapshot_does_not_depend_on_the_number_of_workers(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    assert on_stage(lambda: run(raw, tmp_path, workers=1)).snapshot == honest[0]
+
+
+def test_a_plan_depends_on_the_chains_and_not_on_their_order(raw: Path) -> None:
+    sources = discover(str(raw))
+    config = FeaturizeConfig()
+    with small_units():
+        plan = make_plan(sources, config, None)
+        assert make_plan(sources[::-1], config, None) == plan
+        assert make_plan(sources[1:], config, None).digest != plan.digest
+        assert make_plan(sources, FeaturizeConfig(max_templates=3), None).digest != plan.digest
+    planned = [chain_id for unit in plan.units for chain_id in unit.chain_ids]
+    assert sorted(planned) == [source.chain_id for source in sources]
+
+
+def test_units_cost_about_the_same(raw: Path) -> None:
+    with small_units():
+        plan = make_plan(discover(str(raw)), FeaturizeConfig(), None)
+    costs = [unit.cost for unit in plan.units]
+    assert len(costs) == 8
+    assert max(costs) < 1.5 * min(costs)
+
+
+def test_running_a_finished_job_again_does_nothing_and_reports_the_same(
+    raw: Path, tmp_path: Path
+) -> None:
+    first = on_stage(lambda: run(raw, tmp_path))
+    again = on_stage(lambda: run(raw, tmp_path))
+    assert again.snapshot == first.snapshot
+    assert again.resumed == again.units == 8
+    assert Dataset.open(str(tmp_path)).digest == first.snapshot
+
+
+def test_a_shard_that_vanished_is_made_again(raw: Path, tmp_path: Path) -> None:
+    first = on_stage(lambda: run(raw, tmp_path))
+    shard = sorted((tmp_path / "shards").iterdir())[0]
+    data = shard.read_bytes()
+    shard.unlink()
+    again = on_stage(lambda: run(raw, tmp_path))
+    assert again.snapshot == first.snapshot
+    assert shard.read_bytes() == data
+
+
+def test_only_units_whose_input_changed_are_done_again(raw: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "raw"
+    write_synthetic(copy, 24, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    first = on_stage(lambda: run(copy, tmp_path / "data"))
+    hits = sorted(copy.glob("alignments/*/mgnify_hits.sto"))[3]
+    text = hits.read_text()
+    hits.write_text(text.replace("MGYP", "MGYQ"))  # as long as before, so the plan stays
+    again = on_stage(lambda: run(copy, tmp_path / "data"))
+    assert again.state == "published"
+    assert again.resumed == again.units - 1
+    assert again.snapshot != first.snapshot
+    assert Dataset.open(str(tmp_path / "data")).manifest.parent == first.snapshot
+
+
+def test_broken_chains_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
+    synth = write_synthetic(
+        tmp_path / "raw", 39, seed=2, broken=0.34, mean_length=40, mean_depth=16
+    )
+    fatal = {item["chain_id"]: item for item in synth.broken if item["outcome"] == "error"}
+    report = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data", max_broken=0.5))
+    assert [item["chain_id"] for item in report.broken] == sorted(fatal)
+    assert len(fatal) == 12
+    for item in report.broken:
+        assert item["message"]
+        if fatal[item["chain_id"]]["kind"] not in ("a3m_query", "cif_sequence"):
+            assert item["path"] == fatal[item["chain_id"]]["file"]
+    assert sum(item["line"] is not None for item in report.broken) >= 7
+    assert report.num_good == 39 - 12 == len(Dataset.open(str(tmp_path / "data")))
+    written = json.loads(Path(report.path).read_text())
+    assert written["broken"] == list(report.broken)
+    dropped = Dataset.open(str(tmp_path / "data")).manifest.dropped
+    assert {item["chain_id"] for item in dropped} == set(fatal)
+
+
+def test_too_many_broken_chains_publish_nothing_until_allowed(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "raw", 12, seed=2, broken=0.25, mean_length=40, mean_depth=16)
+    refused = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data"))
+    assert refused.exit_code == 1
+    assert "--max-broken" in refused.message
+    assert not (tmp_path / "data" / "refs").exists()
+    allowed = on_stage(lambda: run(tmp_path / "raw", tmp_path / "data", max_broken=0.3))
+    assert allowed.exit_code == 0
+    assert allowed.resumed == allowed.units
+
+
+def test_a_repaired_chain_joins_on_the_next_run(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_synthetic(raw, 9, seed=4, mean_length=40, mean_depth=16)
+    victim = sorted(raw.glob("mmcif/*.cif"))[2]
+    good = victim.read_text()
+    victim.write_text(good[:3000])
+    assert on_stage(lambda: run(raw, tmp_path / "data", max_broken=0.5)).num_broken == 1
+    victim.write_text(good)
+    report = on_stage(lambda: run(raw, tmp_path / "data"))
+    assert (report.num_broken, report.num_good) == (0, 9)
+
+
+def test_progress_ends_with_every_chain_and_never_goes_back(raw: Path, tmp_path: Path) -> None:
+    def act() -> list[JobProgress]:
+        seen: list[JobProgress] = []
+        run(raw, tmp_path, progress=seen.append)
+        return seen
+
+    seen = on_stage(act)
+    assert [p.good for p in seen] == sorted(p.good for p in seen)
+    assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (24, 1.0, 0.0)
+
+
+def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_path: Path) -> None:
+    crop = CropConfig(residue_crop=32, views=2, max_msa_rows=8)
+    report = on_stage(lambda: run(raw, tmp_path, crop=crop))
+    dataset = Dataset.open(str(tmp_path))
+    assert report.num_good == 24 < len(dataset)
+    assert max(dataset.index["num_res"].to_pylist()) <= 32
+    assert max(dataset.index["num_alignments"].to_pylist()) <= 8
+
+
+def test_cluster_sizes_reach_the_index(raw: Path, tmp_path: Path) -> None:
+    on_stage(lambda: run(raw, tmp_path, clusters=str(raw / "clusters.txt")))
+    index = Dataset.open(str(tmp_path)).index
+    sizes = dict(zip(index["chain_id"].to_pylist(), index["cluster_size"].to_pylist(), strict=True))
+    for line in (raw / "clusters.txt").read_text().splitlines():
+        for name in line.split():
+            assert sizes[name[:4].lower() + name[4:]] == len(line.split())
+
+
+def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
+    raw: Path, tmp_path: Path
+) -> None:
+    from evofeed.featurize.job import driver
+    from evofeed.store import DatasetWriter
+
+    def act() -> str:
+        honest = driver.publish
+
+        def late(*args: Any) -> str:  # somebody publishes just before us
+            writer = DatasetWriter(str(tmp_path))
+            writer.add(featurize_chain(discover(str(raw))[0]))
+            writer.commit(config={"by": "somebody else"})
+            return honest(*args)
+
+        driver.publish = late  # type: ignore[assignment]
+        with pytest.raises(RefConflict, match="run the same command again"):
+            run(raw, tmp_path)
+        return Dataset.open(str(tmp_path)).digest
+
+    theirs = on_stage(act)
+    report = on_stage(lambda: run(raw, tmp_path))
+    assert report.state == "published"
+    assert report.resumed == report.units
+    assert Dataset.open(str(tmp_path)).manifest.parent == theirs
+
+
+def test_a_cancelled_job_stops_and_goes_on_later(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    def act() -> Any:
+        def once(progress: JobProgress) -> None:
+            if progress.good:
+                ledger = Ledger(str(tmp_path / "jobs" / "ledger.sqlite"))
+                ledger.request_cancel(ledger.jobs()[0].job_id)
+                ledger.close()
+
+        return run(raw, tmp_path, workers=1, progress=once)
+
+    stopped = on_stage(act)
+    assert (stopped.state, stopped.exit_code, stopped.snapshot) == ("cancelled", 1, None)
+    assert 0 < stopped.num_good < 24
+    finished = on_stage(lambda: run(raw, tmp_path))
+    assert finished.snapshot == honest[0]
+    assert finished.resumed > 0
+
+
+def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    import resource
+
+    from evofeed.errors import StoreError
+    from evofeed.featurize.job import work
+
+    def act() -> str:
+        plain = work.write_shard
+
+        def cramped(uri: str, records: Any) -> Any:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            return plain(uri, records)
+
+        work.write_shard = cramped
+        with pytest.raises(StoreError) as caught:
+            run(raw, tmp_path)
+        return str(caught.value)
+
+    assert "no room" in on_stage(act)
+    assert not (tmp_path / "refs").exists()
+    assert not list(tmp_path.glob("shards/*.arrow"))
+    assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
+
+
+def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "alignments").mkdir()
+    with pytest.raises(InputError):
+        run_job(str(tmp_path), str(tmp_path / "data"), executor="local")
+
+
+def test_a_wrong_option_is_a_value_error_before_anything_happens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="executor"):
+        run_job("nowhere", str(tmp_path), executor="cloud")
+    assert not list(tmp_path.iterdir())
