@@ -5,9 +5,33 @@ Nothing here needs a GPU or Triton to import; names are loaded when first used.
 
 from typing import Any
 
-__all__ = ["layer_norm", "to_fused", "to_torch"]
+__all__ = [
+    "FusedAdamEMA",
+    "SwapReport",
+    "biased_attention",
+    "gated_attention",
+    "layer_norm",
+    "outer_product_mean",
+    "pair_bias",
+    "to_fused",
+    "to_torch",
+    "transition",
+    "triangle_multiplication",
+]
 
-_HOMES = {"layer_norm": "norm", "to_fused": "swap", "to_torch": "swap"}
+_HOMES = {
+    "FusedAdamEMA": "optimizer",
+    "SwapReport": "swap",
+    "biased_attention": "attention",
+    "gated_attention": "gated",
+    "layer_norm": "norm",
+    "outer_product_mean": "outer",
+    "pair_bias": "gated",
+    "to_fused": "swap",
+    "to_torch": "swap",
+    "transition": "feed_forward",
+    "triangle_multiplication": "triangle",
+}
 
 
 def __getattr__(name: str) -> Any:

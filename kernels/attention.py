@@ -17,6 +17,7 @@ from evofeed.kernels.backend import sm_count, triton, usable
 from evofeed.kernels.biased_attention import (
     backward_dkv_kernel,
     backward_dq_kernel,
+    backward_owned_kernel,
     delta_kernel,
     forward_kernel,
 )
@@ -102,24 +103,29 @@ def run_backward(
         **_constants(q, bias, mask), PAD=NK % block_k != 0,
         BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    block_q, block_k, warps, stages = tiles.dkv
+    if bias is None or not tiles.owned:
+        block_q, block_k, warps, stages = tiles.dkv
+        backward_dkv_kernel[(B * R, triton.cdiv(NK, block_k), H)](
+            q, k, v, bias, mask, do, lse, delta, dk, dv, *strides,
+            **_constants(q, bias, mask), PAD=NK % block_k != 0,
+            BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    if bias is None:
+        return None
+    block_q, block_k, warps, stages = tiles.dkv if tiles.owned else tiles.db
     key_tiles = triton.cdiv(NK, block_k)
-    rows_each = _rows_each(R, B * H * key_tiles, tiles.waves * sm_count(q), bias is not None)
+    rows_each = _rows_each(R, B * H * key_tiles, tiles.waves * sm_count(q))
     splits = triton.cdiv(R, rows_each)
-    several = block_q < NQ
+    several = tiles.owned and block_q < NQ
     work = q.new_empty((2, B * R, H, NK, D) if several else (2, 0), dtype=torch.float32)
-    partial = None
-    if bias is not None:
-        partial = q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
-    backward_dkv_kernel[(key_tiles, H, B * splits)](
+    partial = q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
+    backward_owned_kernel[(key_tiles, H, B * splits)](
         q, k, v, bias, mask, do, lse, delta, dk, dv, work[0], work[1], partial,
         *strides, rows_each,
         **_constants(q, bias, mask), PAD=NK % block_k != 0, SEVERAL=several,
-        RELOAD_BIAS=tiles.reload_bias,
+        RELOAD_BIAS=tiles.reload_bias, WITH_DKV=tiles.owned,
         BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if partial is None:
-        return None
     return partial[:, 0] if splits == 1 else partial.sum(1)
 
 
@@ -133,10 +139,8 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
     return delta
 
 
-def _rows_each(rows: int, programs: int, wanted: int, has_bias: bool) -> int:
-    """Rows one program walks over: as many as keep `wanted` programs busy; 1 without bias."""
-    if not has_bias:
-        return 1
+def _rows_each(rows: int, programs: int, wanted: int) -> int:
+    """Rows one program walks over, so that about `wanted` programs run in all."""
     splits = max(1, min(rows, wanted // programs))
     return -(-rows // splits)
 

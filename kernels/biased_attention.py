@@ -21,7 +21,13 @@ import math
 
 from evofeed.kernels.backend import tl, triton
 
-__all__ = ["backward_dkv_kernel", "backward_dq_kernel", "delta_kernel", "forward_kernel"]
+__all__ = [
+    "backward_dkv_kernel",
+    "backward_dq_kernel",
+    "backward_owned_kernel",
+    "delta_kernel",
+    "forward_kernel",
+]
 
 LOG2E = math.log2(math.e)
 _LOG2E = tl.constexpr(LOG2E)
@@ -125,20 +131,21 @@ def _probabilities(q, k, bias, valid, lse, cols, NK, log2_nk, scale,
 
 
 @triton.jit
-def backward_dkv_kernel(
+def backward_owned_kernel(
     Q, K, V, BIAS, MASK, DO, LSE, DELTA, DK, DV, PARTIAL_DK, PARTIAL_DV, PARTIAL_DB,
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
     bs_b, bs_h, bs_q, ms_b, ms_i, ms_n,
     R, H, NQ, NK, log2_nk, scale, rows_each,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, SEVERAL: tl.constexpr,
-    RELOAD_BIAS: tl.constexpr,
+    RELOAD_BIAS: tl.constexpr, WITH_DKV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv of `rows_each` rows and one key tile, and their share of the bias gradient.
 
-    With several query tiles (SEVERAL) dk and dv grow in float32 work space that
-    only this program touches: the bias tile must stay in registers over all rows.
+    Without WITH_DKV the bias gradient only. With several query tiles (SEVERAL) dk and dv
+    grow in float32 work space that only this program touches: the bias tile must stay in
+    registers over all rows.
     """
     tile, h = tl.program_id(0), tl.program_id(1)
     splits = tl.cdiv(R, rows_each)
@@ -188,25 +195,27 @@ def backward_dkv_kernel(
                 q, k, bias, valid, lse, cols, NK, log2_nk, scale,
                 HAS_BIAS, HAS_MASK, PAD, PRECISION,
             )  # fmt: skip
-            p = p.to(do.dtype)  # kept narrow: the bias gradient needs the registers
-            dv = tl.dot(tl.trans(p), do, input_precision=PRECISION)
             dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            if WITH_DKV:
+                p = p.to(do.dtype)  # kept narrow: the bias gradient needs the registers
+                dv = tl.dot(tl.trans(p), do, input_precision=PRECISION)
             ds = p.to(tl.float32) * (dp - delta[:, None])
             if HAS_BIAS:
                 db += ds
-            dk = tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION) * scale
-            if SEVERAL:
-                work = (row * H + h) * NK * D + cols[:, None] * D + d[None, :]
-                if first > 0:
-                    dk += tl.load(PARTIAL_DK + work, mask=kv_in, other=0.0)
-                    dv += tl.load(PARTIAL_DV + work, mask=kv_in, other=0.0)
-                if first + BLOCK_Q < NQ:
-                    tl.store(PARTIAL_DK + work, dk, mask=kv_in)
-                    tl.store(PARTIAL_DV + work, dv, mask=kv_in)
-            if first + BLOCK_Q >= NQ:
-                to = batch * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
-                tl.store(DK + to, dk.to(DK.dtype.element_ty), mask=kv_in)
-                tl.store(DV + to, dv.to(DV.dtype.element_ty), mask=kv_in)
+            if WITH_DKV:
+                dk = tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION) * scale
+                if SEVERAL:
+                    work = (row * H + h) * NK * D + cols[:, None] * D + d[None, :]
+                    if first > 0:
+                        dk += tl.load(PARTIAL_DK + work, mask=kv_in, other=0.0)
+                        dv += tl.load(PARTIAL_DV + work, mask=kv_in, other=0.0)
+                    if first + BLOCK_Q < NQ:
+                        tl.store(PARTIAL_DK + work, dk, mask=kv_in)
+                        tl.store(PARTIAL_DV + work, dv, mask=kv_in)
+                if first + BLOCK_Q >= NQ:
+                    to = batch * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
+                    tl.store(DK + to, dk.to(DK.dtype.element_ty), mask=kv_in)
+                    tl.store(DV + to, dv.to(DV.dtype.element_ty), mask=kv_in)
         if HAS_BIAS:
             slab = ((split * tl.num_programs(1) + h).to(tl.int64) + batch * splits * H) * NQ * NK
             tl.store(PARTIAL_DB + slab + rows[:, None].to(tl.int64) * NK + cols[None, :], db,
@@ -259,3 +268,58 @@ def backward_dq_kernel(
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     to = b * gs_b + i * gs_i + h * gs_h + rows[:, None] * gs_n + d[None, :]
     tl.store(DQ + to, (dq * scale).to(DQ.dtype.element_ty), mask=qd_in)
+
+
+@triton.jit
+def backward_dkv_kernel(
+    Q, K, V, BIAS, MASK, DO, LSE, DELTA, DK, DV,
+    qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
+    bs_b, bs_h, bs_q, ms_b, ms_i, ms_n,
+    R, H, NQ, NK, log2_nk, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one key tile of one row and head; logits lie keys first, as dk and dv do."""
+    row = tl.program_id(0)
+    tile, h = tl.program_id(1), tl.program_id(2)
+    b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
+    cols = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    d = tl.arange(0, BLOCK_D)
+    k_in, d_in = cols < NK, d < D
+    kv_in = k_in[:, None] & d_in[None, :]
+    start = b * qs_b + i * qs_i + h * qs_h
+    out_start = b * os_b + i * os_i + h * os_h
+    k = tl.load(K + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
+    v = tl.load(V + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
+    if HAS_MASK:
+        valid = tl.load(MASK + b * ms_b + i * ms_i + cols * ms_n, mask=k_in, other=1.0) > 0.5
+    dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    for first in range(0, NQ, BLOCK_Q):
+        rows = first + tl.arange(0, BLOCK_Q)
+        q_in = rows < NQ
+        qd_in = q_in[:, None] & d_in[None, :]
+        q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :], mask=qd_in, other=0.0)
+        do = tl.load(DO + out_start + rows[:, None] * os_n + d[None, :], mask=qd_in, other=0.0)
+        stat = (row.to(tl.int64) * H + h) * NQ + rows
+        lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
+        delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
+        if HAS_BIAS:
+            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
+                           mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
+            s += tl.trans(bias).to(tl.float32) * _LOG2E
+        if HAS_MASK:
+            dead = lse == _DEAD
+            lse = tl.where(dead, log2_nk, lse)
+            s = tl.where(valid[:, None], s, tl.where(dead, 0.0, _MASKED)[None, :])
+        if PAD:
+            s = tl.where(k_in[:, None], s, float("-inf"))
+        p = tl.exp2(s - lse[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    to = b * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
+    tl.store(DK + to, (dk * scale).to(DK.dtype.element_ty), mask=kv_in)
+    tl.store(DV + to, dv.to(DV.dtype.element_ty), mask=kv_in)

@@ -1,9 +1,8 @@
-"""Tile sizes per shape: what was fastest when it was measured, kept as data.
+"""Tile sizes per op and shape: what was fastest when it was measured, kept as data.
 
-`choices.json` holds the winners of `benchmarks/kernels.py --tune`, each with
-the card it was measured on. A shape that was never measured takes the entry of
-the nearest size, and without any entry a default that fits every Hopper and
-Ampere card.
+`choices.json` holds the winners of `benchmarks/kernels.py --tune`, with the card
+they were measured on. A shape that was never measured takes the entry of the
+nearest size, and without any entry a default that fits every Hopper card.
 """
 
 from __future__ import annotations
@@ -15,23 +14,68 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["AttentionTiles", "attention_tiles"]
+__all__ = ["AttentionTiles", "Tile", "attention_tiles", "override", "tile"]
 
-Tile = tuple[int, int, int, int]
+
+class Tile(NamedTuple):
+    """Sizes of one program: rows, columns of a weight tile, warps, pipeline stages."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
 
 
 class AttentionTiles(NamedTuple):
-    """(BLOCK_Q, BLOCK_K, warps, stages) of each attention kernel.
+    """(queries, keys, warps, stages) of each attention kernel.
 
-    `waves` is how many programs per multiprocessor the dk/dv kernel aims at;
-    `reload_bias` whether it reads its bias tile for every row instead of keeping it.
+    Attributes:
+        forward: of the forward pass.
+        dkv: of dk and dv; with a bias and `owned` also of its gradient.
+        dq: of dq.
+        db: of the bias gradient alone, if not `owned`.
+        owned: one kernel makes dk, dv and the bias gradient (it owns a bias tile
+            and walks over rows), else two do.
+        waves: programs per multiprocessor that a kernel which walks over rows aims at.
+        reload_bias: that kernel reads its bias tile for every row instead of keeping it.
     """
 
-    forward: Tile = (128, 64, 4, 2)
-    dkv: Tile = (128, 64, 8, 2)
-    dq: Tile = (128, 64, 4, 2)
+    forward: Tile = Tile(128, 64, 4, 2)
+    dkv: Tile = Tile(128, 64, 8, 1)
+    dq: Tile = Tile(64, 64, 4, 2)
+    db: Tile = Tile(128, 64, 8, 1)
+    owned: bool = True
     waves: int = 1
     reload_bias: bool = False
+
+
+DEFAULTS: dict[str, Tile] = {
+    "ln_linear": Tile(64, 128, 4, 2),
+    "ln_linear_dx": Tile(64, 64, 8, 3),
+    "linear_dw": Tile(64, 128, 8, 3),
+    "linear": Tile(128, 128, 8, 3),
+    "mlp": Tile(64, 64, 4, 2),
+    "gated_output": Tile(64, 128, 4, 2),
+    "gated_output_grad": Tile(64, 64, 8, 2),
+    "triangle_in": Tile(64, 64, 4, 2),
+    "triangle_in_grad": Tile(64, 64, 4, 2),
+    "triangle_out": Tile(64, 128, 4, 1),
+    "triangle_out_grad": Tile(64, 128, 8, 1),
+    "outer_project": Tile(64, 128, 4, 3),
+    "outer_dproject": Tile(64, 128, 4, 2),
+    "outer_dw": Tile(64, 128, 8, 3),
+}
+_FLOAT32 = Tile(32, 32, 4, 1)  # products in float32 run on the plain units: small tiles
+
+_overrides: dict[str, Any] = {}
+
+
+def override(op: str, choice: Any) -> None:
+    """Makes `choice` the tile of an op (or of "attention") in this process; None undoes it."""
+    if choice is None:
+        _overrides.pop(op, None)
+    else:
+        _overrides[op] = choice
 
 
 @cache
@@ -41,11 +85,25 @@ def _saved() -> dict[str, Any]:
 
 
 @cache
-def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> AttentionTiles:
-    """Tiles for rows of N positions and heads of width D."""
+def _saved_tile(op: str, C: int) -> Tile:
+    entries = _saved().get("tiles", {}).get(op, [])
+    if not entries:
+        return DEFAULTS[op]
+    # A tile measured at fewer channels may not fit at more: look upwards first.
+    wider = [entry for entry in entries if entry["C"] >= C]
+    nearest = min(wider or entries, key=lambda entry: abs(entry["C"] - C))
+    return Tile(*nearest["tile"])
+
+
+def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
+    """Tile of an op on C channels."""
     if dtype is torch.float32:
-        small = 16 if N <= 16 else 32
-        return AttentionTiles((small, 32, 4, 1), (small, 32, 4, 1), (small, 32, 4, 1))
+        return _FLOAT32
+    return _overrides.get(op) or _saved_tile(op, C)
+
+
+@cache
+def _saved_attention(N: int, D: int, has_bias: bool) -> AttentionTiles:
     width = max(16, 1 << (D - 1).bit_length())
     entries = [
         entry
@@ -55,5 +113,15 @@ def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> Atten
     if not entries:
         return AttentionTiles()
     nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
-    tiles = {name: tuple(nearest[name]) for name in ("forward", "dkv", "dq")}
-    return AttentionTiles(**tiles, waves=nearest["waves"], reload_bias=nearest["reload_bias"])  # type: ignore[arg-type]
+    tiles = {name: Tile(*nearest[name]) for name in ("forward", "dkv", "dq", "db")}
+    flags = {name: nearest[name] for name in ("owned", "waves", "reload_bias")}
+    return AttentionTiles(**tiles, **flags)
+
+
+def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> AttentionTiles:
+    """Tiles for rows of N positions and heads of width D."""
+    if dtype is torch.float32:
+        small = Tile(16 if N <= 16 else 32, 32, 4, 1)
+        owned = _overrides.get("attention", AttentionTiles()).owned
+        return AttentionTiles(small, small, small, small, owned)
+    return _overrides.get("attention") or _saved_attention(N, D, has_bias)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, triton
+from evofeed.kernels.choices import tile
 from evofeed.kernels.norm import sum_partials
 from evofeed.kernels.projection_kernels import (
     linear_dw_kernel,
@@ -29,7 +30,6 @@ __all__ = [
     "mlp",
     "pack",
     "precision",
-    "rows_tile",
 ]
 
 
@@ -42,18 +42,6 @@ def precision(dtype: torch.dtype) -> str:
 def padded(size: int) -> int:
     """The tile that holds an axis: a power of two, and at least what a product takes."""
     return max(16, int(triton.next_power_of_2(size)))
-
-
-def rows_tile(C: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows of a tile and warps, for C channels that all sit in one tile."""
-    if dtype is torch.float32:
-        return (32, 4) if C <= 128 else (16, 4)
-    return (128, 8) if C <= 128 else (64, 8)
-
-
-def _columns_tile(dtype: torch.dtype, N: int, most: int = 128) -> int:
-    limit = 32 if dtype is torch.float32 else most
-    return min(limit, padded(N))
 
 
 def pack(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -134,15 +122,15 @@ def ln_linear(
         pair_bias = torch.empty(
             (batch, heads, pair_length, pair_length), dtype=kind.dtype, device=x.device
         )
-    block_m, warps = rows_tile(C, kind.dtype)
-    ln_linear_kernel[(triton.cdiv(M, block_m),)](
+    block = tile("ln_linear", C, kind.dtype)
+    ln_linear_kernel[(triton.cdiv(M, block.rows),)](
         x, gamma, beta, kind, bias, mask, y, stats, pair_weight, pair_bias,
         M, C, N, eps, C, 1, group, 1, M * group, pair_length, heads,
-        BLOCK_M=block_m, BLOCK_C=padded(C),
-        BLOCK_N=min(_columns_tile(kind.dtype, N), padded(group)),
+        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_N=min(block.columns, padded(group)),
         GROUP=group, BLOCK_H=max(16, triton.next_power_of_2(heads)), RELU=relu,
         HAS_BIAS=bias is not None, HAS_MASK=mask is not None, PAIR=pair_weight is not None,
-        TRANSPOSE=transpose_pair, PRECISION=precision(kind.dtype), num_warps=warps, num_stages=2,
+        TRANSPOSE=transpose_pair, PRECISION=precision(kind.dtype), num_warps=block.warps,
+        num_stages=block.stages,
     )  # fmt: skip
     return y, stats, pair_bias
 
@@ -165,18 +153,16 @@ def ln_linear_dx(
     grouped = dy.dim() == 3
     group = dy.shape[2] if grouped else K
     dx = torch.empty_like(x)
-    block_m, warps = rows_tile(C, weight.dtype)
-    block_m = min(block_m, 64)
-    tiles = triton.cdiv(M, block_m)
+    block = tile("ln_linear_dx", C, weight.dtype)
+    tiles = triton.cdiv(M, block.rows)
     programs = min(tiles, 2 * sm_count(x))
     partial = torch.empty((programs, 2, C), dtype=torch.float32, device=x.device)
     ln_linear_dx_kernel[(programs,)](
         dy, weight, x, stats, gamma, residual, dx, partial,
         M, C, K, dy.stride(-2), dy.stride(0) if grouped else 0, triton.cdiv(tiles, programs),
-        BLOCK_M=block_m, BLOCK_C=padded(C),
-        BLOCK_K=min(_columns_tile(weight.dtype, K, 64), padded(group)),
+        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_K=min(block.columns, padded(group)),
         GROUP=group, HAS_RES=residual is not None, PRECISION=precision(weight.dtype),
-        num_warps=warps, num_stages=3,
+        num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     dgamma, dbeta = sum_partials(partial, gamma.dtype)
     return dx, dgamma, dbeta
@@ -210,11 +196,10 @@ def linear_dw(
     N = group * dy.shape[0] if grouped else group
     M = dy.shape[-2]
     C = a.shape[0] if channels_first else a.shape[1]
-    wide = like.dtype is not torch.float32
-    block_n = min(_columns_tile(like.dtype, N), padded(group))
-    block_c = min(128 if wide else 32, padded(C))
+    block = tile("linear_dw", C, like.dtype)
+    block_m = block.rows
+    block_n, block_c = min(block.columns, padded(group)), min(block.columns, padded(C))
     tiles = triton.cdiv(N, block_n) * triton.cdiv(C, block_c)
-    block_m = 64 if wide else 32
     splits = max(1, min(triton.cdiv(M, block_m), (2 * sm_count(dy)) // tiles))
     rows_each = triton.cdiv(triton.cdiv(M, splits), block_m) * block_m
     splits = triton.cdiv(M, rows_each)
@@ -230,7 +215,7 @@ def linear_dw(
         gate.stride(0) if gate is not None else 0, *(drop.strides() if drop else (1, 1, 1)),
         rows_each, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_C=block_c, GROUP=group,
         NORM=norm is not None, GATED=gate is not None, HAS_DROP=has_drop,
-        PRECISION=precision(like.dtype), num_warps=8 if wide else 4, num_stages=3,
+        PRECISION=precision(like.dtype), num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     if splits == 1:
         return partial_w[0], partial_b[0]
@@ -244,14 +229,13 @@ def linear(
     M, K = a.shape
     N = b.shape[1]
     y = torch.empty((M, N), dtype=b.dtype, device=a.device)
-    wide = b.dtype is not torch.float32
-    block_m, block_n = (128, min(128, padded(N))) if wide else (32, min(32, padded(N)))
-    block_k = min(64 if wide else 32, padded(K))
-    linear_kernel[(triton.cdiv(M, block_m) * triton.cdiv(N, block_n),)](
+    block = tile("linear", N, b.dtype)
+    block_n, block_k = min(block.columns, padded(N)), min(64, block.columns, padded(K))
+    linear_kernel[(triton.cdiv(M, block.rows) * triton.cdiv(N, block_n),)](
         a, b, bias, relu_of, y, M, N, K, a.stride(0), b.stride(0), b.stride(1),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, HAS_BIAS=bias is not None,
+        BLOCK_M=block.rows, BLOCK_N=block_n, BLOCK_K=block_k, HAS_BIAS=bias is not None,
         RELU_GRAD=relu_of is not None, PRECISION=precision(b.dtype),
-        num_warps=8 if wide else 4, num_stages=3,
+        num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     return y
 
@@ -273,12 +257,11 @@ def mlp(
     N = w1.shape[0]
     out = torch.empty_like(x)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    block_m, warps = rows_tile(C, w1.dtype)
-    mlp_kernel[(triton.cdiv(M, block_m),)](
+    block = tile("mlp", C, w1.dtype)
+    mlp_kernel[(triton.cdiv(M, block.rows),)](
         x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps,
-        BLOCK_M=block_m, BLOCK_C=padded(C),
-        BLOCK_N=_columns_tile(w1.dtype, N, 64),
+        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_N=min(block.columns, padded(N)),
         HAS_MASK=mask is not None, HAS_RES=residual, PRECISION=precision(w1.dtype),
-        num_warps=warps, num_stages=2,
+        num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     return out, stats

@@ -123,6 +123,10 @@ def to_fused(model: Model, report: SwapReport | None = None) -> Model:
         model: any module.
         report: filled with what was swapped and what was kept, if given.
     """
+    # Here and not above: they register their rules, and need this module for it.
+    from evofeed.kernels import blocks, modules
+
+    assert blocks and modules
     report = SwapReport() if report is None else report
     for name, module in _walk(model):
         if isinstance(module, Fused):

@@ -41,8 +41,8 @@ def triangle_in_kernel(
         e = first - half * E + tl.arange(0, BLOCK_E)
         p, g = _projection_and_gate(a, W, BIAS, half, e, c, c_in, C, E, PRECISION)
         y = p * tl.sigmoid(g) * mask[:, None]
-        at = (half * E + e).to(tl.int64)[None, :] * M + rows[:, None]
-        tl.store(AB + at, y.to(AB.dtype.element_ty), mask=row_in[:, None] & (e < E)[None, :])
+        to = (AB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+        tl.store(to, y.to(AB.dtype.element_ty), mask=row_in[:, None] & (e < E)[None, :])
 
 
 @triton.jit
@@ -76,13 +76,13 @@ def triangle_in_grad_kernel(
         e = first - half * E + tl.arange(0, BLOCK_E)
         p, g = _projection_and_gate(a, W, BIAS, half, e, c, c_in, C, E, PRECISION)
         inside = row_in[:, None] & (e < E)[None, :]
-        at = (half * E + e).to(tl.int64)[None, :] * M + rows[:, None]
-        dy = tl.load(DAB + at, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
+        at = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+        dy = tl.load(at, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
         open_ = tl.sigmoid(g)
-        to = rows.to(tl.int64)[:, None] * dp_m + (half * 2 * E + e)[None, :]
-        tl.store(DP + to, (dy * open_).to(DP.dtype.element_ty), mask=inside)
+        to = (DP + rows.to(tl.int64)[:, None] * dp_m) + (half * 2 * E + e)[None, :]
+        tl.store(to, (dy * open_).to(DP.dtype.element_ty), mask=inside)
         dg = dy * p * open_ * (1.0 - open_)
-        tl.store(DP + to + E, dg.to(DP.dtype.element_ty), mask=inside)
+        tl.store(to + E, dg.to(DP.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -111,10 +111,10 @@ def triangle_out_kernel(
     if HAS_DROP:
         at = drop_row(rows, drop_1, drop_2, drop_rows)
         out *= tl.load(DROP + at[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    flat = rows.to(tl.int64)[:, None] * C + c[None, :]
+    row_start = rows.to(tl.int64)[:, None] * C
     if HAS_RES:
-        out += tl.load(Z + flat, mask=inside, other=0.0).to(tl.float32)
-    tl.store(OUT + flat, out.to(OUT.dtype.element_ty), mask=inside)
+        out += tl.load((Z + row_start) + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store((OUT + row_start) + c[None, :], out.to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -140,8 +140,8 @@ def triangle_out_grad_kernel(
         rows = (tile * tl.num_programs(0) + program) * BLOCK_M + tl.arange(0, BLOCK_M)
         row_in = rows < M
         inside = row_in[:, None] & c_in[None, :]
-        flat = rows.to(tl.int64)[:, None] * C + c[None, :]
-        dout = tl.load(DOUT + flat, mask=inside, other=0.0).to(tl.float32)
+        row_start = rows.to(tl.int64)[:, None] * C
+        dout = tl.load((DOUT + row_start) + c[None, :], mask=inside, other=0.0).to(tl.float32)
         if HAS_DROP:
             at = drop_row(rows, drop_1, drop_2, drop_rows)
             drop = tl.load(DROP + at[:, None] * C + c[None, :], mask=inside, other=0.0)
@@ -151,8 +151,8 @@ def triangle_out_grad_kernel(
         g = tl.dot(zn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
         open_ = tl.sigmoid(g + tl.load(BG + c, mask=c_in, other=0.0).to(tl.float32)[None, :])
         xt_in = row_in[:, None] & e_in[None, :]
-        xt = e.to(tl.int64)[None, :] * M + rows[:, None]
-        x = tl.load(XT + xt, mask=xt_in, other=0.0).to(tl.float32)
+        column_start = e.to(tl.int64)[None, :] * M
+        x = tl.load((XT + column_start) + rows[:, None], mask=xt_in, other=0.0).to(tl.float32)
         mean = tl.sum(x, 1) / E
         xhat = tl.where(xt_in, x - mean[:, None], 0.0)
         rstd = 1.0 / tl.sqrt(tl.sum(xhat * xhat, 1) / E + eps)
@@ -162,10 +162,10 @@ def triangle_out_grad_kernel(
         y = tl.dot(xn, tl.trans(w), input_precision=PRECISION)
         y += tl.load(BZ + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
         dgate = dout * y * open_ * (1.0 - open_)
-        to = rows.to(tl.int64)[:, None] * dg_m + c[None, :]
-        tl.store(DGATE + to, dgate.to(DGATE.dtype.element_ty), mask=inside)
+        to = (DGATE + rows.to(tl.int64)[:, None] * dg_m) + c[None, :]
+        tl.store(to, dgate.to(DGATE.dtype.element_ty), mask=inside)
         dy = (dout * open_).to(w.dtype)
-        tl.store(DY + flat, dy, mask=inside)
+        tl.store((DY + row_start) + c[None, :], dy, mask=inside)
         dxn = tl.dot(dy, w, input_precision=PRECISION)
         dgamma += tl.sum(dxn * xhat, 0)
         dbeta += tl.sum(dxn, 0)
@@ -173,6 +173,6 @@ def triangle_out_grad_kernel(
         mean_g = tl.sum(dxn, 1) / E
         mean_gx = tl.sum(dxn * xhat, 1) / E
         dx = rstd[:, None] * (dxn - mean_g[:, None] - xhat * mean_gx[:, None])
-        tl.store(DXT + xt, dx.to(DXT.dtype.element_ty), mask=xt_in)
+        tl.store((DXT + column_start) + rows[:, None], dx.to(DXT.dtype.element_ty), mask=xt_in)
     tl.store(PARTIAL + program * 2 * E + e, dgamma, mask=e_in)
     tl.store(PARTIAL + (program * 2 + 1) * E + e, dbeta, mask=e_in)

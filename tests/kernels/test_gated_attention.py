@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import reference
-from evofeed.kernels.gated_attention import (
+from evofeed.kernels.gated import (
     AttentionWeights,
     gated_attention,
     gated_attention_fits,

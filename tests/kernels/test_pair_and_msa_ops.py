@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import reference
-from evofeed.kernels.outer_product_mean import (
+from evofeed.kernels.feed_forward import TransitionWeights, transition, transition_fits
+from evofeed.kernels.outer import (
     OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
 )
-from evofeed.kernels.transition import TransitionWeights, transition, transition_fits
-from evofeed.kernels.triangle_multiplication import (
+from evofeed.kernels.triangle import (
     TriangleWeights,
     triangle_multiplication,
     triangle_multiplication_fits,

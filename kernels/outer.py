@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.choices import tile
 from evofeed.kernels.outer_kernels import (
     outer_dproject_kernel,
     outer_dw_kernel,
@@ -50,11 +51,11 @@ def _outer(ab: Tensor, B: int, S: int) -> Tensor:
     return torch.bmm(a.mT, b)
 
 
-def _tiles(dtype: torch.dtype, N: int) -> dict[str, Any]:
-    wide = dtype is not torch.float32
+def _options(op: str, N: int, dtype: torch.dtype) -> dict[str, Any]:
+    block = tile(op, N, dtype)
     return {
-        "BLOCK_J": 64 if wide else 32, "BLOCK_N": padded(N), "PRECISION": precision(dtype),
-        "num_warps": 4, "num_stages": 3,
+        "BLOCK_J": block.rows, "BLOCK_N": padded(N), "PRECISION": precision(dtype),
+        "num_warps": block.warps, "num_stages": block.stages,
     }  # fmt: skip
 
 
@@ -78,10 +79,10 @@ class _OuterProductMean(torch.autograd.Function):
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out.t()], dtype)
         out = torch.empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
-        tiles = _tiles(dtype, N)
-        outer_project_kernel[(triton.cdiv(R, tiles["BLOCK_J"]), R, B)](
+        options = _options("outer_project", N, dtype)
+        outer_project_kernel[(triton.cdiv(R, options["BLOCK_J"]), R, B)](
             _outer(ab, B, S), out_w, w.out_bias, norm, z, out, R, N, E=E,
-            HAS_RES=z is not None, **tiles,
+            HAS_RES=z is not None, **options,
         )  # fmt: skip
         ctx.save_for_backward(m, rows, w.norm_weight, w.norm_bias, packed_w, out_w, ab, norm, stats)
         ctx.residual, ctx.dtypes = z is not None, [t.dtype for t in weights]
@@ -95,9 +96,9 @@ class _OuterProductMean(torch.autograd.Function):
         dout = dout.contiguous()
         scaled = torch.empty((B * R * R, N), dtype=out_w.dtype, device=m.device)
         douter = torch.empty((B, R * E, R * E), dtype=out_w.dtype, device=m.device)
-        tiles = _tiles(out_w.dtype, N)
-        outer_dproject_kernel[(triton.cdiv(R, tiles["BLOCK_J"]), R, B)](
-            dout, out_w, norm, scaled, douter, R, N, E=E, **tiles
+        options = _options("outer_dproject", N, out_w.dtype)
+        outer_dproject_kernel[(triton.cdiv(R, options["BLOCK_J"]), R, B)](
+            dout, out_w, norm, scaled, douter, R, N, E=E, **options
         )
         a, b = ab.view(2, B, S, -1)
         dab = torch.empty_like(ab)
@@ -106,7 +107,7 @@ class _OuterProductMean(torch.autograd.Function):
         torch.bmm(a, douter, out=db)
         dab *= mask[:, None].to(dab.dtype)
         del douter
-        d_out_w = _outer_dw(_outer(ab, B, S), scaled, B, R, E, N, tiles)
+        d_out_w = _outer_dw(_outer(ab, B, S), scaled, B, R, E, N)
         flat = m.view(-1, C)
         dm, dgamma, dbeta = ln_linear_dx(dab, packed_w, flat, stats, gamma, None)
         dw, dbias = linear_dw(dab, flat, packed_w, norm=(stats, gamma, beta))
@@ -119,9 +120,7 @@ class _OuterProductMean(torch.autograd.Function):
         return dm.view(m.shape), None, dz, None, None, None, *grads
 
 
-def _outer_dw(
-    outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int, tiles: dict[str, Any]
-) -> Tensor:
+def _outer_dw(outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int) -> Tensor:
     """Gradient `[E * E, N]` of the output projection, float32."""
     rows_c = max(1, min(E, (128 if scaled.dtype is not torch.float32 else 32) // E))
     groups = E // rows_c
@@ -129,7 +128,7 @@ def _outer_dw(
     i_each = triton.cdiv(B * R, splits)
     splits = triton.cdiv(B * R, i_each)
     partial = torch.empty((splits, E * E, N), dtype=torch.float32, device=scaled.device)
-    options = {**tiles, "num_warps": 8 if rows_c * E >= 128 else 4}
+    options = _options("outer_dw", N, scaled.dtype)
     outer_dw_kernel[(groups, splits)](
         outer, scaled, partial, B, R, N, i_each, E=E, ROWS_C=rows_c, **options
     )

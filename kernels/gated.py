@@ -20,6 +20,7 @@ from torch import Tensor
 
 from evofeed.kernels.attention import MAX_HEAD_WIDTH, run_backward, run_forward
 from evofeed.kernels.backend import compute_dtype, triton, usable
+from evofeed.kernels.choices import tile
 from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.projection import (
     Drop,
@@ -29,7 +30,6 @@ from evofeed.kernels.projection import (
     pack,
     padded,
     precision,
-    rows_tile,
 )
 
 __all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits", "pair_bias"]
@@ -165,13 +165,13 @@ def _gated_output(
     C, K = weight.shape
     M = attended.numel() // K
     out = torch.empty_like(x)
-    block_m, warps = rows_tile(K, weight.dtype)
+    block = tile("gated_output", K, weight.dtype)
     drop = plan.drop
-    gated_output_kernel[(triton.cdiv(M, block_m),)](
+    gated_output_kernel[(triton.cdiv(M, block.rows),)](
         attended, gate, weight, bias, drop.mask, x, out, M, K, C, gate.stride(0), *drop.strides(),
-        BLOCK_M=block_m, BLOCK_K=padded(K), BLOCK_N=min(padded(C), 128 if block_m > 32 else 32),
+        BLOCK_M=block.rows, BLOCK_K=padded(K), BLOCK_N=min(padded(C), block.columns),
         HAS_DROP=drop.mask is not None, HAS_RES=plan.residual, PRECISION=precision(weight.dtype),
-        num_warps=warps, num_stages=2,
+        num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     return out
 
@@ -187,21 +187,17 @@ def _gated_output_grad(
     rows, length = (N, R) if plan.columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
     to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
-    wide = weight.dtype is not torch.float32
-    block_m, warps = (64, 4) if wide else (32, 4)
-    # At most 128 columns a program, and whole heads: a power of two of them.
-    heads = min(triton.next_power_of_2(H), max(1, (128 if wide else 32) // D))
-    block_k = heads * D
-    if block_k < 16:
-        heads, block_k = 16 // D, 16
+    block = tile("gated_output_grad", K, weight.dtype)
+    # Whole heads, a power of two of them, in at most 128 (float32: 32) columns a program.
+    most = 32 if weight.dtype is torch.float32 else 128
+    heads = max(16 // D, min(triton.next_power_of_2(H), most // D), 1)
     drop = plan.drop
-    gated_output_grad_kernel[(triton.cdiv(M, block_m), triton.cdiv(K, block_k))](
+    gated_output_grad_kernel[(triton.cdiv(M, block.rows), triton.cdiv(K, heads * D))](
         dout, weight, drop.mask, attended, gate, do, dgate, delta,
         M, K, C, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
-        *drop.strides(), BLOCK_M=block_m, BLOCK_K=block_k,
-        BLOCK_N=min(padded(C), 64 if wide else 32),
-        D=D, HEADS=heads, HAS_DROP=drop.mask is not None, PRECISION=precision(weight.dtype),
-        num_warps=warps, num_stages=2,
+        *drop.strides(), BLOCK_M=block.rows, BLOCK_K=heads * D,
+        BLOCK_N=min(padded(C), block.columns), D=D, HEADS=heads, HAS_DROP=drop.mask is not None,
+        PRECISION=precision(weight.dtype), num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     return delta
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.backend import compute_dtype, triton, usable
+from evofeed.kernels.choices import tile
 from evofeed.kernels.norm import sum_partials
 from evofeed.kernels.projection import Drop, linear_dw, ln_linear_dx, pack, padded, precision
 from evofeed.kernels.triangle_kernels import (
@@ -62,10 +63,15 @@ class _Plan:
     dtype: torch.dtype
 
 
-def _tiles(dtype: torch.dtype, E: int) -> dict[str, Any]:
-    wide = dtype is not torch.float32
-    block_e = min(64 if wide else 32, padded(E))
-    return {"BLOCK_M": 64 if wide else 32, "BLOCK_E": block_e, "num_warps": 4, "num_stages": 2}
+def _options(op: str, C: int, E: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Tile and precision of one of the four kernels; the outer two hold all of E."""
+    block = tile(op, C, dtype)
+    whole = op.startswith("triangle_out")
+    return {
+        "BLOCK_M": block.rows, "BLOCK_C": padded(C),
+        "BLOCK_E": padded(E) if whole else min(block.columns, padded(E)),
+        "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages,
+    }  # fmt: skip
 
 
 class _TriangleMultiplication(torch.autograd.Function):
@@ -80,21 +86,20 @@ class _TriangleMultiplication(torch.autograd.Function):
         wz = pack([w.z], plan.dtype)
         ab = torch.empty((2, E * B, R, R), dtype=plan.dtype, device=z.device)
         stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)
-        tiles = _tiles(plan.dtype, E)
-        triangle_in_kernel[(triton.cdiv(M, tiles["BLOCK_M"]),)](
+        options = _options("triangle_in", C, E, plan.dtype)
+        triangle_in_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
             z, w.norm_in_weight, w.norm_in_bias, packed_w, packed_b, mask, ab, stats[0],
-            M, C, E, plan.eps, BLOCK_C=padded(C), PRECISION=precision(plan.dtype), **tiles,
+            M, C, E, plan.eps, **options,
         )  # fmt: skip
         a, b = ab
         xt = torch.bmm(a, b.mT) if plan.outgoing else torch.bmm(a.mT, b)
         out = torch.empty_like(z)
-        tiles["BLOCK_E"] = padded(E)
-        triangle_out_kernel[(triton.cdiv(M, tiles["BLOCK_M"]),)](
+        options = _options("triangle_out", C, E, plan.dtype)
+        triangle_out_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
             xt, w.norm_out_weight, w.norm_out_bias, wz, w.z_bias, z, w.norm_in_weight,
             w.norm_in_bias, packed_w[4 * E :], w.g_bias, plan.drop.mask, out, stats[1],
-            M, C, E, plan.eps, *plan.drop.strides(), BLOCK_C=padded(C),
-            HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual,
-            PRECISION=precision(plan.dtype), **tiles,
+            M, C, E, plan.eps, *plan.drop.strides(),
+            HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual, **options,
         )  # fmt: skip
         ctx.save_for_backward(
             z, mask, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight, w.norm_out_bias,
@@ -116,17 +121,15 @@ class _TriangleMultiplication(torch.autograd.Function):
         dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
         dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
         dxt = torch.empty_like(xt)
-        tiles = _tiles(plan.dtype, E)
-        block_e, tiles["BLOCK_E"] = tiles["BLOCK_E"], padded(E)
-        count = triton.cdiv(M, tiles["BLOCK_M"])
-        programs = min(count, 4 * sm_count(z))
+        options = _options("triangle_out_grad", C, E, plan.dtype)
+        count = triton.cdiv(M, options["BLOCK_M"])
+        programs = count
         partial = torch.empty((programs, 2, E), dtype=torch.float32, device=z.device)
         triangle_out_grad_kernel[(programs,)](
             dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in, packed_w[4 * E :],
             g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], partial, M, C, E,
             dpacked.stride(0), plan.eps, *plan.drop.strides(), triton.cdiv(count, programs),
-            BLOCK_C=padded(C), HAS_DROP=plan.drop.mask is not None,
-            PRECISION=precision(plan.dtype), **tiles,
+            HAS_DROP=plan.drop.mask is not None, **options,
         )  # fmt: skip
         dgamma_out, dbeta_out = sum_partials(partial, torch.float32)
         dwz, dbz = linear_dw(
@@ -140,11 +143,10 @@ class _TriangleMultiplication(torch.autograd.Function):
         else:  # x_ij = sum_k a_ki b_kj
             torch.bmm(b, dxt.mT, out=dab[0])
             torch.bmm(a, dxt, out=dab[1])
-        tiles["BLOCK_E"] = block_e
-        triangle_in_grad_kernel[(count,)](
+        options = _options("triangle_in_grad", C, E, plan.dtype)
+        triangle_in_grad_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
             z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, M, C, E,
-            dpacked.stride(0), plan.eps, BLOCK_C=padded(C), PRECISION=precision(plan.dtype),
-            **tiles,
+            dpacked.stride(0), plan.eps, **options,
         )  # fmt: skip
         flat = z.view(M, C)
         residual = dout if plan.residual else None

@@ -1,0 +1,174 @@
+"""Fused forwards of the blocks, where dropout and residual join the op before them.
+
+A swapped block calls the ops directly with its modules' parameters: forward
+hooks on the modules inside do not fire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evofeed.kernels.feed_forward import transition, transition_fits
+from evofeed.kernels.gated import gated_attention, gated_attention_fits
+from evofeed.kernels.modules import (
+    attention_weights,
+    four_axes,
+    is_outgoing,
+    outer_weights,
+    row_attention,
+    three_axes,
+    transition_weights,
+    triangle_weights,
+)
+from evofeed.kernels.outer import outer_product_mean, outer_product_mean_fits
+from evofeed.kernels.swap import Fused, register
+from evofeed.kernels.triangle import (
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+
+__all__ = ["drop_mask"]
+
+
+def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
+    """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
+    p = layer.p if hasattr(layer, "p") else layer.r
+    if not layer.training or p == 0.0:
+        return None
+    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), p, training=True)
+
+
+class FusedPairStack(Fused):
+    """Forward of the pair half of a block."""
+
+    def forward(
+        self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
+    ) -> Tensor:
+        """As the original's."""
+        flat = four_axes(z)
+        if options.get("inplace_safe", False) or not self._fits(flat):
+            return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
+        R = flat.shape[1]
+        for module in (self.tri_mul_out, self.tri_mul_in):
+            flat = triangle_multiplication(
+                flat, triangle_weights(module), outgoing=is_outgoing(module), mask=mask,
+                residual=True, drop_mask=drop_mask(drop, flat, R), eps=module.layer_norm_in.eps,
+            )  # fmt: skip
+        for module, ending in ((self.tri_att_start, False), (self.tri_att_end, True)):
+            flat = gated_attention(
+                flat, attention_weights(module.layer_norm, module.mha, module.linear.weight),
+                module.mha.no_heads, mask=mask, columns=ending, residual=True,
+                drop_mask=drop_mask(drop, flat, R), drop_columnwise=ending,
+                eps=module.layer_norm.eps,
+            )  # fmt: skip
+        masked = _masks_transition(positional, options, self.torch_class)
+        flat = transition(
+            flat, transition_weights(self.pair_transition), mask=mask if masked else None,
+            residual=True, eps=self.pair_transition.layer_norm.eps,
+        )  # fmt: skip
+        return flat.view(z.shape)
+
+    def _fits(self: Any, z: Tensor) -> bool:
+        attention = (self.tri_att_start, self.tri_att_end)
+        return (
+            all(
+                triangle_multiplication_fits(z, triangle_weights(module))
+                for module in (self.tri_mul_out, self.tri_mul_in)
+            )
+            and all(
+                module.starting
+                and gated_attention_fits(
+                    z, attention_weights(module.layer_norm, module.mha), module.mha.no_heads
+                )
+                for module in attention
+            )
+            and transition_fits(z, transition_weights(self.pair_transition))
+        )
+
+
+def _masks_transition(
+    positional: tuple[Any, ...], options: dict[str, Any], cls: type[nn.Module]
+) -> bool:
+    """`mask_trans` of our trainer (third argument, default False) or `_mask_trans` of OpenFold."""
+    if "_mask_trans" in cls.forward.__code__.co_varnames:
+        return bool(options.get("_mask_trans", True))
+    return bool(positional[0] if positional else options.get("mask_trans", False))
+
+
+class FusedEvoformerBlock(Fused):
+    """Forward of an Evoformer or extra-MSA block."""
+
+    def forward(
+        self: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, *positional: Any,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As the original's."""
+        if options.get("inplace_safe", False) or not self._fits(m, z):
+            return super().forward(m, z, msa_mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        if self.opm_first:
+            z = self._outer(m, z, msa_mask)
+        flat = four_axes(m)
+        update = row_attention(
+            self.msa_att_row, flat, four_axes(z), three_axes(msa_mask), residual=True,
+            drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
+        )  # fmt: skip
+        assert update is not None
+        m = update.view(m.shape)
+        m = self._column_attention(m, msa_mask)
+        masked = _masks_transition(positional, options, self.torch_class)
+        if hasattr(self, "_masks_msa"):
+            masked = self._masks_msa(masked)
+        m = transition(
+            m, transition_weights(self.msa_transition), mask=msa_mask if masked else None,
+            residual=True, eps=self.msa_transition.layer_norm.eps,
+        )  # fmt: skip
+        if not self.opm_first:
+            z = self._outer(m, z, msa_mask)
+        return m, self.pair_stack(z, pair_mask, *positional, **options)
+
+    def _outer(self: Any, m: Tensor, z: Tensor, mask: Tensor) -> Tensor:
+        module, rows = self.outer_product_mean, three_axes(mask)
+        assert rows is not None
+        return outer_product_mean(
+            four_axes(m), outer_weights(module), rows, z=four_axes(z), eps=module.eps,
+            norm_eps=module.layer_norm.eps,
+        ).view(z.shape)  # fmt: skip
+
+    def _column_attention(self: Any, m: Tensor, mask: Tensor) -> Tensor:
+        module = getattr(self, "msa_att_col", None)
+        if module is None:
+            return m
+        inner = getattr(module, "_msa_att", None)
+        if inner is None:  # global attention
+            return m + module(m, mask)
+        flat = four_axes(m)
+        return gated_attention(
+            flat, attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,
+            mask=three_axes(mask), columns=True, residual=True, eps=inner.layer_norm_m.eps,
+        ).view(m.shape)  # fmt: skip
+
+    def _fits(self: Any, m: Tensor, z: Tensor) -> bool:
+        row = self.msa_att_row
+        weights = attention_weights(row.layer_norm_m, row.mha)
+        return (
+            gated_attention_fits(four_axes(m), weights, row.mha.no_heads)
+            and transition_fits(m, transition_weights(self.msa_transition))
+            and outer_product_mean_fits(four_axes(m), outer_weights(self.outer_product_mean))
+            and m.dtype == z.dtype
+        )
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    pair = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition")
+    if all(hasattr(module, name) for name in (*pair, "ps_dropout_row_layer")):
+        return FusedPairStack
+    msa = ("msa_att_row", "msa_transition", "outer_product_mean", "pair_stack", "opm_first")
+    if all(hasattr(module, name) for name in msa):
+        # OpenFold's extra-MSA block checkpoints its parts itself; its modules are swapped.
+        return None if hasattr(module, "ckpt") else FusedEvoformerBlock
+    return None

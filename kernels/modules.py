@@ -1,0 +1,233 @@
+"""Fused forwards of the modules of AF2, recognised by their structure.
+
+A rule looks at attribute names (`linear_q`, `layer_norm_in`, ...), which our
+trainer and OpenFold share, so both models swap alike. Arguments that only pick
+another implementation of the same maths (chunk sizes, `use_...` flags) are
+accepted and ignored; what the fused op cannot take goes to the original forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.feed_forward import TransitionWeights, transition, transition_fits
+from evofeed.kernels.gated import (
+    AttentionWeights,
+    gated_attention,
+    gated_attention_fits,
+    pair_bias,
+)
+from evofeed.kernels.outer import (
+    OuterWeights,
+    outer_product_mean,
+    outer_product_mean_fits,
+)
+from evofeed.kernels.swap import Fused, register
+from evofeed.kernels.triangle import (
+    TriangleWeights,
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+
+__all__ = [
+    "attention_weights",
+    "outer_weights",
+    "row_attention",
+    "transition_weights",
+    "triangle_weights",
+]
+
+
+def _has(module: nn.Module, *names: str) -> bool:
+    return all(getattr(module, name, None) is not None for name in names)
+
+
+def attention_weights(norm: nn.Module, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
+    """Parameters of a norm and an attention module, by OpenFold's names."""
+    return AttentionWeights(
+        norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
+        mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias, pair,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def triangle_weights(module: Any) -> TriangleWeights:
+    """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
+    if _has(module, "linear_ab_p"):
+        E = module.linear_ab_p.weight.shape[0] // 2
+        p, g = module.linear_ab_p, module.linear_ab_g
+        parts = [
+            t for half in (slice(0, E), slice(E, None)) for layer in (p, g)
+            for t in (layer.weight[half], layer.bias[half])
+        ]  # fmt: skip
+    else:
+        layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
+        parts = [t for layer in layers for t in (layer.weight, layer.bias)]
+    into, out = module.layer_norm_in, module.layer_norm_out
+    return TriangleWeights(
+        into.weight, into.bias, *parts, out.weight, out.bias, module.linear_z.weight,
+        module.linear_z.bias, module.linear_g.weight, module.linear_g.bias,
+    )  # fmt: skip
+
+
+def transition_weights(module: Any) -> TransitionWeights:
+    """Parameters of an MSA or pair transition."""
+    norm, first, second = module.layer_norm, module.linear_1, module.linear_2
+    return TransitionWeights(
+        norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
+    )
+
+
+def outer_weights(module: Any) -> OuterWeights:
+    """Parameters of an outer product mean."""
+    norm, a, b, out = module.layer_norm, module.linear_1, module.linear_2, module.linear_out
+    return OuterWeights(
+        norm.weight, norm.bias, a.weight, a.bias, b.weight, b.bias, out.weight, out.bias
+    )
+
+
+def four_axes(x: Tensor) -> Tensor:
+    """`[B, I, J, C]` view of `[..., I, J, C]`."""
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def three_axes(mask: Tensor | None) -> Tensor | None:
+    """`[B, I, J]` view of `[..., I, J]`, or None."""
+    return None if mask is None else mask.reshape(-1, *mask.shape[-2:])
+
+
+def _is_transposed(x: Tensor) -> bool:
+    """Whether `x` is a view of a contiguous tensor with its two position axes exchanged."""
+    return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
+
+
+class FusedTriangleAttention(Fused):
+    """Forward of TriangleAttention, around either node."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's; a transposed view is read in place as the other node."""
+        weights = attention_weights(self.layer_norm, self.mha, self.linear.weight)
+        columns = not self.starting
+        swap = _is_transposed(x)
+        natural = x.transpose(-2, -3) if swap else x
+        flat = four_axes(natural)
+        if not gated_attention_fits(flat, weights, self.mha.no_heads):
+            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
+        if mask is not None and swap:
+            mask = mask.transpose(-1, -2)
+        update = gated_attention(
+            flat, weights, self.mha.no_heads, mask=three_axes(mask), columns=columns != swap,
+            eps=self.layer_norm.eps,
+        ).view(natural.shape)  # fmt: skip
+        return update.transpose(-2, -3) if swap else update
+
+
+def row_attention(
+    module: Any, m: Tensor, z: Tensor | None, mask: Tensor | None, **options: Any
+) -> Tensor | None:
+    """Fused attention along the last position axis of m, or None where it does not fit.
+
+    Options (residual, drop_mask) go to `gated_attention`.
+    """
+    weights = attention_weights(module.layer_norm_m, module.mha)
+    heads = module.mha.no_heads
+    swap = _is_transposed(m)
+    natural = m.transpose(-2, -3) if swap else m
+    flat = four_axes(natural)
+    if not gated_attention_fits(flat, weights, heads):
+        return None
+    bias = None
+    if z is not None:
+        norm = module.layer_norm_z
+        bias = pair_bias(four_axes(z), norm.weight, norm.bias, module.linear_z.weight, norm.eps)
+    if mask is not None and swap:
+        mask = mask.transpose(-1, -2)
+    update = gated_attention(
+        flat, weights, heads, bias=bias, mask=three_axes(mask), columns=swap,
+        eps=module.layer_norm_m.eps, **options,
+    ).view(natural.shape)  # fmt: skip
+    return update.transpose(-2, -3) if swap else update
+
+
+class FusedMSAAttention(Fused):
+    """Forward of row attention with pair bias, and of the plain one inside column attention."""
+
+    def forward(
+        self: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """As the original's."""
+        with_pairs = getattr(self, "linear_z", None) is not None
+        if not with_pairs and z is not None:  # our trainer's plain one takes (m, mask)
+            z, mask = None, z
+        update = row_attention(self, m, z, mask)
+        if update is not None:
+            return update
+        arguments = (m, z, mask) if with_pairs else (m,)
+        if not with_pairs:
+            options["mask"] = mask
+        return super().forward(*arguments, **options)  # type: ignore[misc,no-any-return]
+
+
+class FusedTriangleMultiplication(Fused):
+    """Forward of both triangle multiplications."""
+
+    def forward(self: Any, z: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = triangle_weights(self), four_axes(z)
+        inplace = options.get("inplace_safe", False)  # also changes what is returned
+        if inplace or not triangle_multiplication_fits(flat, weights):
+            return super().forward(z, mask, **options)  # type: ignore[misc,no-any-return]
+        return triangle_multiplication(
+            flat, weights, outgoing=is_outgoing(self), mask=three_axes(mask),
+            eps=self.layer_norm_in.eps,
+        ).view(z.shape)  # fmt: skip
+
+
+def is_outgoing(module: Any) -> bool:
+    """Direction of a triangle multiplication (OpenFold: `_outgoing`)."""
+    return bool(module.outgoing if hasattr(module, "outgoing") else module._outgoing)
+
+
+class FusedTransition(Fused):
+    """Forward of both transitions."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights = transition_weights(self)
+        if not transition_fits(x, weights):
+            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
+        return transition(x, weights, mask=mask, eps=self.layer_norm.eps)
+
+
+class FusedOuterProductMean(Fused):
+    """Forward of the outer product mean."""
+
+    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = outer_weights(self), four_axes(m)
+        if not outer_product_mean_fits(flat, weights):
+            return super().forward(m, mask, **options)  # type: ignore[misc,no-any-return]
+        rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+        assert rows is not None
+        update = outer_product_mean(flat, weights, rows, eps=self.eps, norm_eps=self.layer_norm.eps)
+        return update.view(*m.shape[:-3], *update.shape[1:])
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    gated = _has(module, "mha") and _has(module.mha, "linear_q", "linear_g")  # type: ignore[arg-type]
+    if gated and _has(module, "layer_norm", "linear") and hasattr(module, "starting"):
+        return FusedTriangleAttention
+    if gated and _has(module, "layer_norm_m"):
+        return FusedMSAAttention
+    if _has(module, "layer_norm_in", "layer_norm_out", "linear_z", "linear_g"):
+        return FusedTriangleMultiplication
+    if _has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):
+        return FusedOuterProductMean
+    if _has(module, "layer_norm", "linear_1", "linear_2") and "Transition" in type(module).__name__:
+        return FusedTransition
+    return None

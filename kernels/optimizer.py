@@ -1,0 +1,158 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Clipping, Adam, moving average and the 16-bit copy of the weights in one pass over memory.
+
+All weights lie in one flat buffer (as the trainer keeps them), so there is no
+table of pointers and nothing to copy to the device. Learning rate, number of
+updates and clip factor are scalars on the device: a step never waits for the
+GPU and can be captured in a CUDA graph. A gradient that is not finite changes
+nothing.
+
+Bytes per weight: gradient 4 (or 2), weight, moments and average 16 read and 16
+written, 16-bit copy 2 written.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels import reference
+from evofeed.kernels.backend import sm_count, tl, triton, usable
+
+__all__ = ["FusedAdamEMA"]
+
+
+@triton.jit
+def _square_sum_kernel(GRAD, PARTIAL, N, BLOCK: tl.constexpr):
+    """Sum of squares of every `num_programs`-th block, one partial sum per program."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.program_id(0) * BLOCK, N, tl.num_programs(0) * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        grad = tl.load(GRAD + at, mask=at < N, other=0.0).to(tl.float32)
+        total += grad * grad
+    tl.store(PARTIAL + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def _scalars_kernel(
+    PARTIAL, G, RATE, UPDATES, SCALARS, max_norm, log2_beta1, log2_beta2, BLOCK: tl.constexpr
+):  # fmt: skip
+    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0."""
+    at = tl.arange(0, BLOCK)
+    norm = tl.sqrt(tl.sum(tl.load(PARTIAL + at, mask=at < G, other=0.0), 0))
+    finite = ((norm == norm) & (norm < float("inf"))).to(tl.float32)
+    updates = tl.load(UPDATES) + finite.to(tl.float64)
+    tl.store(UPDATES, updates)
+    # float64: 1 - beta2**t has three digits less than beta2**t itself
+    one = tl.full([], 1.0, tl.float64)
+    first = one - tl.exp2(updates * log2_beta1)
+    second = one - tl.exp2(updates * log2_beta2)
+    # before the first finite step both corrections vanish
+    first = tl.maximum(first, 1e-12).to(tl.float32)
+    second = tl.maximum(second, 1e-12).to(tl.float32)
+    clip = tl.minimum(max_norm / (norm + 1e-6), 1.0)
+    tl.store(SCALARS, norm)
+    tl.store(SCALARS + 1, tl.where(finite > 0, clip, 0.0))
+    tl.store(SCALARS + 2, tl.load(RATE) * finite / first)
+    tl.store(SCALARS + 3, 1.0 / tl.sqrt(second))
+    tl.store(SCALARS + 4, finite)
+
+
+@triton.jit
+def _update_kernel(
+    PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, EMA, LOW, SCALARS, N, step1, step2, eps, ema_step,
+    HAS_EMA: tl.constexpr, HAS_LOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < N
+    clip, size = tl.load(SCALARS + 1), tl.load(SCALARS + 2)
+    inverse_root, finite = tl.load(SCALARS + 3), tl.load(SCALARS + 4)
+    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.where(finite > 0, grad, 0.0) * clip
+    param = tl.load(PARAM + at, mask=inside, other=0.0)
+    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
+    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
+    exp_avg += (grad - exp_avg) * (step1 * finite)
+    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
+    param -= size * exp_avg / (tl.sqrt(exp_avg_sq) * inverse_root + eps)
+    tl.store(PARAM + at, param, mask=inside)
+    tl.store(EXP_AVG + at, exp_avg, mask=inside)
+    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
+    if HAS_EMA:
+        ema = tl.load(EMA + at, mask=inside, other=0.0)
+        tl.store(EMA + at, ema + (param - ema) * (ema_step * finite), mask=inside)
+    if HAS_LOW:
+        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
+
+
+class FusedAdamEMA:
+    """Clipped Adam and the weights' moving average over flat buffers, three launches a step.
+
+    The buffers are the caller's and are changed in place; without a kernel (CPU,
+    no Triton) the plain version does the same.
+
+    Attributes:
+        rate: learning rate, a float32 scalar on the device; fill it before a step.
+        updates: finite updates so far, a float64 scalar on the device.
+    """
+
+    def __init__(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        ema: Tensor | None = None,
+        low: Tensor | None = None,
+        *,
+        updates: Tensor | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-5,
+        max_norm: float = math.inf,
+        ema_decay: float = 0.999,
+    ) -> None:
+        """Binds the buffers.
+
+        Args:
+            param: weights, float32 `[N]`.
+            grad: gradients, float32 or bfloat16 `[N]`.
+            exp_avg, exp_avg_sq: Adam's moments, float32 `[N]`.
+            ema: moving average of the weights, float32 `[N]`, or None for none.
+            low: a 16-bit copy of the weights to keep up to date, or None.
+            updates: float64 scalar that counts finite updates (from a checkpoint), else a new one.
+            beta1, beta2, eps: Adam's.
+            max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
+            ema_decay: decay of the average.
+        """
+        flat = [t for t in (param, grad, exp_avg, exp_avg_sq, ema, low) if t is not None]
+        if any(t.shape != param.shape or not t.is_contiguous() for t in flat) or param.dim() != 1:
+            raise ValueError("all buffers must be flat, contiguous and of one length")
+        self.param, self.grad, self.exp_avg, self.exp_avg_sq = param, grad, exp_avg, exp_avg_sq
+        self.ema, self.low = ema, low
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.max_norm, self.ema_decay = max_norm, ema_decay
+        device = param.device
+        self.rate = torch.zeros((), device=device)
+        if updates is None:
+            updates = torch.zeros((), dtype=torch.float64, device=device)
+        self.updates = updates
+        self._scalars = torch.zeros(5, device=device)
+        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=device)
+
+    def step(self) -> Tensor:
+        """Updates all buffers; returns the norm before clipping, a scalar on the device."""
+        if not usable(self.param, self.grad):
+            return reference.adam_ema_step(self)
+        N, G = self.param.numel(), self._partial.numel()
+        _square_sum_kernel[(G,)](self.grad, self._partial, N, BLOCK=4096, num_warps=8)
+        _scalars_kernel[(1,)](
+            self._partial, G, self.rate, self.updates, self._scalars, self.max_norm,
+            math.log2(self.beta1), math.log2(self.beta2), BLOCK=triton.next_power_of_2(G),
+        )  # fmt: skip
+        _update_kernel[(triton.cdiv(N, 2048),)](
+            self.param, self.grad, self.exp_avg, self.exp_avg_sq, self.ema, self.low,
+            self._scalars, N, 1 - self.beta1, 1 - self.beta2, self.eps, 1 - self.ema_decay,
+            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None, BLOCK=2048, num_warps=8,
+        )  # fmt: skip
+        return self._scalars[0]
