@@ -1,5 +1,6 @@
 """Immutable Arrow shards of chain records, their index, and snapshots of them."""
 
+from evofeed.store.cache import Cache
 from evofeed.store.dataset import Dataset
 from evofeed.store.gc import GcReport, gc
 from evofeed.store.history import Diff, Snapshot
@@ -18,6 +19,7 @@ from evofeed.store.writer import DatasetWriter
 
 __all__ = [
     "Dataset",
+    "Cache",
     "DatasetWriter",
     "write_shard",
     "ShardEntry",

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.features import RECORD, ChainRecord
+from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.decode import FEATURES, ChainDecoder
 from evofeed.store.history import Diff, Snapshot, diff_indexes, list_snapshots, read_manifest
 from evofeed.store.html import describe_html
@@ -41,6 +42,7 @@ class Dataset:
         snapshot: str = "main",
         *,
         token: str | None = None,
+        cache: Cache | None = None,
     ) -> Dataset:
         """Open a dataset: a path, `file://`, `s3://` or `http(s)://`.
 
@@ -48,13 +50,19 @@ class Dataset:
             uri: where it lies.
             snapshot: a ref, or a full digest.
             token: bearer token for a service that wants one.
+            cache: keep shards of a remote dataset in a local folder, capped in bytes.
 
         Raises:
             DatasetMissing: no such dataset, ref or snapshot.
             SchemaMismatch: written by a newer evofeed.
             ShardCorrupt: manifest or index do not match their checksums.
         """
-        return cls.of(open_storage(uri, token=token), snapshot)
+        dataset = cls.of(open_storage(uri, token=token), snapshot)
+        if cache is None:
+            return dataset
+        sizes = {entry.name: entry.nbytes for entry in dataset.manifest.shards}
+        storage = CachedStorage(dataset.storage, cache, sizes)
+        return cls(storage, dataset.digest, dataset.manifest, dataset.index)
 
     @classmethod
     def of(cls, storage: Storage, snapshot: str = "main") -> Dataset:

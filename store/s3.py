@@ -12,7 +12,6 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from evofeed.errors import ShardMissing, StoreError
@@ -160,9 +159,3 @@ class S3Storage:
         """Remove an object; no error if it is gone."""
         with contextlib.suppress(ShardMissing), self._errors(key):
             self.store().delete(key)
-
-    def fetch(self, key: str, target: Path) -> None:
-        """Stream an object into a file."""
-        with self._errors(key), target.open("wb") as file:
-            for chunk in self.store().get(key).stream(min_chunk_size=8 << 20):
-                file.write(chunk)

@@ -1,0 +1,202 @@
+"""A local copy of remote shards, capped in bytes, shared by any number of processes.
+
+A shard is fetched whole when it is first touched, checked against the sha256 in
+its name, and renamed into place. What does not fit is evicted, least recently
+used first, and only after the remote has shown that it still has it. If there is
+no room at all (everything is in use, the disk is full), reads go to the remote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.store.storage import Bytes, LocalStorage, Storage, StoredObject
+
+CHUNK: Final = 16 << 20
+"""Bytes a remote read while filling."""
+DOWNLOADS: Final = 2
+"""Attempts to get the bytes that a shard's name promises."""
+_SHARD: Final = re.compile(r"[0-9a-f]{64}\.arrow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Where to keep remote shards, and how much of them."""
+
+    folder: str
+    """A folder of its own, local and fast."""
+    max_nbytes: int = 100 << 30
+    """Bytes on disk, those being fetched included."""
+
+    def __post_init__(self) -> None:
+        if self.max_nbytes <= 0:
+            raise ValueError(f"max_nbytes is {self.max_nbytes}: at least one shard must fit")
+        if (Path(self.folder) / "refs").exists():
+            raise ValueError(f"{self.folder} is a dataset: a cache needs a folder of its own")
+
+
+class CachedStorage:
+    """A remote storage read through a `Cache`; writing goes to the remote."""
+
+    def __init__(self, remote: Storage, cache: Cache, sizes: Mapping[str, int]) -> None:
+        self.remote, self.cache, self.sizes = remote, cache, dict(sizes)
+        self._folder = Path(cache.folder) / "shards"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._local = LocalStorage(cache.folder)
+        self._lock = threading.Lock()
+        self.stats = dict.fromkeys(("hits", "fills", "evictions", "bypassed"), 0)
+
+    @property
+    def uri(self) -> str:
+        """The remote's address."""
+        return self.remote.uri
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedStorage, (self.remote, self.cache, self.sizes)
+
+    def read(self, key: str) -> bytes:
+        """All bytes of a file, from the remote."""
+        return self.remote.read(key)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from the local copy, fetching it first if there is none."""
+        if self._present(key):
+            try:
+                self._local.read_into(key, offset, out)
+                self.stats["hits"] += 1
+                return
+            except ShardMissing:  # evicted this moment by another process
+                pass
+        self.stats["bypassed"] += 1
+        self.remote.read_into(key, offset, out)
+
+    def _present(self, key: str) -> bool:
+        name = key.removeprefix("shards/")
+        if not _SHARD.fullmatch(name) or name not in self.sizes:
+            return False
+        path = self._folder / name
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now: the last to be evicted
+            return True
+        with self._lock:  # one fill at a time a process; other processes by file lock
+            return path.exists() or self._fill(name)
+
+    def _fill(self, name: str) -> bool:
+        """Fetch a shard; False if there is no room for it."""
+        with (self._folder / f".{name[:16]}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it filled
+            if (self._folder / name).exists():
+                return True
+            for _ in range(DOWNLOADS):
+                aside = self._reserve(self.sizes[name])
+                if aside is None:
+                    return False
+                with aside:
+                    fetched = self._fetch(name, aside)
+                    if fetched == name.removesuffix(".arrow"):
+                        Path(aside.name).replace(self._folder / name)
+                        self.stats["fills"] += 1
+                        return True
+                    Path(aside.name).unlink()
+                if fetched is None:
+                    return False
+            raise ShardCorrupt(
+                f"sha256 is wrong after {DOWNLOADS} downloads: the remote copy is damaged",
+                path=f"{self.uri}/shards/{name}",
+            )
+
+    def _fetch(self, name: str, file: IO[bytes]) -> str | None:
+        """sha256 of what was fetched into `file`; None if the disk is full."""
+        digest, done, size = hashlib.sha256(), 0, self.sizes[name]
+        buffer = memoryview(bytearray(min(CHUNK, size)))
+        try:
+            while done < size:
+                part = buffer[: min(CHUNK, size - done)]
+                self.remote.read_into(f"shards/{name}", done, part)
+                digest.update(part)
+                file.write(part)
+                done += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            return None
+        except BaseException:
+            Path(file.name).unlink()
+            raise
+        return digest.hexdigest()
+
+    def _reserve(self, nbytes: int) -> IO[bytes] | None:
+        """A locked temporary file of that size, once there is room under the cap."""
+        with (self._folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held = self._held()
+            used = sum(stat.st_size for stat in held.values())
+            for path in sorted(held, key=lambda path: held[path].st_mtime):
+                if used + nbytes <= self.cache.max_nbytes:
+                    break
+                if self._evict(path):
+                    used -= held[path].st_size
+            if used + nbytes > self.cache.max_nbytes:
+                return None
+            file = (self._folder / f".tmp-{uuid.uuid4().hex}").open("wb")
+            fcntl.flock(file, fcntl.LOCK_EX)  # shows that its maker lives
+            file.truncate(nbytes)  # counts against the cap from now on
+            return file
+
+    def _held(self) -> dict[Path, os.stat_result]:
+        held = {}
+        for path in self._folder.iterdir():
+            if path.name.startswith(".tmp-") and _abandoned(path):
+                path.unlink(missing_ok=True)
+            elif path.name.startswith(".tmp-") or _SHARD.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    held[path] = path.stat()
+        return held
+
+    def _evict(self, path: Path) -> bool:
+        if path.name.startswith(".tmp-"):
+            return False
+        try:  # never remove the only copy
+            self.remote.read_into(f"shards/{path.name}", 0, memoryview(bytearray(8)))
+        except (ShardMissing, StoreError):
+            return False
+        path.unlink(missing_ok=True)  # processes that have it open read on
+        self.stats["evictions"] += 1
+        return True
+
+    def put(self, key: str, data: Bytes) -> None:
+        """To the remote."""
+        self.remote.put(key, data)
+
+    def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
+        """At the remote."""
+        return self.remote.swap(key, old, new)
+
+    def files(self, prefix: str) -> Iterator[StoredObject]:
+        """Of the remote."""
+        return self.remote.files(prefix)
+
+    def delete(self, key: str) -> None:
+        """At the remote."""
+        self.remote.delete(key)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether the process that was writing a temporary file is gone."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,129 @@
+"""The local cache of remote shards: capped, checked, shared, and never the only copy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import ShardCorrupt
+from evofeed.store import Cache, Dataset, DatasetWriter
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """A dataset of six one-chain shards; a folder plays the remote."""
+    writer = DatasetWriter(str(tmp_path / "remote"), shard_nbytes=1)
+    for seed in range(6):
+        writer.add(random_record(seed, num_res=30, num_alignments=10, num_templates=1))
+    writer.commit()
+    return tmp_path / "remote"
+
+
+def record(seed):
+    return random_record(seed, num_res=30, num_alignments=10, num_templates=1)
+
+
+def cached(remote, tmp_path, max_nbytes=1 << 30):
+    return Dataset.open(remote, cache=Cache(folder=str(tmp_path / "cache"), max_nbytes=max_nbytes))
+
+
+def held(tmp_path):
+    return sorted(path.name for path in (tmp_path / "cache" / "shards").glob("*.arrow"))
+
+
+def test_a_shard_is_fetched_once_and_read_locally_after(remote, tmp_path):
+    dataset = cached(remote, tmp_path)
+    for seed in (*range(6), *range(6)):
+        assert_same(dataset[f"chain{seed}_A"], record(seed))
+    assert dataset.storage.stats == {"hits": 12, "fills": 6, "evictions": 0, "bypassed": 0}
+    assert len(held(tmp_path)) == 6
+    again = pickle.loads(pickle.dumps(dataset))
+    assert_same(again["chain1_A"], record(1))
+    assert again.storage.stats["fills"] == 0
+
+
+def test_the_cap_holds_and_the_least_used_goes_first(remote, tmp_path):
+    sizes = [entry.nbytes for entry in Dataset.open(remote).manifest.shards]
+    dataset = cached(remote, tmp_path, max_nbytes=3 * max(sizes))
+    for step, seed in enumerate((0, 1, 2)):
+        dataset[f"chain{seed}_A"]
+        path = (
+            dataset.storage._folder / dataset.index["shard"][dataset.row(f"chain{seed}_A")].as_py()
+        )
+        os.utime(path, (step, step))
+    dataset["chain3_A"]
+    names = [dataset.index["shard"][dataset.row(f"chain{seed}_A")].as_py() for seed in (1, 2, 3)]
+    assert held(tmp_path) == sorted(names)
+    assert dataset.storage.stats["evictions"] == 1
+
+
+def test_a_shard_that_cannot_fit_is_read_remotely(remote, tmp_path):
+    dataset = cached(remote, tmp_path, max_nbytes=10)
+    assert_same(dataset["chain2_A"], record(2))
+    assert held(tmp_path) == [] and dataset.storage.stats["bypassed"] == 1
+
+
+def test_the_only_copy_is_never_evicted(remote, tmp_path):
+    sizes = [entry.nbytes for entry in Dataset.open(remote).manifest.shards]
+    dataset = cached(remote, tmp_path, max_nbytes=max(sizes) + 10)
+    dataset["chain0_A"]
+    (name,) = held(tmp_path)
+    (remote / "shards" / name).unlink()
+    dataset.storage.remote._open.clear()  # a folder as remote would still hold the file open
+    assert_same(dataset["chain1_A"], record(1))
+    assert held(tmp_path) == [name]
+    assert_same(dataset["chain0_A"], record(0))
+
+
+def test_damage_on_the_way_is_found_when_filling(remote, tmp_path):
+    dataset = cached(remote, tmp_path)
+    name = dataset.index["shard"][0].as_py()
+    data = bytearray((remote / "shards" / name).read_bytes())
+    data[40] ^= 1
+    (remote / "shards" / name).write_bytes(data)
+    with pytest.raises(ShardCorrupt, match="after 2 downloads"):
+        dataset[0]
+    assert held(tmp_path) == []
+    assert not list((tmp_path / "cache" / "shards").glob(".tmp-*"))
+
+
+def test_a_cache_is_not_put_into_a_dataset(remote):
+    with pytest.raises(ValueError, match="is a dataset"):
+        Cache(folder=str(remote))
+
+
+def test_what_a_dead_process_left_is_swept(remote, tmp_path):
+    dataset = cached(remote, tmp_path)
+    left = dataset.storage._folder / ".tmp-dead"
+    left.write_bytes(b"x" * 1000)
+    dataset[0]
+    assert not left.exists()
+
+
+def read_all(arguments):
+    remote, tmp_path, max_nbytes, order = arguments
+    dataset = cached(remote, tmp_path, max_nbytes)
+    for seed in order:
+        assert_same(dataset[f"chain{seed}_A"], record(seed))
+    total = sum(path.stat().st_size for path in dataset.storage._folder.glob("[!.]*"))
+    return total, dataset.storage.stats["fills"]
+
+
+@pytest.mark.parametrize("room", [2, 6])
+def test_many_processes_and_threads_share_one_cache(remote, tmp_path, room):
+    sizes = [entry.nbytes for entry in Dataset.open(remote).manifest.shards]
+    cap = room * max(sizes)
+    orders = [[(start + step) % 6 for step in range(12)] for start in range(4)]
+    work = [(remote, tmp_path, cap, order) for order in orders]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        done = list(pool.map(read_all, work))
+    assert all(total <= cap for total, _ in done)
+    if room == 6:
+        assert sum(fills for _, fills in done) == 6
+    with ThreadPoolExecutor(4) as pool:
+        assert all(total <= cap for total, _ in pool.map(read_all, work))
