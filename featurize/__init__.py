@@ -5,6 +5,7 @@ from evofeed.featurize.check import CheckReport, check_input
 from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
 from evofeed.featurize.crop import crop_record
 from evofeed.featurize.discover import discover
+from evofeed.featurize.openfold_multimer import to_openfold_multimer
 from evofeed.featurize.openfold_raw import to_openfold_raw
 from evofeed.featurize.reading import FileRef
 from evofeed.featurize.search import SearchConfig, search_chain, search_fasta
@@ -24,5 +25,6 @@ __all__ = [
     "featurize_chain",
     "search_chain",
     "search_fasta",
+    "to_openfold_multimer",
     "to_openfold_raw",
 ]

@@ -35,7 +35,7 @@ def jackhmmer(
     from pyhmmer import easel, hmmer
 
     amino = easel.Alphabet.amino()
-    query = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
+    query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
     keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
     targets = _targets(db, amino)
     rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -125,7 +125,7 @@ def search_chain(
         if role_of(name, FeaturizeConfig()) not in ("a3m", "stockholm"):
             name = f"search_{name}"  # `pdb_hits` and `uniprot_hits` mean something else
         key = _key("msa", source.sequence, db, config)
-        data = _cached(cache, key, suffix, lambda run=run, db=db: run(source.sequence, db))
+        data = _cached(cache, key, suffix, partial(run, source.sequence, db))
         _write(folder / name, data)
         alignments.append(data)
     if template_db is not None:
