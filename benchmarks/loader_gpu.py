@@ -412,7 +412,8 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": "python benchmarks/loader_gpu.py "
+        + " ".join(a for a in sys.argv[1:] if "/" not in a),
     }
 
 

@@ -57,8 +57,8 @@ class Arena:
         nbytes += -nbytes % _ALIGN
         if nbytes > self.nbytes - HEADER_NBYTES:
             raise ValueError(
-                f"a sample needs {nbytes >> 20} MiB and the loader has "
-                f"{self.nbytes >> 20} MiB of shared memory: raise arena_nbytes"
+                f"a sample needs {nbytes:,} bytes and the loader has "
+                f"{self.nbytes - HEADER_NBYTES:,} of shared memory: raise arena_nbytes"
             )
         offset = self._place(nbytes)
         if offset is not None:
