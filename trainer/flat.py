@@ -123,8 +123,7 @@ class FlatOptimizer:
             config=self.config,
             finite=gate,
         )
-        if self.config.ema_decay:
-            ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
+        ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
         return norm
 
     def _fuse(self) -> FusedAdamEMA:
@@ -134,7 +133,7 @@ class FlatOptimizer:
             self.grad,
             self.exp_avg,
             self.exp_avg_sq,
-            self.ema if config.ema_decay else None,
+            self.ema,
             updates=self.updates,
             beta1=config.beta1,
             beta2=config.beta2,

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,14 @@ from evofeed.trainer.graphs import Replay
 from evofeed.trainer.optim import learning_rate
 from evofeed.trainer.runlog import RunLog
 from evofeed.trainer.stream import BatchStream, Loader, num_recycles, sample_names
+from evofeed.trainer.telemetry import (
+    Names,
+    StepNumbers,
+    Telemetry,
+    announced,
+    measured,
+    note_signals,
+)
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 CHECKPOINTS = "checkpoints"
@@ -68,16 +73,6 @@ class TrainResult:
     stopped_by: str = ""
     checkpoint: Path | None = None
     untouched: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step whose numbers are still on their way from the device."""
-
-    step: int
-    numbers: Tensor
-    event: torch.cuda.Event | None
-    samples: list[Callable[[], list[str]]]
 
 
 class Loop:
@@ -126,7 +121,8 @@ class Loop:
         graphed = config.cuda_graphs and on_gpu
         self._replay = Replay(self._forward, num_recycles) if graphed else None
         self._terms: list[str] = []
-        self._pending: _Pending | None = None
+        self._telemetry = Telemetry(one_pass=config.accumulate == 1)
+        self._saved = -1
         self._skipped_in_a_row = 0
         self._asked = ""  # a signal reached this rank
         self._stop = ""  # all ranks know, and stop after the same step
@@ -161,7 +157,7 @@ class Loop:
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
-        with self._signals():
+        with note_signals(self._ask_to_stop):
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
@@ -174,6 +170,9 @@ class Loop:
         self._finish()
         self.result.seconds = time.perf_counter() - began
         return self.result
+
+    def _ask_to_stop(self, name: str) -> None:
+        self._asked = name
 
     def _tell_untouched(self, names: set[str]) -> None:
         if names:
@@ -193,7 +192,7 @@ class Loop:
         clock.part("optimizer")
         self.optimizer.zero_grad()
         numbers: Tensor | None = None
-        samples: list[Callable[[], list[str]]] = []
+        samples: list[Names] = []
         for micro in range(config.accumulate):
             clock.part("data_wait")
             batch = next(self.stream)
@@ -209,20 +208,20 @@ class Loop:
         clock.part("communication")
         self.optimizer.gather(config.accumulate)
         self.world.mean(self.optimizer.grad)
-        numbers = self._reduce(numbers)
+        self.world.mean(numbers.div_(config.accumulate))
         clock.part("optimizer")
         norm = self.optimizer.step(step)
         clock.part("other")
         self._read()
         if self.world.size == 1 and self._asked:
             self._stop = self._asked
-        self._pending = self._send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
+        self._telemetry.send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
         self.result.step = step + 1
         self._every(step + 1)
         self._flush()
 
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Forward and backward of one batch; stop flag, recycles, loss and terms, on the device."""
+        """Forward and backward of one batch; its numbers, on the device."""
         self.clock.part("forward")
         if self._replay:
             numbers = self._replay(batch, lambda: self.clock.part("backward"))
@@ -231,9 +230,7 @@ class Loop:
             self.clock.part("backward")
             torch.autograd.backward(loss)
         self.optimizer.end_sample()
-        recycles = float(num_recycles(batch))
-        known = torch.tensor([bool(self._asked), recycles, recycles**2], dtype=torch.float64)
-        return torch.cat([known.to(numbers.device, non_blocking=True), numbers])
+        return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
     def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Loss of a batch, and loss and terms as one detached tensor."""
@@ -242,65 +239,39 @@ class Loop:
             outputs = self.model(batch)
         loss, terms = self.loss(outputs, batch)
         self._terms = sorted(terms)
-        values = [loss.detach(), *(terms[name].detach() for name in self._terms)]
-        return loss, torch.stack([value.double() for value in values])
-
-    def _reduce(self, numbers: Tensor) -> Tensor:
-        numbers = numbers / self.config.accumulate
-        self.world.mean(numbers)
-        return numbers
-
-    def _send(self, step: int, numbers: Tensor, samples: list[Callable[[], list[str]]]) -> _Pending:
-        if self.world.device.type != "cuda":
-            return _Pending(step, numbers, None, samples)
-        there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        there.copy_(numbers, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return _Pending(step, there, event, samples)
+        return loss, measured(loss, terms)
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
-        if self._pending is None:
+        found = self._telemetry.take(self._terms)
+        if found is None:
             return
-        pending, self._pending = self._pending, None
-        if pending.event:
-            pending.event.synchronize()
-        stop, recycles, squares, loss, *terms, norm = pending.numbers.tolist()
-        if stop:
+        if found.stop:
             self._stop = self._asked or "a signal to another rank"
-        if abs(squares - recycles**2) > 1e-6 and self.config.accumulate == 1:
-            raise TrainerError(
-                f"step {pending.step}: the ranks ran different numbers of recycles, {recycles} on "
-                "average; the loader must draw one number per step"
-            )
-        finite = norm == norm and abs(norm) != float("inf")
-        if finite:
-            self._skipped_in_a_row = 0
-        else:
-            self._skip(pending, dict(zip(self._terms, terms, strict=True)))
-        self.result.losses.append(loss)
+        self._skipped_in_a_row = 0 if found.finite else self._skipped_in_a_row + 1
+        if not found.finite:
+            self._skip(found)
+        self.result.losses.append(found.loss)
         if self.log:
             self.log.values(
-                pending.step,
-                loss=loss,
-                terms=dict(zip(self._terms, terms, strict=True)),
-                norm=norm,
-                rate=learning_rate(pending.step, self.config.optim),
-                recycles=recycles,
-                finite=finite,
+                found.step,
+                loss=found.loss,
+                terms=found.terms,
+                norm=found.norm,
+                rate=learning_rate(found.step, self.config.optim),
+                recycles=found.recycles,
+                finite=found.finite,
             )
 
-    def _skip(self, pending: _Pending, terms: dict[str, float]) -> None:
+    def _skip(self, found: StepNumbers) -> None:
         """Count a step without a finite gradient and write down what was in it."""
-        self.result.skipped.append(pending.step)
-        self._skipped_in_a_row += 1
+        self.result.skipped.append(found.step)
         folder = self.out / "nonfinite"
         folder.mkdir(parents=True, exist_ok=True)
-        names = [name for ask in pending.samples for name in ask()]
-        entry = {"step": pending.step, "samples": names, "mean_terms": terms}
-        name = f"step_{pending.step:08d}.rank{self.world.rank}.json"
-        (folder / name).write_text(json.dumps(entry, default=str))
+        names = [name for ask in found.samples for name in ask()]
+        entry = {"step": found.step, "samples": names, "mean_terms": found.terms}
+        name = f"step_{found.step:08d}.rank{self.world.rank}.json"
+        (folder / name).write_text(json.dumps(entry))
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
                 f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
@@ -330,8 +301,9 @@ class Loop:
             self.log.values(step, metrics=metrics)
 
     def _save(self) -> None:
-        if not self.world.is_first:
+        if not self.world.is_first or self._saved == self.result.step:
             return
+        self._saved = self.result.step
         state = {
             "seed": self.config.seed,
             "epoch": self.stream.epochs,
@@ -362,23 +334,3 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.size + self.world.rank
         return (self.config.seed * 1_000_003 + number) % 2**63
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Note SIGTERM and SIGINT instead of dying of them; a second one is deadly again."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def note(number: int, frame: Any) -> None:
-            self._asked = signal.Signals(number).name
-            signal.signal(number, before[signal.Signals(number)])
-
-        for number in before:
-            signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

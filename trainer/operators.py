@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Kernel:
     duration: int
 
 
+@cache  # a step launches tens of thousands of kernels of a few hundred names
 def group_of(name: str) -> str:
     """The group a kernel or operator belongs to by its name; `other` if none fits."""
     for group, pattern in GROUPS.items():

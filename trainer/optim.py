@@ -45,7 +45,7 @@ class OptimConfig:
     max_norm: float = 0.1
     """Gradients longer than this are scaled down to it."""
     ema_decay: float = 0.999
-    """Decay of the moving average that validation and prediction use; 0 keeps none."""
+    """Decay of the moving average that validation and prediction use; at 0 it is the weights."""
 
     def __post_init__(self) -> None:
         if self.clip not in CLIPPING:

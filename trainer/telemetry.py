@@ -1,0 +1,136 @@
+"""The numbers of a step on their way from the device to the host, and signals on their way in.
+
+A step leaves one small tensor on the device: whether somebody asked to stop, the
+number of recycles, loss, terms and gradient norm, averaged over all ranks. It is
+copied while the next step is being launched and read after that, so no step
+waits; and all ranks read the same numbers after the same step, so they act alike.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.errors import TrainerError
+
+Names = Callable[[], list[str]]
+"""Says on demand which samples a batch held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """What became of a step, averaged over all ranks and passes.
+
+    Attributes:
+        step: its number.
+        stop: whether any rank was asked to stop before it.
+        recycles: passes through the model.
+        loss: the total loss.
+        terms: the loss terms by name.
+        norm: gradient norm before clipping.
+        samples: names of this rank's samples, one question per pass.
+    """
+
+    step: int
+    stop: bool
+    recycles: float
+    loss: float
+    terms: dict[str, float]
+    norm: float
+    samples: tuple[Names, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step changed the weights."""
+        return math.isfinite(self.norm)
+
+
+def measured(loss: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+    """Loss and terms, by name, as one detached float64 tensor."""
+    values = [loss.detach(), *(terms[name].detach() for name in sorted(terms))]
+    return torch.stack([value.double() for value in values])
+
+
+def announced(numbers: Tensor, *, stop: bool, recycles: int) -> Tensor:
+    """What `measured` gave, preceded by what only the host knows."""
+    known = torch.tensor([stop, recycles, recycles**2], dtype=torch.float64)
+    return torch.cat([known.to(numbers.device, non_blocking=True), numbers])
+
+
+class Telemetry:
+    """One step's numbers under way; `send` them, and `take` them a step later."""
+
+    def __init__(self, *, one_pass: bool) -> None:
+        self._one_pass = one_pass  # else recycles may differ within a step, rightly
+        self._under_way: tuple[int, Tensor, torch.cuda.Event | None, Sequence[Names]] | None = None
+
+    def send(self, step: int, numbers: Tensor, samples: Sequence[Names]) -> None:
+        """Start the copy; `numbers` as `announced`, then the norm."""
+        event = None
+        if numbers.device.type == "cuda":
+            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            there.copy_(numbers, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            numbers = there
+        self._under_way = step, numbers, event, samples
+
+    def take(self, names: Sequence[str]) -> StepNumbers | None:
+        """The numbers sent last, or None if they were taken; `names` are the terms'.
+
+        Raises:
+            TrainerError: the ranks ran different numbers of recycles.
+        """
+        if self._under_way is None:
+            return None
+        step, numbers, event, samples = self._under_way
+        self._under_way = None
+        if event:
+            event.synchronize()
+        stop, recycles, squares, loss, *terms, norm = numbers.tolist()
+        if self._one_pass and abs(squares - recycles**2) > 1e-6:
+            raise TrainerError(
+                f"step {step}: the ranks ran different numbers of recycles, {recycles} on average; "
+                "the loader must draw one number per step"
+            )
+        return StepNumbers(
+            step=step,
+            stop=bool(stop),
+            recycles=recycles,
+            loss=loss,
+            terms=dict(zip(names, terms, strict=True)),
+            norm=norm,
+            samples=tuple(samples),
+        )
+
+
+@contextmanager
+def note_signals(asked: Callable[[str], None]) -> Iterator[None]:
+    """Hand names of SIGTERM and SIGINT to `asked` instead of dying; a second one is deadly.
+
+    Outside the main thread signals cannot be caught, and nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def note(number: int, frame: Any) -> None:
+        asked(signal.Signals(number).name)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
