@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from evofeed.trainer.openfold_checkpoint import (
     read_weights,
 )
 from evofeed.trainer.structure_text import Structure, to_mmcif, to_pdb
+
+if TYPE_CHECKING:
+    from evofeed.loader import LoaderConfig
 
 __all__ = ["Prediction", "load_model", "predict", "predict_structure", "record_batch"]
 
@@ -114,35 +117,49 @@ def _numpy(value: Tensor) -> np.ndarray:
 
 
 def record_batch(
-    record: ChainRecord, *, no_recycling_iters: int = 3, seed: int = 0
+    record: ChainRecord,
+    config: LoaderConfig | None = None,
+    *,
+    no_recycling_iters: int = 3,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
-    """The whole chain as a batch of one, nothing cropped, the first templates kept."""
+    """One chain as a batch of one.
+
+    Args:
+        record: the chain.
+        config: sizes and sampling rules; None: the whole chain, nothing drawn away,
+            no true structure.
+        no_recycling_iters: recycles besides the last pass.
+        seed: of the crop and of the rows drawn.
+    """
     from evofeed.loader import LoaderConfig
     from evofeed.loader.batch import empty_batch, put
-    from evofeed.loader.draws import RecycleDraws, draw_crop, sample_key
+    from evofeed.loader.draws import RecycleDraws, draw_crop, sample_key, use_clamped_fape
     from evofeed.loader.featurise import constant_features, recycle_features
 
-    config = LoaderConfig.prediction(max_recycling_iters=no_recycling_iters)
+    config = config or LoaderConfig.prediction(max_recycling_iters=no_recycling_iters)
     key = sample_key(seed, 0, 0)
     crop = draw_crop(config, key, record.num_res, record.num_templates)
-    chain = _chain(record, crop.templates)
-    recycles = no_recycling_iters + 1
-    device = torch.device("cpu")
-    batch = empty_batch(
-        config, num_res=record.num_res, batch_size=1, recycles=recycles, device=device
-    )
+    chain = _chain(record, crop.templates, supervised=config.supervised)
+    recycles, device = no_recycling_iters + 1, torch.device("cpu")
+    num_res = config.crop_size or record.num_res
+    batch = empty_batch(config, num_res=num_res, batch_size=1, recycles=recycles, device=device)
     put(batch, constant_features(chain, crop, config), 0)
-    batch["seq_length"].fill_(record.num_res)
+    batch["seq_length"].fill_(crop.length)
+    batch["resolution"].fill_(record.resolution)
+    batch["use_clamped_fape"].fill_(use_clamped_fape(config, key))
     for recycle in range(recycles):
         draws = RecycleDraws(config, key, recycle, device)
         put(batch, recycle_features(chain, crop, draws, config), recycle, 0)
     return batch
 
 
-def _chain(record: ChainRecord, templates: tuple[int, ...]) -> Any:
+def _chain(record: ChainRecord, templates: tuple[int, ...], *, supervised: bool) -> Any:
     from evofeed.loader.featurise import Chain
 
     chosen = list(templates)
+    positions, mask = record.all_atom_positions, record.all_atom_mask
+    known = supervised and positions is not None and mask is not None
     return Chain(
         aatype=torch.from_numpy(record.aatype),
         residue_index=torch.from_numpy(record.residue_index),
@@ -153,8 +170,8 @@ def _chain(record: ChainRecord, templates: tuple[int, ...]) -> Any:
         template_positions=torch.from_numpy(record.template_all_atom_positions[chosen]),
         template_mask=torch.from_numpy(record.template_all_atom_mask[chosen]).float(),
         template_sum_probs=torch.from_numpy(record.template_sum_probs[chosen]),
-        positions=None,
-        mask=None,
+        positions=torch.from_numpy(positions) if known else None,
+        mask=torch.from_numpy(mask).float() if known else None,
         resolution=record.resolution,
         is_distillation=record.is_distillation,
     )

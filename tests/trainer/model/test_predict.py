@@ -13,6 +13,7 @@ from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.predict import load_model, predict, predict_structure, record_batch
+from evofeed.trainer.prediction_plot import plot_prediction
 from evofeed.trainer.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
@@ -90,6 +91,14 @@ def test_contacts_and_distogram_are_probabilities_and_symmetric(
     assert np.allclose(found.contacts, found.contacts.T, atol=1e-6)
     assert ((found.contacts >= 0) & (found.contacts <= 1)).all()
     assert ((found.plddt >= 0) & (found.plddt <= 100)).all()
+
+
+def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model = load_model(checkpoint, config=tiny()[0])
+    found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
+    plot_prediction(found, tmp_path / "prediction.png")
+    assert (tmp_path / "prediction.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_padding_of_a_batch_is_left_out(checkpoint: Path) -> None:

@@ -1,0 +1,98 @@
+"""Rigid transforms and bond tables agree with themselves and with the ideal residues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from evofeed.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
+from evofeed.residues import RESTYPE_3
+from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
+from evofeed.trainer.model_config import LossConfig
+from evofeed.trainer.rigid import (
+    Rigid,
+    apply,
+    compose,
+    compose_quaternion_update,
+    from_4x4,
+    from_tensor_7,
+    invert_apply,
+    quaternion_to_matrix,
+    to_4x4,
+)
+from evofeed.trainer.stereochemistry import atom14_distance_bounds
+from evofeed.trainer.synthetic_batch import synthetic_batch
+
+
+@pytest.fixture
+def rigid() -> Rigid:
+    tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).double()
+    tensor[:, :4] /= tensor[:, :4].norm(dim=-1, keepdim=True)
+    return from_tensor_7(tensor)
+
+
+def test_rotations_are_rotations(rigid: Rigid) -> None:
+    product = rigid.rots @ rigid.rots.transpose(-1, -2)
+    assert torch.allclose(product, torch.eye(3).double().expand(5, 3, 3))
+    assert torch.allclose(torch.linalg.det(rigid.rots), torch.ones(5).double())
+
+
+def test_to_the_local_frame_and_back(rigid: Rigid) -> None:
+    points = torch.randn(5, 3).double()
+    assert torch.allclose(apply(rigid, invert_apply(rigid, points)), points)
+    assert torch.allclose(invert_apply(rigid, apply(rigid, points)), points)
+
+
+def test_composing_is_the_matrix_product(rigid: Rigid) -> None:
+    other = Rigid(rigid.rots.flip(0), rigid.trans.flip(0))
+    assert torch.allclose(to_4x4(compose(rigid, other)), to_4x4(rigid) @ to_4x4(other))
+    assert torch.equal(from_4x4(to_4x4(rigid)).rots, rigid.rots)
+
+
+def test_a_small_quaternion_update_turns_in_the_local_frame() -> None:
+    quaternion = torch.tensor([0.5, 0.5, -0.5, 0.5]).double()
+    half_angle = 0.05
+    new = compose_quaternion_update(quaternion, torch.tensor([half_angle, 0, 0]).double())
+    angle = 2 * np.arctan(half_angle)
+    turn = torch.tensor(
+        [[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]]
+    )
+    assert torch.allclose(quaternion_to_matrix(new), quaternion_to_matrix(quaternion) @ turn)
+
+
+def test_a_new_axis_is_counted_from_the_end(rigid: Rigid) -> None:
+    assert rigid.unsqueeze(-1).rots.shape == (5, 1, 3, 3)
+    assert rigid.unsqueeze(-1).trans.shape == (5, 1, 3)
+    with pytest.raises(ValueError, match="negative"):
+        rigid.unsqueeze(0)
+
+
+def test_bounds_are_symmetric_ordered_and_hold_for_ideal_residues() -> None:
+    lower, upper = atom14_distance_bounds(1.5, 12.0)
+    assert np.array_equal(lower, lower.transpose(0, 2, 1))
+    assert np.array_equal(upper, upper.transpose(0, 2, 1))
+    for i, name in enumerate(RESTYPE_3):
+        rigid_group = np.flatnonzero((ATOM14_GROUP[i] == 0) & (ATOM14_MASK[i] > 0))
+        atoms = ATOM14_POSITIONS[i][rigid_group]
+        distance = np.linalg.norm(atoms[:, None] - atoms[None], axis=-1)
+        block = np.ix_([i], rigid_group, rigid_group)
+        off_diagonal = ~np.eye(len(atoms), dtype=bool)
+        assert (lower[block][0] <= distance)[off_diagonal].all(), name
+        assert (distance <= upper[block][0])[off_diagonal].all(), name
+
+
+def test_ideal_residues_violate_nothing_inside_and_broken_ones_do() -> None:
+    batch = synthetic_batch(num_res=20, num_seq=1, num_extra_seq=1, num_templates=0)
+    # Random chi angles may bring a residue's own atoms together: judge the backbone only.
+    batch["atom14_atom_exists"][..., 5:] = 0
+    atom14 = batch["atom14_gt_positions"]
+    ideal = find_structural_violations(batch, atom14, LossConfig())
+    assert not ideal["within_residues"]["per_atom_violations"].any()
+    broken = atom14.clone()
+    broken[:, 7, 1] += 3.0
+    found = find_structural_violations(batch, broken, LossConfig())
+    assert found["within_residues"]["per_atom_violations"][0, 7].any()
+    assert found["total_per_residue_violations_mask"][0, 7] == 1
+    losses = [violation_loss(v, batch["atom14_atom_exists"]) for v in (ideal, found)]
+    assert losses[1] > losses[0]
