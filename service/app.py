@@ -12,6 +12,7 @@ from evofeed.service.edge import Edge
 from evofeed.service.openapi import describe_api
 from evofeed.service.problems import install_problems
 from evofeed.service.routes import ROUTERS
+from evofeed.service.routes.dashboard import problem_page
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.state import Service
 
@@ -49,7 +50,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.service = service
-    install_problems(app)
+    install_problems(app, problem_page)
     for router in ROUTERS:
         app.include_router(router)
     describe_api(app)

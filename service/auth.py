@@ -134,7 +134,16 @@ def authenticate(database: Database, request: Request) -> Principal:
         Problem: 401, no token, or one that is unknown, expired or revoked. Which
             of these it is stays unsaid until the secret has been proved.
     """
-    match = _TOKEN.fullmatch(_presented(request))
+    return authenticate_text(database, _presented(request))
+
+
+def authenticate_text(database: Database, token: str) -> Principal:
+    """The principal a token stands for.
+
+    Raises:
+        Problem: 401, as `authenticate`.
+    """
+    match = _TOKEN.fullmatch(token)
     if match is None:
         raise _unauthorized("this needs a token")
     token_id, secret = match.groups()

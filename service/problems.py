@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -139,20 +139,28 @@ def unexpected(error: Exception, request_id: str) -> Problem:
     )
 
 
-def install_problems(app: FastAPI) -> None:
-    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest."""
+def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response | None]) -> None:
+    """Make every refusal of `app` answer as a problem; `Edge` answers for the rest.
 
-    def on_evofeed(_: Request, error: Exception) -> Response:
+    Args:
+        app: the application.
+        page: the problem as a page where a browser asked for one, else None.
+    """
+
+    def answer(request: Request, problem: Problem) -> Response:
+        return page(request, problem) or problem.response()
+
+    def on_evofeed(request: Request, error: Exception) -> Response:
         assert isinstance(error, EvofeedError)
-        return as_problem(error).response()
+        return answer(request, as_problem(error))
 
-    def on_invalid(_: Request, error: Exception) -> Response:
+    def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _invalid(error).response()
+        return answer(request, _invalid(error))
 
-    def on_http(_: Request, error: Exception) -> Response:
+    def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _from_http(error).response()
+        return answer(request, _from_http(error))
 
     app.add_exception_handler(EvofeedError, on_evofeed)
     app.add_exception_handler(RequestValidationError, on_invalid)

@@ -70,7 +70,12 @@ def _edges(values: np.ndarray, kind: str) -> list[int] | list[float]:
 
 
 def _years(texts: Any) -> dict[str, int]:
-    return dict(sorted(_counted(pc.utf8_slice_codeunits(texts, 0, 4)).items()))
+    """Chains of each year from the first to the last, the empty ones too."""
+    counts = _counted(pc.utf8_slice_codeunits(texts, 0, 4))
+    first, last = min(counts), max(counts)
+    if not (first.isdecimal() and last.isdecimal()):
+        return dict(sorted(counts.items()))
+    return {f"{y:04d}": counts.get(f"{y:04d}", 0) for y in range(int(first), int(last) + 1)}
 
 
 def _groups(values: Any) -> dict[str, int]:

@@ -102,7 +102,7 @@ def list_chains(
     service: ServiceDep, name: DatasetName, digest: Digest, query: Annotated[ChainQuery, Query()]
 ) -> Response:
     """Chains of a snapshot that pass every filter given."""
-    return _page(service, name, digest, query.search())
+    return _answer(_page(service, name, digest, query.search()))
 
 
 @router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
@@ -111,7 +111,7 @@ def search_chains(
     service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
 ) -> Response:
     """The same with the filter as a JSON body, for long ones."""
-    return _page(service, name, digest, search)
+    return _answer(_page(service, name, digest, search))
 
 
 class RefChainQuery(ChainQuery):
@@ -126,12 +126,7 @@ def list_ref_chains(
     service: ServiceDep, name: DatasetName, query: Annotated[RefChainQuery, Query()]
 ) -> Response:
     """Chains of the snapshot a ref points at; later pages stay on that snapshot."""
-    search = query.search()
-    if search.cursor:
-        _, digest = service.signer.read(search.cursor, _query(name, search))
-    else:
-        digest = service.catalog.view(name).ref(query.ref).digest
-    return _page(service, name, digest, search)
+    return _answer(page_of_chains(service, name, query))
 
 
 @router.get("/snapshots/{digest}/chains/{chain_id}")
@@ -151,7 +146,17 @@ def get_chain(
     return row
 
 
-def _page(service: Service, name: str, digest: str, search: ChainSearch) -> Response:
+def page_of_chains(service: Service, name: str, query: RefChainQuery) -> dict[str, Any]:
+    """A `ChainPage` of the snapshot a ref points at, or that the cursor is pinned to."""
+    search = query.search()
+    if search.cursor:
+        _, digest = service.signer.read(search.cursor, _query(name, search))
+    else:
+        digest = service.catalog.view(name).ref(query.ref).digest
+    return _page(service, name, digest, search)
+
+
+def _page(service: Service, name: str, digest: str, search: ChainSearch) -> dict[str, Any]:
     index = service.catalog.snapshot(name, digest).index
     query = _query(name, search)
     start = 0
@@ -164,13 +169,16 @@ def _page(service: Service, name: str, digest: str, search: ChainSearch) -> Resp
     columns = chains.columns_of(index, search.columns)
     found = chains.page(index, search.where, columns, start, search.limit)
     more = found.next_row
-    body = {
+    return {
         "snapshot": digest,
         "chains": found.rows,
         "next": None if more is None else service.signer.write(more, digest, query),
         "matched": chains.count(index, search.where) if search.count else None,
     }
-    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+
+
+def _answer(page: dict[str, Any]) -> Response:
+    text = json.dumps(page, allow_nan=False, separators=(",", ":"))
     return Response(text, media_type="application/json", headers={"Cache-Control": "private"})
 
 

@@ -128,14 +128,14 @@ def list_jobs(
 @scope("read")
 def get_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """One job."""
-    return _view(*_mine(service, principal, job_id))
+    return _view(*owned_job(service, principal, job_id))
 
 
 @router.post("/{job_id}/cancel", status_code=202)
 @scope("jobs")
 def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """Ask a job to stop; units that are done stay done."""
-    _mine(service, principal, job_id)
+    owned_job(service, principal, job_id)
     service.jobs.cancel(job_id, principal.id)
     return _view(*service.jobs.get(job_id))
 
@@ -144,7 +144,7 @@ def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> J
 @scope("jobs")
 def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
-    row, dataset = _mine(service, principal, job_id)
+    row, dataset = owned_job(service, principal, job_id)
     ledger_job = row.result.get("ledger_job")
     service.jobs.requeue(job_id, principal.id)
     if ledger_job:
@@ -164,21 +164,15 @@ def get_dead_letters(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> DeadLetters:
     """Chains the job could not do, each with its reason."""
-    row, dataset = _mine(service, principal, job_id)
-    if not (ledger_job := row.result.get("ledger_job")):
-        return DeadLetters(total=0, chains=[])
-    with _ledger(service, dataset) as ledger:
-        dead = ledger.chains(ledger_job)
-    names = ("chain_id", "type", "message", "path", "line", "strikes")
-    page = [{name: chain[name] for name in names} for chain in dead[offset : offset + limit]]
-    return DeadLetters(total=len(dead), chains=page)
+    row, dataset = owned_job(service, principal, job_id)
+    return dead_letters(service, row, dataset, offset, limit)
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
 @scope("jobs")
 def get_log(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> PlainTextResponse:
     """The last 64 KiB its process wrote."""
-    _mine(service, principal, job_id)
+    owned_job(service, principal, job_id)
     try:
         with service.scheduler.log_path(job_id).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
@@ -193,7 +187,7 @@ def watch_job(
     request: Request, service: ServiceDep, principal: PrincipalDep, job_id: JobId
 ) -> StreamingResponse:
     """Progress as server-sent events; a stream that has no `end` event was cut off."""
-    _mine(service, principal, job_id)
+    owned_job(service, principal, job_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(
         _events(request, service, job_id), headers=headers, media_type="text/event-stream"
@@ -220,6 +214,19 @@ async def _events(request: Request, service: Service, job_id: str) -> AsyncItera
             return
 
 
+def dead_letters(
+    service: Service, row: JobRow, dataset: DatasetRow, offset: int, limit: int
+) -> DeadLetters:
+    """A page of what a job could not do, from its ledger."""
+    if not (ledger_job := row.result.get("ledger_job")):
+        return DeadLetters(total=0, chains=[])
+    with _ledger(service, dataset) as ledger:
+        dead = ledger.chains(ledger_job)
+    names = ("chain_id", "type", "message", "path", "line", "strikes")
+    page = [{name: chain[name] for name in names} for chain in dead[offset : offset + limit]]
+    return DeadLetters(total=len(dead), chains=page)
+
+
 @contextmanager
 def _ledger(service: Service, dataset: DatasetRow) -> Iterator[Ledger]:
     """The ledger of a dataset's jobs, open for one request."""
@@ -232,7 +239,12 @@ def _ledger(service: Service, dataset: DatasetRow) -> Iterator[Ledger]:
         yield ledger
 
 
-def _mine(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:
+def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:
+    """A job this principal may see, and its dataset.
+
+    Raises:
+        Problem: 404; 403, it is for a dataset outside the token's list.
+    """
     row, dataset = service.jobs.get(job_id)
     principal.require_dataset(dataset.name)
     return row, dataset

@@ -45,10 +45,12 @@ def routes(client: httpx.Client) -> list[tuple[str, str]]:
         filled = filled.replace("{name}", "demo").replace("{ref}", "main")
         filled = re.sub(r"\{[a-z_]+\}", "x", filled)
         found += [(method.upper(), filled) for method in operations]
-    return found
+    pages = ["/", "/ui/datasets/demo", "/ui/jobs/0000000000000000", "/ui/api", "/ui/login"]
+    return found + [("GET", path) for path in [*pages, "/static/style.css", "/openapi.json"]]
 
 
-PUBLIC = {"/healthz", "/readyz", "/v1/config"}
+PUBLIC = {"/healthz", "/readyz", "/v1/config", "/openapi.json", "/ui/api", "/ui/login"}
+PUBLIC |= {"/static/style.css"}
 NEEDS = {  # what a token must at least have; everything else only reads
     ("POST", "/v1/datasets"): "publish",
     ("DELETE", "/v1/datasets/demo"): "admin",
@@ -65,7 +67,8 @@ def test_without_a_token_nothing_but_health_answers(guarded) -> None:
     there = routes(client)
     assert len(there) > 20
     for method, path in there:
-        status = client.request(method, path).status_code
+        answer = client.request(method, path)
+        status = 401 if answer.headers.get("location") == "/ui/login" else answer.status_code
         assert (status == 401) == (path not in PUBLIC), (method, path, status)
 
 
