@@ -1,7 +1,7 @@
 """Ranks of one host side by side: does any wait for another's data?
 
-    PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 4 --out benchmarks/results/loader_ranks_h200x4.json
-    PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 2 --device cpu --small --out /tmp/ranks.json
+    PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 4 --out ranks.json
+    PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 2 --device cpu --small --out r.json
 
 Every rank loads, runs a step of matrix products, and meets the others at a barrier. The share of
 the barrier that data causes is, step by step, the longest wait of any rank less one's own.
