@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import threading
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from evofeed.service.ranges import ReadAt
 from evofeed.store.index import read_index
 from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
+from evofeed.store.s3 import S3Storage
 from evofeed.store.shard import shard_key
 from evofeed.store.storage import LocalStorage, Storage, open_storage
 
@@ -163,10 +165,23 @@ class StoreView:
             next="read the manifest again",
         )
 
-    def urls(self, names: list[str], seconds: int) -> list[str] | None:
-        """Presigned GET URLs, or None where the storage has none."""
-        sign = getattr(self._storage, "sign", None)
-        return None if sign is None else [sign(shard_key(name), seconds) for name in names]
+    def sign(self, names: list[str], seconds: int) -> list[str] | None:
+        """Presigned GET URLs of shards, or None where the storage knows no such thing.
+
+        Raises:
+            StoreError: the storage refused.
+        """
+        if not isinstance(self._storage, S3Storage):
+            return None
+        import obstore.exceptions
+
+        keys = [shard_key(name) for name in names]
+        lifetime = datetime.timedelta(seconds=seconds)
+        try:
+            return list(obstore.sign(self._storage.store(), "GET", keys, lifetime))
+        except obstore.exceptions.BaseError as error:
+            first = str(error).strip().splitlines()[0]
+            raise StoreError(f"cannot sign: {first}", path=self.uri) from None
 
     def _reader(self, key: str) -> ReadAt:
         def read(offset: int, length: int) -> bytearray:

@@ -2,18 +2,80 @@
 
 from __future__ import annotations
 
+import time
+from typing import Annotated
+
 from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
-from evofeed.service.names import DatasetName, ShardName
+from evofeed.service.audit import record
+from evofeed.service.clock import iso
+from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
 from evofeed.service.ranges import immutable_response
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
-router = make_router("/v1/datasets/{name}/shards", "shards")
+router = make_router("/v1/datasets/{name}", "shards")
 
 
-@router.head("/{shard}", include_in_schema=False)
-@router.get("/{shard}", response_class=Response)
+class Wanted(BaseModel):
+    """Shards to fetch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    shards: list[Annotated[str, StringConstraints(pattern=SHARD_PATTERN)]] = Field(
+        min_length=1, max_length=1000
+    )
+
+
+class ShardUrl(BaseModel):
+    """Where a shard's bytes are; check them against `sha256`."""
+
+    shard: str
+    url: str
+    nbytes: int
+    sha256: str
+
+
+class ShardUrls(BaseModel):
+    """Where shards' bytes are, and until when."""
+
+    urls: list[ShardUrl]
+    expires_at: str | None = Field(description="null: these URLs do not expire")
+
+
+@router.post("/urls")
+@scope("read", repeatable=False)
+def sign_urls(
+    request: Request,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    name: DatasetName,
+    wanted: Wanted,
+    response: Response,
+) -> ShardUrls:
+    """URLs that lead to the bytes: presigned ones of the bucket, or this service's own."""
+    files = [service.catalog.shard(name, shard) for shard in wanted.shards]
+    seconds = service.settings.url_seconds
+    expires = time.time() + seconds  # before signing: rather too early than too late
+    signed = service.catalog.view(name).sign(wanted.shards, seconds)
+    own = f"{str(request.base_url).rstrip('/')}/v1/datasets/{name}/shards/"
+    urls = signed or [f"{own}{file.name}" for file in files]
+    if signed:
+        with service.database.write() as session:
+            record(session, principal.id, "shards.sign", name, count=len(files), seconds=seconds)
+    response.headers["Cache-Control"] = "no-store"
+    return ShardUrls(
+        urls=[
+            ShardUrl(shard=file.name, url=url, nbytes=file.nbytes, sha256=file.sha256)
+            for file, url in zip(files, urls, strict=True)
+        ],
+        expires_at=iso(expires) if signed else None,
+    )
+
+
+@router.head("/shards/{shard}", include_in_schema=False)
+@router.get("/shards/{shard}", response_class=Response)
 @scope("read", counted=False)
 def get_shard(
     request: Request, service: ServiceDep, name: DatasetName, shard: ShardName

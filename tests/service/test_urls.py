@@ -1,0 +1,76 @@
+"""URLs of shards: presigned in a bucket, our own on a disk; both lead to the bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import boto3
+import httpx
+import pytest
+from conftest_service import Start
+from moto.server import ThreadedMotoServer
+
+from evofeed.store import Dataset
+
+
+@pytest.fixture
+def bucket(folder, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The dataset in a bucket of a local S3."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket="proteins")
+    for path in sorted(folder[0].rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            key = f"set/{path.relative_to(folder[0]).as_posix()}"
+            client.put_object(Bucket="proteins", Key=key, Body=path.read_bytes())
+    yield "s3://proteins/set"
+    client.close()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_bucket_is_served_and_its_shards_have_presigned_urls(
+    start: Start, bucket, folder
+) -> None:
+    client = start(datasets={"demo": bucket}, url_seconds=120)
+    assert client.get("/v1/datasets/demo/refs/main").json()["digest"] == folder[2]
+    entry = Dataset.open(folder[0]).manifest.shards[0]
+    direct = client.get(f"/v1/datasets/demo/shards/{entry.name}", headers={"Range": "bytes=8-99"})
+    answer = client.post("/v1/datasets/demo/urls", json={"shards": [entry.name]})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store" and answer.json()["expires_at"]
+    (item,) = answer.json()["urls"]
+    assert "Signature" in item["url"] and "X-Amz-Expires=120" in item["url"]
+    data = httpx.get(item["url"]).content
+    assert hashlib.sha256(data).hexdigest() == item["sha256"] == entry.sha256
+    assert direct.content == data[8:100]
+    line = client.get("/v1/audit").json()["lines"][0]
+    assert (line["action"], line["detail"]) == ("shards.sign", {"count": 1, "seconds": 120})
+    listed = client.get("/v1/datasets/demo/snapshots").json()["snapshots"]
+    assert {item["digest"] for item in listed} == {folder[1], folder[2]}
+
+
+def test_a_folder_has_urls_of_the_service_itself(served) -> None:
+    entry = Dataset.open(served.folder).manifest.shards[0]
+    answer = served.client.post(f"{served.base}/urls", json={"shards": [entry.name]}).json()
+    assert answer["expires_at"] is None
+    assert answer["urls"][0]["url"] == f"{served.base}/shards/{entry.name}"
+    assert len(served.client.get(answer["urls"][0]["url"]).content) == entry.nbytes
+
+
+@pytest.mark.parametrize(
+    "shards", [[], ["../x"], ["x.arrow"], ["x" * 300], [1], ["a.arrow"] * 1001, None]
+)
+def test_no_url_for_what_is_no_shard(served, shards) -> None:
+    answer = served.client.post(f"{served.base}/urls", json={"shards": shards})
+    assert answer.status_code in (404, 422)
