@@ -19,7 +19,13 @@ from evofeed.trainer.primitives import (
     at_least_float32,
     full_precision,
 )
-from evofeed.trainer.rigid import Rigid, compose_quaternion_update, quaternion_to_matrix, to_4x4
+from evofeed.trainer.rigid import (
+    Rigid,
+    compose_quaternion_update,
+    from_tensor_7,
+    quaternion_to_matrix,
+    to_4x4,
+)
 from evofeed.trainer.torsion import AngleResnet, frames_to_atom14, torsion_angles_to_frames
 
 __all__ = [
@@ -147,30 +153,31 @@ class StructureModule(nn.Module):
         s = self.linear_in(s_initial)
         trans = torch.zeros_like(s[..., :3])
         quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
-        layers: list[dict[str, Tensor]] = []
+        states, frames = [], []
         for layer in range(self.no_blocks):
             rots = quaternion_to_matrix(quaternion)
             s = s + self.ipa(s, z, Rigid(rots, trans), mask)
             s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
             quaternion, trans = update_frames(quaternion, trans, self.bb_update(s))
-            layers.append(self._layer_outputs(s, s_initial, quaternion, trans, aatype))
+            states.append(s)
+            frames.append(torch.cat([quaternion, trans * self.trans_scale_factor], dim=-1))
             if layer < self.no_blocks - 1:  # no gradient through the chain of rotations
                 quaternion = quaternion.detach()
-        outputs = {name: torch.stack([out[name] for out in layers]) for name in layers[0]}
-        return outputs | {"single": s}
+        return self._atoms(torch.stack(states), torch.stack(frames), s_initial, aatype)
 
-    def _layer_outputs(
-        self, s: Tensor, s_initial: Tensor, quaternion: Tensor, trans: Tensor, aatype: Tensor
+    def _atoms(
+        self, states: Tensor, frames: Tensor, s_initial: Tensor, aatype: Tensor
     ) -> dict[str, Tensor]:
-        unnormalized, angles = self.angle_resnet(s, s_initial)
-        trans = trans * self.trans_scale_factor
-        backbone = Rigid(quaternion_to_matrix(quaternion), trans)
-        frames = torsion_angles_to_frames(backbone, angles, aatype)
+        """Side chains of all layers at once: nothing in a layer depends on the atoms before it."""
+        unnormalized, angles = self.angle_resnet(states, s_initial.expand_as(states))
+        aatype = aatype.expand(states.shape[:-1])
+        groups = torsion_angles_to_frames(from_tensor_7(frames), angles, aatype)
         return {
-            "frames": torch.cat([quaternion, trans], dim=-1),
-            "sidechain_frames": to_4x4(frames),
+            "frames": frames,
+            "sidechain_frames": to_4x4(groups),
             "unnormalized_angles": unnormalized,
             "angles": angles,
-            "positions": frames_to_atom14(frames, aatype),
-            "states": s,
+            "positions": frames_to_atom14(groups, aatype),
+            "states": states,
+            "single": states[-1],
         }
