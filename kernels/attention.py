@@ -7,7 +7,7 @@ H heads, D head width.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from evofeed.kernels.biased_attention import (
     delta_kernel,
     forward_kernel,
 )
-from evofeed.kernels.choices import AttentionTiles, attention_tiles
+from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
 
 __all__ = ["biased_attention", "run_backward", "run_forward"]
 
@@ -89,42 +89,85 @@ def run_backward(
         grads: three `[B, R, N, H, D]` views with equal strides, to fill.
         tiles: tile sizes, else the saved choice for this shape.
     """
-    B, R, NQ, H, D = q.shape
-    NK = k.shape[2]
-    tiles = tiles or attention_tiles(NK, D, q.dtype, bias is not None)
-    dq, dk, dv = grads
-    strides = (
-        *q.stride()[:4], *dq.stride()[:4], *do.stride()[:4],
-        *_bias_strides(bias), *_mask_strides(mask), R, H, NQ, NK, math.log2(NK), scale,
-    )  # fmt: skip
-    block_q, block_k, warps, stages = tiles.dq
-    backward_dq_kernel[(B * R, triton.cdiv(NQ, block_q), H)](
-        q, k, v, bias, mask, do, lse, delta, dq, *strides,
-        **_constants(q, bias, mask), PAD=NK % block_k != 0,
-        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    if bias is None or not tiles.owned:
-        block_q, block_k, warps, stages = tiles.dkv
-        backward_dkv_kernel[(B * R, triton.cdiv(NK, block_k), H)](
-            q, k, v, bias, mask, do, lse, delta, dk, dv, *strides,
-            **_constants(q, bias, mask), PAD=NK % block_k != 0,
-            BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+    tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
+    given = _Given(do, q, k, v, bias, mask, lse, delta, scale, grads)
+    launch_dq(given, tiles.dq)
     if bias is None:
+        launch_dkv(given, tiles.dkv)
         return None
-    block_q, block_k, warps, stages = tiles.dkv if tiles.owned else tiles.db
-    key_tiles = triton.cdiv(NK, block_k)
-    rows_each = _rows_each(R, B * H * key_tiles, tiles.waves * sm_count(q))
+    if tiles.owned:
+        return launch_owned(given, tiles.dkv, tiles.waves, tiles.reload_bias, with_dkv=True)
+    launch_dkv(given, tiles.dkv)
+    return launch_owned(given, tiles.db, tiles.waves, tiles.reload_bias, with_dkv=False)
+
+
+class _Given(NamedTuple):
+    """What all kernels of one backward pass read and write."""
+
+    do: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    lse: Tensor
+    delta: Tensor
+    scale: float
+    grads: tuple[Tensor, Tensor, Tensor]
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The inputs, in the order of the kernels' arguments."""
+        return self.q, self.k, self.v, self.bias, self.mask, self.do, self.lse, self.delta
+
+    def scalars(self) -> tuple[float, ...]:
+        """Strides and sizes, in the order of the kernels' arguments."""
+        NK = self.k.shape[2]
+        return (
+            *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
+            *_bias_strides(self.bias), *_mask_strides(self.mask),
+            self.q.shape[1], self.q.shape[3], self.q.shape[2], NK, math.log2(NK), self.scale,
+        )  # fmt: skip
+
+    def options(self, tile: Tile) -> dict[str, Any]:
+        """Compile-time arguments for one tile."""
+        block_q, block_k, warps, stages = tile
+        return {
+            **_constants(self.q, self.bias, self.mask), "PAD": self.k.shape[2] % block_k != 0,
+            "BLOCK_Q": block_q, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages,
+        }  # fmt: skip
+
+
+def launch_dq(given: _Given, tile: Tile) -> None:
+    """Writes dq."""
+    B, R, NQ, H, _ = given.q.shape
+    backward_dq_kernel[(B * R, triton.cdiv(NQ, tile.rows), H)](
+        *given.tensors(), given.grads[0], *given.scalars(), **given.options(tile)
+    )
+
+
+def launch_dkv(given: _Given, tile: Tile) -> None:
+    """Writes dk and dv."""
+    B, R, _, H, _ = given.q.shape
+    backward_dkv_kernel[(B * R, triton.cdiv(given.k.shape[2], tile.columns), H)](
+        *given.tensors(), *given.grads[1:], *given.scalars(), **given.options(tile)
+    )
+
+
+def launch_owned(
+    given: _Given, tile: Tile, waves: int, reload_bias: bool, *, with_dkv: bool
+) -> Tensor:
+    """Writes dk and dv if `with_dkv`, and returns the bias gradient `[B, H, Q, K]`, float32."""
+    B, R, NQ, H, D = given.q.shape
+    NK = given.k.shape[2]
+    key_tiles = triton.cdiv(NK, tile.columns)
+    rows_each = _rows_each(R, B * H * key_tiles, waves * sm_count(given.q))
     splits = triton.cdiv(R, rows_each)
-    several = tiles.owned and block_q < NQ
-    work = q.new_empty((2, B * R, H, NK, D) if several else (2, 0), dtype=torch.float32)
-    partial = q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
+    several = with_dkv and tile.rows < NQ
+    work = given.q.new_empty((2, B * R, H, NK, D) if several else (2, 0), dtype=torch.float32)
+    partial = given.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
     backward_owned_kernel[(key_tiles, H, B * splits)](
-        q, k, v, bias, mask, do, lse, delta, dk, dv, work[0], work[1], partial,
-        *strides, rows_each,
-        **_constants(q, bias, mask), PAD=NK % block_k != 0, SEVERAL=several,
-        RELOAD_BIAS=tiles.reload_bias, WITH_DKV=tiles.owned,
-        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        *given.tensors(), *given.grads[1:], work[0], work[1], partial, *given.scalars(), rows_each,
+        SEVERAL=several, RELOAD_BIAS=reload_bias, WITH_DKV=with_dkv, **given.options(tile),
     )  # fmt: skip
     return partial[:, 0] if splits == 1 else partial.sum(1)
 

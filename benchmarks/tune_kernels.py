@@ -1,0 +1,380 @@
+"""Race tile sizes of the kernels on this GPU and print the winners as `kernels/choices.json`.
+
+    PYTHONPATH=src python benchmarks/tune_kernels.py --out choices.json
+
+Candidates are compiled by several processes first (Triton's cache is shared),
+then timed one after another in this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels import attention as att
+from evofeed.kernels import projection as proj
+from evofeed.kernels.choices import AttentionTiles, Tile, override
+from evofeed.kernels.feed_forward import TransitionWeights
+from evofeed.kernels.gated import AttentionWeights, gated_attention
+from evofeed.kernels.outer import OuterWeights, outer_product_mean
+from evofeed.kernels.triangle import TriangleWeights, triangle_multiplication
+
+BF16, DEVICE = torch.bfloat16, "cuda"
+
+
+class Case(NamedTuple):
+    """One thing to race: where its winner goes, the candidates, and how to run one."""
+
+    key: dict[str, Any]
+    candidates: list[Any]
+    make: Callable[[], Callable[[Any], Any]]
+
+
+def gpu_us(run: Callable[[], Any], calls: int = 8) -> float:
+    """Median GPU time of a call in microseconds, launches queued ahead."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(6_000_000)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+    for first, second in events:
+        first.record()
+        run()
+        second.record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in events)
+
+
+def rand(*shape: int, dtype: torch.dtype = BF16, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+# --- attention ---------------------------------------------------------------------------------
+
+ATTENTION = {  # name: rows, positions, heads, width, bias
+    "triangle 256": (256, 256, 4, 32, True),
+    "triangle 384": (384, 384, 4, 32, True),
+    "triangle 512": (512, 512, 4, 32, True),
+    "column 128": (256, 128, 8, 32, False),
+    "column 512": (384, 512, 8, 32, False),
+    "extra row 256": (1024, 256, 8, 8, True),
+    "template 256": (256, 256, 4, 16, True),
+}
+
+
+def tiles(text: str) -> list[Tile]:
+    return [Tile(*map(int, item.split(","))) for item in text.split()]
+
+
+FORWARD = tiles(
+    "128,64,4,2 128,64,4,3 128,128,8,2 64,64,4,2 64,64,4,3 64,128,4,2 128,32,4,3 128,64,8,2 "
+    "64,32,4,3 256,64,8,2 128,64,4,1 64,64,4,1"
+)
+DQ = tiles("64,64,4,2 64,64,4,1 128,64,4,2 128,64,8,2 64,128,4,2 128,32,4,3 64,32,4,3 128,128,8,2")
+DKV = tiles(
+    "64,64,4,1 64,64,4,2 32,64,4,2 64,128,8,1 32,128,4,2 64,128,8,2 32,128,8,2 64,128,4,1 32,64,4,3"
+)
+OWNED = tiles(
+    "256,32,8,1 256,32,16,1 256,64,16,1 128,64,8,1 128,64,8,2 128,32,8,1 128,32,4,1 64,64,4,1 "
+    "128,64,16,1 64,64,4,2"
+)
+DB = tiles(
+    "128,64,8,1 128,64,8,2 64,64,4,1 64,64,4,2 128,128,8,1 128,128,16,1 128,64,4,1 64,128,8,1"
+)
+
+
+def attention_inputs(name: str) -> att._Given:
+    R, N, H, D, has_bias = ATTENTION[name]
+    packed = rand(1, R, N, 3, H, D)
+    q, k, v = packed.unbind(3)
+    bias = rand(1, H, N, N) if has_bias else None
+    mask = (torch.rand(1, R, N, device=DEVICE) > 0.1).to(BF16)
+    out, do = torch.empty(1, R, N, H, D, device=DEVICE, dtype=BF16), rand(1, R, N, H, D)
+    lse = att.run_forward(q, k, v, bias, mask, D**-0.5, out, AttentionTiles())
+    grads = torch.empty_like(packed).unbind(3)
+    return att._Given(do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads)
+
+
+def attention_cases() -> Iterator[Case]:
+    for name, (_, N, _, D, has_bias) in ATTENTION.items():
+        key = {"kind": "attention", "name": name, "N": N, "D": D, "has_bias": has_bias}
+
+        def make(kind: str, name: str = name) -> Callable[[Any], Any]:
+            given = attention_inputs(name)
+            out = torch.empty_like(given.do)
+
+            def run(choice: Any) -> Any:
+                if kind == "forward":
+                    tile = AttentionTiles(forward=choice)
+                    return att.run_forward(*given[1:6], given.scale, out, tile)
+                if kind == "dq":
+                    return att.launch_dq(given, choice)
+                if kind == "dkv":
+                    return att.launch_dkv(given, choice)
+                return att.launch_owned(given, *choice, with_dkv=kind == "owned")
+
+            return run
+
+        walks = list(itertools.product((1, 2, 4), (False, True)))
+        kinds: list[tuple[str, list[Any]]] = [("forward", FORWARD), ("dq", DQ), ("dkv", DKV)]
+        if has_bias:
+            kinds.append(("owned", [(tile, *walk) for tile in OWNED for walk in walks]))
+            kinds.append(("db", [(tile, *walk) for tile in DB for walk in walks]))
+        for kind, candidates in kinds:
+            yield Case({**key, "part": kind}, candidates, lambda make=make, kind=kind: make(kind))
+
+
+# --- the ops around it -------------------------------------------------------------------------
+
+
+def weights(C: int, N: int) -> list[Tensor]:
+    return [rand(N, C, scale=C**-0.5), rand(N, dtype=torch.float32)]
+
+
+def norm(C: int) -> list[Tensor]:
+    return [torch.ones(C, device=DEVICE), torch.zeros(C, device=DEVICE)]
+
+
+def stats_of(x: Tensor) -> Tensor:
+    return torch.stack([x.float().mean(1), x.float().std(1).reciprocal()])
+
+
+PAIRS = {64: (262144, 256, 256), 128: (65536, 512, 516), 256: (32768, 1024, 1024)}
+
+
+def op_cases() -> Iterator[Case]:
+    rows = (64, 128)
+    gemm = [
+        Tile(*c)
+        for c in itertools.product(rows, (64, 128), (4, 8), (2, 3))
+        if c != (128, 128, 4, 3)
+    ]
+    for C, (M, N, K) in PAIRS.items():
+
+        def key(op: str, C: int = C) -> dict[str, Any]:
+            return {"kind": "tile", "op": op, "C": C}
+
+        def ln_linear(M: int = M, N: int = N, C: int = C) -> Callable[[Any], Any]:
+            x, (w, b) = rand(M, C), weights(C, N)
+            return lambda _: proj.ln_linear(x, *norm(C), w, b, 1e-5)
+
+        def dx(M: int = M, K: int = K, C: int = C) -> Callable[[Any], Any]:
+            x, dy, w, res = rand(M, C), rand(M, -(-K // 8) * 8), rand(K, C), rand(M, C)
+            stats = stats_of(x)
+            return lambda _: proj.ln_linear_dx(dy, w, x, stats, norm(C)[0], res)
+
+        def dw(M: int = M, K: int = K, C: int = C) -> Callable[[Any], Any]:
+            x, dy, w = rand(M, C), rand(M, -(-K // 8) * 8), rand(K, C)
+            stats = stats_of(x)
+            return lambda _: proj.linear_dw(dy, x, w, norm=(stats, *norm(C)), columns=K)
+
+        def mlp(M: int = M, C: int = C) -> Callable[[Any], Any]:
+            x = rand(M, C)
+            w = TransitionWeights(*norm(C), *weights(C, 4 * C), *weights(4 * C, C))
+            return lambda _: proj.mlp(x, *w.tensors(), 1e-5, None, True)
+
+        yield Case(key("ln_linear"), gemm, ln_linear)
+        dx_tiles = [
+            Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8, 16), (2, 3))
+        ]
+        yield Case(key("ln_linear_dx"), dx_tiles, dx)
+        dw_tiles = [Tile(*c) for c in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3))]
+        yield Case(key("linear_dw"), dw_tiles, dw)
+        mlp_tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2))]
+        yield Case(key("mlp"), mlp_tiles, mlp)
+
+        def linear(M: int = M, C: int = C) -> Callable[[Any], Any]:
+            a, b, hidden = rand(M, C), rand(C, 4 * C), rand(M, 4 * C)
+            return lambda _: proj.linear(a, b, relu_of=hidden)
+
+        yield Case({"kind": "tile", "op": "linear", "C": 4 * C}, gemm, linear)
+    yield from gated_cases()
+    yield from triangle_cases()
+    yield from outer_cases()
+
+
+def gated_cases() -> Iterator[Case]:
+    shapes = {64: (1024, 256, 64, 8), 128: (256, 256, 128, 4), 256: (128, 256, 256, 8)}
+    small = [Tile(*c) for c in itertools.product((64, 128), (64, 128), (4, 8), (1, 2))]
+    for C, (R, N, width, H) in shapes.items():
+
+        def make(backward: bool, shape: tuple[int, ...] = (R, N, C, width, H)) -> Any:
+            R, N, C, width, H = shape
+            x = rand(1, R, N, C).requires_grad_()
+            w = [*norm(C), *(rand(width, C, scale=C**-0.5) for _ in range(4))]
+            w += [rand(width), rand(C, width, scale=0.1), rand(C)]
+            drop = rand(1, N, C)
+
+            def forward() -> Tensor:
+                return gated_attention(x, AttentionWeights(*w), H, residual=True, drop_mask=drop)
+
+            if not backward:
+                return lambda _: forward()
+            out = forward()
+            grad = torch.randn_like(out)
+            return lambda _: torch.autograd.grad(out, x, grad, retain_graph=True)
+
+        for op, backward in (("gated_output", False), ("gated_output_grad", True)):
+            yield Case(
+                {"kind": "tile", "op": op, "C": width}, small,
+                lambda make=make, backward=backward: make(backward),
+            )  # fmt: skip
+
+
+def triangle_cases() -> Iterator[Case]:
+    small = [Tile(*c) for c in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2))]
+    whole = [Tile(*c) for c in itertools.product((32, 64, 128), (128,), (4, 8, 16), (1, 2))]
+
+    def make(backward: bool) -> Any:
+        z = rand(1, 256, 256, 128).requires_grad_()
+        layers = [t for _ in range(4) for t in weights(128, 128)]
+        w = TriangleWeights(*norm(128), *layers, *norm(128), *weights(128, 128), *weights(128, 128))
+        drop = rand(1, 256, 128)
+
+        def forward() -> Tensor:
+            return triangle_multiplication(z, w, outgoing=True, residual=True, drop_mask=drop)
+
+        if not backward:
+            return lambda _: forward()
+        out = forward()
+        grad = torch.randn_like(out)
+        return lambda _: torch.autograd.grad(out, z, grad, retain_graph=True)
+
+    for op in ("triangle_in", "triangle_in_grad", "triangle_out", "triangle_out_grad"):
+        yield Case(
+            {"kind": "tile", "op": op, "C": 128}, whole if "out" in op else small,
+            lambda op=op: make("grad" in op),
+        )  # fmt: skip
+
+
+def outer_cases() -> Iterator[Case]:
+    def make(backward: bool) -> Any:
+        m, z = rand(1, 128, 256, 256).requires_grad_(), rand(1, 256, 256, 128)
+        w = OuterWeights(*norm(256), *weights(256, 32), *weights(256, 32), *weights(1024, 128))
+        mask = torch.ones(1, 128, 256, device=DEVICE)
+
+        def forward() -> Tensor:
+            return outer_product_mean(m, w, mask, z=z)
+
+        if not backward:
+            return lambda _: forward()
+        out = forward()
+        grad = torch.randn_like(out)
+        return lambda _: torch.autograd.grad(out, m, grad, retain_graph=True)
+
+    for op in ("outer_project", "outer_dproject", "outer_dw"):
+        stages = (2, 3, 4) if op == "outer_project" else (1, 2, 3)
+        candidates = [Tile(*c) for c in itertools.product((64, 128), (128,), (4, 8), stages)]
+        yield Case(
+            {"kind": "tile", "op": op, "C": 128}, candidates,
+            lambda backward=op != "outer_project": make(backward),
+        )  # fmt: skip
+
+
+# --- racing ------------------------------------------------------------------------------------
+
+
+def attempt(case: Case, run: Callable[[Any], Any], choice: Any, time_it: bool) -> float | None:
+    if case.key["kind"] == "tile":
+        override(case.key["op"], choice)
+    try:
+        if time_it:
+            return gpu_us(lambda: run(choice))
+        run(choice)
+    except Exception as error:  # a tile that does not fit: out of shared memory, compiler limits
+        if "CUDA error" in str(error) or "illegal" in str(error):
+            raise
+        return None
+    finally:
+        if case.key["kind"] == "tile":
+            override(case.key["op"], None)
+    return None
+
+
+def compile_share(worker: int, workers: int, cases: list[Case]) -> None:
+    """Runs every `workers`-th candidate once, which leaves it in Triton's cache."""
+    for number, case in enumerate(cases):
+        mine = [c for i, c in enumerate(case.candidates) if (i + number) % workers == worker]
+        if not mine:
+            continue
+        run = case.make()
+        for choice in mine:
+            attempt(case, run, choice, time_it=False)
+        torch.cuda.synchronize()
+        del run
+
+
+def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]:
+    choices: dict[str, Any] = {"card": torch.cuda.get_device_name(), "attention": [], "tiles": {}}
+    by_shape: dict[str, dict[str, Any]] = {}
+    for case, times in raced:
+        if not times:
+            continue
+        best = min(times)
+        if case.key["kind"] == "tile":
+            entry = {"C": case.key["C"], "tile": list(best[1]), "us": round(best[0], 2)}
+            choices["tiles"].setdefault(case.key["op"], []).append(entry)
+        else:
+            by_shape.setdefault(case.key["name"], {"key": case.key})[case.key["part"]] = best
+    for name, parts in by_shape.items():
+        key = parts["key"]
+        entry = {"name": name, "N": key["N"], "D": key["D"], "has_bias": key["has_bias"]}
+        forward, dq, dkv = parts["forward"], parts["dq"], parts["dkv"]
+        entry |= {"forward": list(forward[1]), "dq": list(dq[1]), "dkv": list(dkv[1])}
+        us = {"forward": forward[0], "dq": dq[0], "dkv": dkv[0]}
+        entry |= {"db": list(DB[0]), "owned": False, "waves": 1, "reload_bias": False}
+        if key["has_bias"]:
+            owned, db = parts["owned"], parts["db"]
+            us |= {"owned": owned[0], "db": db[0]}
+            entry["owned"] = owned[0] < dkv[0] + db[0]
+            chosen = owned if entry["owned"] else db
+            tile, entry["waves"], entry["reload_bias"] = chosen[1]
+            entry["dkv" if entry["owned"] else "db"] = list(tile)
+        choices["attention"].append(entry | {"us": {k: round(t, 1) for k, t in us.items()}})
+    return choices
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("choices.json"))
+    parser.add_argument("--log", type=Path, help="every candidate's time, as JSON lines")
+    parser.add_argument("--only", default="", help="only cases whose key contains this text")
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    cases = [c for c in [*attention_cases(), *op_cases()] if args.only in json.dumps(c.key)]
+    if args.worker >= 0:
+        compile_share(args.worker, args.workers, cases)
+        return
+    start = time.time()
+    command = [sys.executable, __file__, "--only", args.only, "--workers", str(args.workers)]
+    jobs = [subprocess.Popen([*command, "--worker", str(w)]) for w in range(args.workers)]
+    codes = [job.wait() for job in jobs]
+    print(f"compiled in {time.time() - start:.0f} s, exit codes {codes}", flush=True)
+    raced: list[tuple[Case, list[tuple[float, Any]]]] = []
+    log = args.log.open("w") if args.log else None
+    for case in cases:
+        run = case.make()
+        times = [(attempt(case, run, choice, time_it=True), choice) for choice in case.candidates]
+        done = sorted((t, c) for t, c in times if t is not None)
+        raced.append((case, done))
+        print(f"{case.key} failed {len(times) - len(done)}", *done[:3], sep="\n    ", flush=True)
+        if log:
+            print(json.dumps({**case.key, "times": done}), file=log, flush=True)
+        args.out.write_text(json.dumps(winners(raced), indent=1) + "\n")
+        del run
+    print(f"raced in {time.time() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
