@@ -33,6 +33,7 @@ def main(job_id: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
     try:
         job, dataset = queue.get(job_id)
+        options = job.spec["options"]
         with pulse:
             report = run_job(
                 job.spec["input_uri"],
@@ -40,7 +41,8 @@ def main(job_id: str) -> int:
                 progress=pulse.progress,
                 ledger="" if database.is_sqlite else settings.url,
                 ref=job.spec["ref"],
-                **job.spec["options"],
+                ray_address=settings.ray_address if options["executor"] == "ray" else "",
+                **options,
             )
         _end(queue, job_id, report)
     except KeyboardInterrupt:

@@ -85,6 +85,7 @@ class Scheduler:
         environment = os.environ | {  # the URL may hold a password: not on the command line
             "EVOFEED_DATABASE_URL": self._settings.url,
             "EVOFEED_HOME": str(self._settings.home),
+            "EVOFEED_RAY_ADDRESS": self._settings.ray_address,
         }
         with log.open("ab") as output:
             return subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from sqlalchemy import make_url
 
 from evofeed.errors import ServiceError
 from evofeed.service.names import is_name
@@ -36,6 +37,8 @@ class ServiceSettings(BaseSettings):
     """Folder of the embedded database and of job logs."""
     database_url: SecretStr = SecretStr("")
     """PostgreSQL or SQLite URL; empty for SQLite in `home`."""
+    database_password: SecretStr = SecretStr("")
+    """Password put into `database_url`; as a file: /run/secrets/evofeed_database_password."""
     datasets: dict[str, str] = {}
     """Datasets to register at start, name to URI (JSON in the environment)."""
     dataset_roots: tuple[str, ...] = ()
@@ -58,6 +61,8 @@ class ServiceSettings(BaseSettings):
     """Requests a principal may make at once before `rate_per_second` counts."""
     max_jobs: int = Field(default=1, ge=0)
     """Featurize jobs that may run at once; 0 refuses all."""
+    ray_address: str = ""
+    """`host:port` of the Ray cluster jobs run on; empty starts a private one for each."""
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
@@ -80,8 +85,14 @@ class ServiceSettings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """Database URL, the embedded SQLite file if none is set."""
-        return self.database_url.get_secret_value() or f"sqlite:///{self.home / 'service.sqlite3'}"
+        """Database URL with its password, the embedded SQLite file if none is set."""
+        url = self.database_url.get_secret_value()
+        if not url:
+            return f"sqlite:///{self.home / 'service.sqlite3'}"
+        password = self.database_password.get_secret_value().strip()
+        if not password:
+            return url
+        return make_url(url).set(password=password).render_as_string(hide_password=False)
 
     @property
     def auth_on(self) -> bool:

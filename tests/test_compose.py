@@ -1,0 +1,159 @@
+"""docker-compose.yml and Dockerfile, as far as they can be judged without an engine.
+
+This shows that what they name exists and that they are careful; not that images
+can be pulled or that health checks pass.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from evofeed.service import ServiceSettings
+from evofeed.service.commands import serve
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+LINES = [line.split(maxsplit=1) for line in DOCKERFILE.splitlines() if re.match("[A-Z]", line)]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+KEYS = {
+    "image", "build", "restart", "read_only", "cap_drop", "security_opt", "networks", "environment",
+    "secrets", "volumes", "shm_size", "healthcheck", "command", "tmpfs", "depends_on", "ports",
+    "stop_grace_period", "entrypoint", "profiles",
+}  # fmt: skip
+
+
+def one_shot(service: dict[str, Any]) -> bool:
+    return bool(service["restart"] == "no")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_only_known_keys_and_a_pinned_image(name: str) -> None:
+    service = SERVICES[name]
+    assert not set(service) - KEYS
+    assert re.search(r":[0-9]+\.[0-9]+", service["image"]), "an image without a version moves"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_service_waits_for_can_come_true(name: str) -> None:
+    for other, wish in SERVICES[name].get("depends_on", {}).items():
+        if wish["condition"] == "service_completed_successfully":
+            assert one_shot(SERVICES[other])
+        else:
+            assert wish["condition"] == "service_healthy"
+            assert SERVICES[other]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+        assert "profiles" not in SERVICES[other], "it would not be started"
+
+
+def test_everything_that_stays_up_has_a_health_check() -> None:
+    assert "HEALTHCHECK" in [keyword for keyword, _ in LINES]
+    for name, service in SERVICES.items():
+        inherits = name in OURS and "entrypoint" not in service
+        assert one_shot(service) or inherits or "test" in service["healthcheck"], name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_for_this_machine_only(name: str) -> None:
+    for port in SERVICES[name].get("ports", []):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
+
+
+def test_no_password_stands_in_the_file_and_every_secret_is_a_file() -> None:
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|TOKEN|KEY", variable):
+                assert value.startswith(("${", "/run/secrets/")) or variable == "RAY_AUTH_MODE", (
+                    name
+                )
+        for secret in service.get("secrets", []):
+            assert COMPOSE["secrets"][secret]["file"].startswith("./secrets/")
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert not re.search(r"://[^/\s]+:[^/\s@]+@", text), "a URL with a password"
+    assert "rustfsadmin" not in text and "minioadmin" not in text
+
+
+def test_volumes_secrets_and_networks_are_declared() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source.startswith("./") or source in COMPOSE["volumes"]
+        assert set(service["networks"]) <= set(COMPOSE["networks"])
+        assert set(service.get("secrets", [])) <= set(COMPOSE["secrets"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_run_with_as_little_as_they_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert "/tmp" in service["tmpfs"]
+
+
+def test_settings_in_the_environment_are_real_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in SERVICES["service"]["environment"].items():
+        if variable.startswith("EVOFEED_"):
+            assert variable.removeprefix("EVOFEED_").lower() in ServiceSettings.model_fields
+            monkeypatch.setenv(variable, value)
+    for keyword, rest in LINES:
+        if keyword == "ENV":
+            for item in shlex.split(rest):
+                variable, _, value = item.partition("=")
+                if variable.startswith("EVOFEED_"):
+                    assert variable.removeprefix("EVOFEED_").lower() in ServiceSettings.model_fields
+                    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("EVOFEED_DATABASE_PASSWORD", "p@ss/word\n")
+    settings = ServiceSettings()
+    assert settings.auth_on and settings.host == "0.0.0.0"
+    assert settings.url == "postgresql://evofeed:p%40ss%2Fword@database:5432/evofeed"
+    assert settings.dataset_roots == ("/data", "s3://") and settings.rate_per_second == 50
+    assert "p@ss" not in repr(settings)
+    assert {f"evofeed_{name}" for name in ("database_password",)} <= set(COMPOSE["secrets"])
+
+
+def test_commands_are_ones_our_command_line_takes() -> None:
+    app = typer.Typer()
+    app.command()(serve)
+    command = typer.main.get_command(app)
+    for name in OURS:
+        if "entrypoint" in SERVICES[name]:
+            assert SERVICES[name]["entrypoint"] == ["ray"]
+            continue
+        first, *rest = SERVICES[name]["command"]
+        assert first == "serve"
+        command.make_context("serve", list(rest))  # refuses an option that is none
+    assert dict(LINES)["ENTRYPOINT"] == '["evofeed"]' and dict(LINES)["CMD"] == '["serve"]'
+
+
+def test_ports_of_service_and_checks_agree() -> None:
+    port = str(ServiceSettings.model_fields["port"].default)
+    assert SERVICES["service"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
+    head = SERVICES["ray-head"]["command"]
+    address = SERVICES["service"]["environment"]["EVOFEED_RAY_ADDRESS"]
+    assert f"--port={address.split(':')[1]}" in head
+    assert f"--address={address}" in SERVICES["ray-worker"]["command"]
+
+
+def test_the_image_copies_what_is_there_and_runs_as_nobody() -> None:
+    for keyword, rest in LINES:
+        if keyword == "COPY" and not rest.startswith("--from"):
+            for source in shlex.split(rest)[:-1]:
+                assert (ROOT / source).exists(), source
+        if keyword == "FROM":
+            assert re.match(r"python:3\.\d+-slim-", rest)
+    copied = {source for k, rest in LINES if k == "COPY" for source in shlex.split(rest)[:-1]}
+    for link in (ROOT / "src" / "evofeed").iterdir():
+        if link.is_symlink():
+            assert link.name in copied, f"{link.name} is part of the package"
+    assert dict(LINES)["USER"] == "10001:10001"
+    users = [i for i, (keyword, _) in enumerate(LINES) if keyword == "USER"]
+    entry = next(i for i, (keyword, _) in enumerate(LINES) if keyword == "ENTRYPOINT")
+    assert users and users[-1] < entry
