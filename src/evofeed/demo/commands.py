@@ -15,22 +15,20 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
     chains: Annotated[int, typer.Option(min=4, help="Chains to simulate without --input.")] = 24,
-    steps: Annotated[int, typer.Option(min=8, help="Training steps.")] = 40,
+    steps: Annotated[int, typer.Option(min=8, help="Training steps.")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON only.")] = False,
 ) -> None:
     """The whole path: files, shards, service, batches, some training steps, a report.
 
     Without --input it simulates protein families first. Nothing is left running.
 
-    Example: evofeed demo --input my_alignments --steps 60
+    Example: evofeed demo --input my_alignments --steps 200
     """
     from evofeed.demo.path import run_demo
 
     if raw is not None and not raw.is_dir():
         raise typer.BadParameter(f"{raw} is no folder", param_hint="--input")
-    report = run_demo(
-        out, raw=raw, chains=chains, steps=steps, say=_silent if as_json else _heading
-    )
+    report = run_demo(out, raw=raw, chains=chains, steps=steps, say=None if as_json else _heading)
     if as_json:
         print(report.to_json())
         return
@@ -47,7 +45,3 @@ def _heading(text: str) -> None:
     from rich.console import Console
 
     Console(stderr=True).rule(text, align="left")
-
-
-def _silent(text: str) -> None:
-    del text

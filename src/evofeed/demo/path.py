@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class DemoReport:
 
     def to_json(self) -> str:
         """The report as JSON, for machines."""
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(dataclasses.asdict(self), indent=1)
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text, in the order of the path."""
@@ -60,7 +61,12 @@ class DemoReport:
 
 
 def run_demo(
-    out: Path, *, raw: Path | None = None, chains: int = 24, steps: int = 40, say: Say = print
+    out: Path,
+    *,
+    raw: Path | None = None,
+    chains: int = 24,
+    steps: int = 120,
+    say: Say | None = None,
 ) -> DemoReport:
     """Files to shards to service to training, below one folder.
 
@@ -69,7 +75,7 @@ def run_demo(
         raw: raw files to start from; None simulates protein families.
         chains: how many to simulate.
         steps: training steps.
-        say: gets a line at the start of each stage.
+        say: gets a line at the start of each stage; None shows nothing, no bars either.
 
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
@@ -106,25 +112,31 @@ def run_demo(
     return report
 
 
-def simulate(folder: Path, chains: int, say: Say) -> Path:
+def tell(say: Say | None, text: str) -> None:
+    """Announce a stage, if anybody listens."""
+    if say is not None:
+        say(text)
+
+
+def simulate(folder: Path, chains: int, say: Say | None) -> Path:
     """Synthetic families as raw files, once."""
     from evofeed.featurize.synth import write_synthetic
 
     marker = folder / ".complete"
     if not marker.exists() or marker.read_text() != str(chains):
-        say(f"synth: {chains} chains of simulated protein families")
+        tell(say, f"synth: {chains} chains of simulated protein families")
         write_synthetic(folder, chains, seed=0)
         marker.write_text(str(chains))
     return folder
 
 
-def featurize(raw: Path, dataset: Path, say: Say) -> dict[str, Any]:
+def featurize(raw: Path, dataset: Path, say: Say | None) -> dict[str, Any]:
     """Raw files to a published snapshot, on a local Ray."""
     from evofeed.featurize.job import run_job
     from evofeed.featurize.job.show import job_bar
 
-    say("featurize: raw files to shards, on a local Ray")
-    with job_bar() as progress:
+    tell(say, "featurize: raw files to shards, on a local Ray")
+    with job_bar(quiet=say is None) as progress:
         report = run_job(str(raw), str(dataset), executor="ray", progress=progress)
     if report.snapshot is None:
         raise EvofeedError(f"nothing was published: {report.message}", path=report.path)
@@ -139,7 +151,7 @@ def featurize(raw: Path, dataset: Path, say: Say) -> dict[str, Any]:
 
 
 def serve_and_train(
-    out: Path, steps: int, say: Say
+    out: Path, steps: int, say: Say | None
 ) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
     """Serve the snapshot, train over HTTP, and draw what the model learned."""
     from evofeed.service import serving
@@ -147,26 +159,32 @@ def serve_and_train(
 
     with serving({"demo": str(out / "dataset")}) as url:
         address = f"{url}/v1/datasets/demo"
-        say(f"serve: {address}")
+        tell(say, f"serve: {address}")
         dataset = Dataset.open(address)
         training = train_tiny(dataset, out / "training", steps, say)
-        say("draw: MSA coverage and predicted distances")
+        tell(say, "draw: MSA coverage and predicted distances")
         pictures = draw(dataset, training["checkpoint"], out)
     return {"served_from": address}, training, pictures
 
 
-def train_tiny(dataset: Any, out: Path, steps: int, say: Say) -> dict[str, Any]:
-    """Some tens of steps of the tiny preset, from scratch."""
+def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
+    """A minute of the tiny preset, from scratch."""
     import shutil
 
     from evofeed.trainer.config import preset
     from evofeed.trainer.report import make_report
     from evofeed.trainer.train import train
 
-    say(f"train: {steps} steps of the tiny AlphaFold2")
+    tell(say, f"train: {steps} steps of the tiny AlphaFold2")
     shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
-    config = preset("tiny").replace(steps=steps, checkpoint_every=0)
-    result = train(config, dataset, out=out, show=True)
+    start = preset("tiny")
+    config = start.replace(
+        steps=steps,
+        checkpoint_every=0,
+        optim=dataclasses.replace(start.optim, learning_rate=2e-3),
+        loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
+    )
+    result = train(config, dataset, out=out, show=say is not None)
     figures = make_report(out)
     return {
         "losses": result.losses,
@@ -182,7 +200,8 @@ def draw(dataset: Any, checkpoint: Path, out: Path) -> list[Path]:
     from evofeed.demo.pictures import draw_distogram, draw_msa_coverage
 
     index = dataset.index.to_pydict()
-    candidates = zip(index["num_alignments"], index["chain_id"], index["has_structure"], strict=True)
+    columns = (index[name] for name in ("num_alignments", "chain_id", "has_structure"))
+    candidates = zip(*columns, strict=True)
     _, chain_id = max((rows, name) for rows, name, known in candidates if known)
     record = dataset[chain_id]
     logits, distance, known = predicted_distances(record, checkpoint, out / "picture-dataset")

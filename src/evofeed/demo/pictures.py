@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def draw_distogram(
     return _save(figure, path)
 
 
-def _pyplot():  # type: ignore[no-untyped-def]  # matplotlib ships no usable types
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")  # no display is needed to write a PNG
@@ -77,7 +78,7 @@ def _pyplot():  # type: ignore[no-untyped-def]  # matplotlib ships no usable typ
     return plt
 
 
-def _save(figure, path: Path) -> Path:  # type: ignore[no-untyped-def]
+def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     figure.clear()

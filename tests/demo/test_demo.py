@@ -1,0 +1,68 @@
+"""The demo as a stranger runs it, only smaller: one command, a report, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def processes_mentioning(text: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        command = b" ".join(words).decode(errors="replace")
+        if text in command and int(folder.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+def run_demo(*args: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "evofeed.cli", "demo", "--json", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    report = run_demo("--out", str(out), "--chains", "8", "--steps", "48")
+    assert report["chains"] == 8
+    assert report["quarantined"] == 0
+    assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
+    assert json.loads((out / "report.json").read_text()) == report
+    pictures = report["pictures"]
+    assert isinstance(pictures, list)
+    assert len(pictures) == 2
+    assert all(Path(p).read_bytes().startswith(b"\x89PNG") for p in pictures)
+    assert processes_mentioning(str(tmp_path)) == []
+    again = run_demo("--out", str(out), "--chains", "8", "--steps", "48")
+    assert again["snapshot"] == report["snapshot"], "an earlier demo is continued, not redone"
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
+    inputs = golden / "data" / "inputs"
+    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "48")
+    alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
+    assert report["chains"] == len(alignments)
+    assert report["quarantined"] == 0
+    assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
+
+
+def test_an_input_that_is_no_folder_is_a_wrong_call(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "evofeed.cli", "demo", "--input", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "none" in done.stderr
