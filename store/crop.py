@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Final, no_type_check
 
 import numpy as np
+from llvmlite import binding, ir  # type: ignore[import-untyped]  # comes with numba
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -63,6 +64,50 @@ def _store(typingctx, data, at, word):
         return context.get_dummy_value()
 
     return types.void(data, types.int64, types.uint64), codegen
+
+
+def _has_fast_pdep() -> bool:
+    """x86 with BMI2, but not the AMD cores that run it in microcode (before Zen 3)."""
+    slow = ("bdver4", "znver1", "znver2")
+    return bool(binding.get_host_cpu_features().get("bmi2")) and (
+        binding.get_host_cpu_name() not in slow
+    )
+
+
+@intrinsic
+@no_type_check
+def _pdep(typingctx, word):
+    """Eight 5-bit codes of a u64 to eight bytes in one instruction."""
+
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(types.uint64)
+        function = builder.module.declare_intrinsic(
+            "llvm.x86.bmi.pdep.64", fnty=ir.FunctionType(kind, [kind, kind])
+        )
+        return builder.call(function, [args[0], ir.Constant(kind, 0x1F1F1F1F1F1F1F1F)])
+
+    return types.uint64(types.uint64), codegen
+
+
+@compiled
+@no_type_check
+def spread_plainly(x):
+    """The same in three mask-and-shift steps, for every processor."""
+    x = (x & np.uint64(0xFFFFF)) | ((x & np.uint64(0xFFFFF00000)) << np.uint64(12))
+    x = (x & np.uint64(0x000003FF000003FF)) | ((x & np.uint64(0x000FFC00000FFC00)) << np.uint64(6))
+    return (x & np.uint64(0x001F001F001F001F)) | (
+        (x & np.uint64(0x03E003E003E003E0)) << np.uint64(3)
+    )
+
+
+@compiled
+@no_type_check
+def spread_fast(x):
+    """`spread_plainly`, where the processor can."""
+    return _pdep(x)
+
+
+spread: Any = spread_fast if _has_fast_pdep() else spread_plainly
 
 
 @compiled
@@ -126,14 +171,7 @@ def unpack_row(span, bit, out, base, W):
     at = bit >> 3
     shift = np.uint64(bit & 7)
     for group in range(W // 8):
-        x = _load(span, at + 5 * group) >> shift
-        x = (x & np.uint64(0xFFFFF)) | ((x & np.uint64(0xFFFFF00000)) << np.uint64(12))
-        x = (x & np.uint64(0x000003FF000003FF)) | (
-            (x & np.uint64(0x000FFC00000FFC00)) << np.uint64(6)
-        )
-        x = (x & np.uint64(0x001F001F001F001F)) | (
-            (x & np.uint64(0x03E003E003E003E0)) << np.uint64(3)
-        )
+        x = spread(_load(span, at + 5 * group) >> shift)
         _store(out, base + 8 * group, x)
     for j in range(W // 8 * 8, W):
         place = bit + 5 * j
@@ -235,17 +273,17 @@ def _mask_word(span, at, M, residue):
 
 @compiled
 @no_type_check
-def atoms_crop(span, starts, mask_number, M, L, a, chosen, center, mask_out, out):
+def atoms_crop(span, starts, mask_number, center_number, M, L, a, chosen, mask_out, out):
     """Atom masks and coordinates of `chosen` templates, window from `a`.
 
     Args:
         span, starts: the chain's bytes and where its columns begin.
         mask_number: number of the mask column.
+        center_number: of the column that was subtracted, f32[T, 3]; 0 for none.
         M: residues in the columns, all templates together.
         L: residues of the chain.
         a: first residue of the window.
         chosen: templates to take, each once; `[0]` for the chain's own structure.
-        center: f32[T, 3], subtracted; zeros for the chain's own structure.
         mask_out: [Tc, W, 37], any dtype.
         out: f32[Tc, W, 37, 3].
     """
@@ -277,6 +315,14 @@ def atoms_crop(span, starts, mask_number, M, L, a, chosen, center, mask_out, out
         if chosen[i] < 0 or chosen[i] >= len(slot) or slot[chosen[i]] >= 0:
             return NO_SUCH
         slot[chosen[i]] = i
+    center = np.zeros((1, 3), np.float32)
+    if center_number:
+        first, length, codec = column_at(span, starts, center_number)
+        if codec < 0:
+            return -codec
+        if codec != _RAW or length != 12 * (M // L):
+            return CORRUPT
+        center = span[first : first + length].view(np.float32).reshape(-1, 3)
     mask_out[:] = 0
     out[:] = 0
     anchor_at, atom_at = 0, 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from evofeed.store import crop
 from evofeed.store.decode import FEATURES, ChainDecoder
-from evofeed.store.layout import COLUMN_NUMBER, Codec
+from evofeed.store.layout import COLUMN_NUMBER, COLUMNS, HEADER_NBYTES, plain_header
 from evofeed.store.spans import Spans
 
 _DIMS: Final = {
@@ -20,7 +20,12 @@ _DIMS: Final = {
 } | {"deletion_matrix": ("N", "L")}
 _FIXED: Final = {"atom37": 37, "xyz": 3, "restype22": 22}
 _ONLY: Final = np.zeros(1, np.int64)
-_NO_CENTER: Final = np.zeros([1, 3], np.float32)
+_CENTER: Final = COLUMN_NUMBER["template_center"]
+_MOST: Final = {
+    np.dtype(kind): int(np.iinfo(kind).max)
+    for kind in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64)
+}
+"""The largest deletion count a buffer holds; floats hold all of them."""
 _scratch = threading.local()
 
 
@@ -50,6 +55,8 @@ def read_into(
     _check_shapes(out, {"L": stop - start, "N": len(wanted), "T": len(templates)} | _FIXED)
     span = spans.read_span(row, scratch(int(spans.nbytes[row])), verify=verify)
     starts = spans.starts[row]
+    if spans.raw_nbytes[row] != spans.nbytes[row]:
+        span, starts = inflated(spans.decoder(row, span))
     done = _rows(span, starts, out, (L, N, K), start, wanted)
     if "template_aatype" in out:
         number = COLUMN_NUMBER["template_aatype"]
@@ -60,7 +67,21 @@ def read_into(
     done += _atoms(span, starts, out, "template_all_atom", T * L, L, start, templates)
     if len(done) < len(out):
         left = [name for name in out if name not in done]
-        _plainly(spans.decoder(row, span), out, left, start, stop, wanted, templates)
+        _plainly(spans.decoder(row, span, starts), out, left, start, stop, wanted, templates)
+
+
+def inflated(decoder: ChainDecoder) -> tuple[np.ndarray, np.ndarray]:
+    """The span that a chain would have without zstd, and where its columns begin."""
+    columns = [decoder.raw(name) for name in COLUMNS]
+    sizes = [HEADER_NBYTES + len(column.payload) for column in columns]
+    starts = np.concatenate([[0], np.cumsum([size + -size % 8 for size in sizes])])
+    span = np.zeros(starts[-1] + 8, np.uint8)
+    for start, column in zip(starts.tolist(), columns, strict=False):
+        nbytes = len(column.payload)
+        span[start : start + HEADER_NBYTES] = np.frombuffer(plain_header(column), np.uint8)
+        body = start + HEADER_NBYTES
+        span[body : body + nbytes] = np.frombuffer(column.payload, np.uint8)
+    return span, starts
 
 
 def _check_shapes(out: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:
@@ -101,7 +122,7 @@ def _rows(
             done.append("msa")
     if "deletion_matrix" in out:
         dense = out["deletion_matrix"]
-        limit = np.iinfo(dense.dtype).max if dense.dtype.kind in "iu" else 2**31
+        limit = _MOST.get(dense.dtype, 2**31)
         if _done(crop.deletions_crop(span, starts, N, K, start, stored, limit, dense), N):
             done.append("deletion_matrix")
     return done
@@ -120,17 +141,11 @@ def _atoms(
     names = [f"{prefix}_mask", f"{prefix}_positions"]
     if names[0] not in out or names[1] not in out or out[names[1]].dtype != np.float32:
         return []
-    mask, positions, center = out[names[0]], out[names[1]], _NO_CENTER
+    mask, positions, center = out[names[0]], out[names[1]], _CENTER
     if prefix == "all_atom":
-        mask, positions = mask[None], positions[None]
-    else:
-        at, nbytes, codec = crop.column_at(span, starts, COLUMN_NUMBER["template_center"])
-        if codec != Codec.RAW or nbytes != residues // L * 12:
-            return []
-        center = span[at : at + nbytes].view(np.float32).reshape(-1, 3)
-    number = COLUMN_NUMBER[names[0]]
+        mask, positions, center = mask[None], positions[None], 0
     status = crop.atoms_crop(
-        span, starts, number, residues, L, start, chosen, center, mask, positions
+        span, starts, COLUMN_NUMBER[names[0]], center, residues, L, start, chosen, mask, positions
     )
     return names if _done(status, residues // L) else []
 

@@ -119,9 +119,9 @@ class Spans:
             raise self.place(row).corrupt("checksum does not match: fetch the shard again")
         return span
 
-    def decoder(self, row: int, span: np.ndarray) -> ChainDecoder:
+    def decoder(self, row: int, span: np.ndarray, starts: np.ndarray | None = None) -> ChainDecoder:
         """Decoder of a whole span; the sizes it finds must be those of the index."""
-        starts, place = self.starts[row].tolist(), self.place(row)
+        starts, place = (self.starts[row] if starts is None else starts).tolist(), self.place(row)
         view = span.data
         columns = {
             name: unpack_column(view[start:stop], place.chain_id, name, place.path, verify=False)

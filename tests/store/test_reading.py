@@ -9,7 +9,7 @@ from store_records import random_record
 from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.atoms import unpack_mask, unpack_positions
-from evofeed.store.crop import angstroms
+from evofeed.store.crop import angstroms, spread, spread_plainly
 from evofeed.store.layout import Codec
 from evofeed.store.msa_codec import unpack_rows
 
@@ -160,3 +160,10 @@ def test_thousandths_become_the_correctly_rounded_float():
     k = np.concatenate([np.arange(-60_000, 60_000), 2**24 - np.arange(1, 60_000)])
     ours = np.array([angstroms(int(value)) for value in k], np.float32)
     assert ours.tobytes() == (k.astype(np.float32) / np.float32(1000)).tobytes()
+
+
+def test_spreading_five_bit_codes_is_the_same_on_every_processor():
+    words = np.random.default_rng(0).integers(0, 2**64, 2000, dtype=np.uint64)
+    for word in words:
+        codes = [int(word) >> 5 * place & 31 for place in range(8)]
+        assert int(spread(word)) == int(spread_plainly(word)) == int.from_bytes(codes, "little")

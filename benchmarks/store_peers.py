@@ -1,0 +1,180 @@
+"""The same arrays in other people's formats: write one chain, read a crop of one.
+
+A peer stores the six arrays of a crop, uncropped (`RAW_ARRAYS`); evofeed's own
+dataset holds the whole record, which is more. Peers crop with numpy, as their
+users do.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evofeed.features import ChainRecord
+
+Arrays = Mapping[str, np.ndarray]
+Reader = Callable[[int], Arrays]
+RAW_ARRAYS = (
+    "msa",
+    "deletion_matrix",
+    "template_all_atom_positions",
+    "template_all_atom_mask",
+    "all_atom_positions",
+    "all_atom_mask",
+)
+
+
+def raw_arrays(record: ChainRecord) -> dict[str, np.ndarray]:
+    """What every peer stores of a chain; deletions dense, u8."""
+    arrays = {name: getattr(record, name) for name in RAW_ARRAYS if name != "deletion_matrix"}
+    return arrays | {"deletion_matrix": record.deletion_matrix().astype(np.uint8)}
+
+
+def crop_plainly(arrays: Arrays, out: Arrays, start: int, stop: int, rows: np.ndarray) -> None:
+    """Crop with numpy into the same buffers as ours."""
+    for name, target in out.items():
+        if name in ("msa", "deletion_matrix"):
+            np.take(arrays[name][:, start:stop], rows, axis=0, out=target, mode="clip")
+        elif name.startswith("template"):
+            target[...] = arrays[name][:, start:stop]
+        else:
+            target[...] = arrays[name][start:stop]
+
+
+def arrow_file(codec: str | None) -> tuple[Callable[..., None], Callable[[Path], Reader]]:
+    """Arrow IPC, one record batch a chain, memory-mapped; `codec` is IPC compression."""
+
+    def write(path: Path, chains: Any) -> None:
+        schema = pa.schema([(name, pa.large_binary()) for name in RAW_ARRAYS])
+        schema = schema.append(pa.field("shapes", pa.list_(pa.int64())))
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_file(str(path), schema, options=options) as writer:
+            for arrays in chains:
+                cells = [pa.array([arrays[n].tobytes()], pa.large_binary()) for n in RAW_ARRAYS]
+                sizes = [*arrays["msa"].shape, len(arrays["template_all_atom_mask"])]
+                writer.write_batch(pa.record_batch([*cells, pa.array([sizes])], schema=schema))
+
+    def read(path: Path) -> Reader:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+
+        def chain(number: int) -> Arrays:
+            batch = reader.get_batch(number)
+            N, L, T = batch.column(6)[0].as_py()
+            shapes = {
+                "msa": (N, L),
+                "deletion_matrix": (N, L),
+                "template_all_atom_positions": (T, L, 37, 3),
+                "template_all_atom_mask": (T, L, 37),
+                "all_atom_positions": (L, 37, 3),
+                "all_atom_mask": (L, 37),
+            }
+            return {
+                name: np.frombuffer(
+                    batch.column(i).buffers()[2],
+                    np.float32 if name.endswith("positions") else np.uint8,
+                    int(np.prod(shapes[name])),
+                ).reshape(shapes[name])
+                for i, name in enumerate(RAW_ARRAYS)
+            }
+
+        return chain
+
+    return write, read
+
+
+def one_file_each(
+    dump: Callable[[Path, Arrays], None], load: Callable[[Path], Arrays]
+) -> tuple[Callable[..., None], Callable[[Path], Reader]]:
+    """A folder with a file for every chain."""
+
+    def write(path: Path, chains: Any) -> None:
+        path.mkdir()
+        for number, arrays in enumerate(chains):
+            dump(path / str(number), arrays)
+
+    def read(path: Path) -> Reader:
+        return lambda number: load(path / str(number))
+
+    return write, read
+
+
+def _dump_pickle(path: Path, arrays: Arrays) -> None:
+    path.write_bytes(pickle.dumps(dict(arrays), protocol=5))
+
+
+def _load_pickle(path: Path) -> Arrays:
+    loaded: Arrays = pickle.loads(path.read_bytes())
+    return loaded
+
+
+def _dump_npz(path: Path, arrays: Arrays) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def _load_npz(path: Path) -> Arrays:
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def safetensors() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
+    """safetensors, a file each; windows by `get_slice`, rows by numpy."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    def load(path: Path) -> Arrays:
+        with safe_open(str(path), framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in RAW_ARRAYS}
+
+    return one_file_each(lambda path, arrays: save_file(dict(arrays), str(path)), load)
+
+
+def lance() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
+    """Lance, a row each, `take` of one."""
+    import lance as library
+
+    def write(path: Path, chains: Any) -> None:
+        rows = [
+            {n: a.tobytes() for n, a in arrays.items()}
+            | {"sizes": [*arrays["msa"].shape, len(arrays["template_all_atom_mask"])]}
+            for arrays in chains
+        ]
+        schema = pa.schema([(name, pa.large_binary()) for name in RAW_ARRAYS])
+        schema = schema.append(pa.field("sizes", pa.list_(pa.int64())))
+        library.write_dataset(pa.Table.from_pylist(rows, schema=schema), str(path))
+
+    def read(path: Path) -> Reader:
+        dataset = library.dataset(str(path))
+
+        def chain(number: int) -> Arrays:
+            table = dataset.take([number])
+            N, L, T = table["sizes"][0].as_py()
+            arrays = {}
+            for name in RAW_ARRAYS:
+                kind = np.float32 if name.endswith("positions") else np.uint8
+                tail = (37, 3) if name.endswith("positions") else (37,)
+                rows = name in ("msa", "deletion_matrix")
+                lead = (N, L) if rows else (T, L) if name.startswith("template") else (L,)
+                flat = np.frombuffer(table[name].chunk(0).buffers()[2], kind)
+                arrays[name] = flat.reshape(lead if rows else lead + tail)
+            return arrays
+
+        return chain
+
+    return write, read
+
+
+PEERS: dict[str, Callable[[], tuple[Callable[..., None], Callable[[Path], Reader]]]] = {
+    "Arrow IPC raw": lambda: arrow_file(None),
+    "Arrow IPC lz4": lambda: arrow_file("lz4"),
+    "Arrow IPC zstd": lambda: arrow_file("zstd"),
+    "pickle": lambda: one_file_each(_dump_pickle, _load_pickle),
+    "npz": lambda: one_file_each(_dump_npz, _load_npz),
+    "safetensors": safetensors,
+    "Lance": lance,
+}
