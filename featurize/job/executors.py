@@ -87,4 +87,3 @@ def watch(worker: Worker, task: UnitTask, deadline: float) -> Outcome:
             if outcome is not None:
                 return outcome
         worker.enforce(deadline)
-

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from evofeed.errors import JobError
+from evofeed.featurize.job import guardian
 from evofeed.featurize.job.executors import watch
 from evofeed.featurize.job.work import UnitTask
 from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
 
 _OBJECT_STORE = 128 << 20  # only ids and counts cross
 _CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
-_TEMP = Path("/tmp")  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
-_PREFIX = "evofeed-ray-"
+_TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 
 _worker: Worker | None = None
 
@@ -45,20 +45,23 @@ class RayExecutor:
         self.address = address
         self._flying: dict[Any, str] = {}
         self._window = (0.0, 0)
-        self._temp_dir: str | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
         self._environ: dict[str, str | None] = {}
         self._ray = self._start(num_workers)
         remote = self._ray.remote(num_cpus=1, max_retries=0)
         self._unit = remote(unit_on_ray)
 
     def _start(self, num_workers: int) -> Any:
-        self._set_environ()
+        self._ours = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+        folder = ""
+        if self._ours:
+            folder = "" if self.address else tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
+            self._set_environ(folder)
         import ray
         from ray.exceptions import RayError
 
         self._lost = RayError
-        self._ours = not ray.is_initialized()
-        if not self._ours:
+        if not self._ours:  # the caller's Ray, which stays when we go
             return ray
         quiet: dict[str, Any] = {
             "include_dashboard": False,
@@ -70,13 +73,12 @@ class RayExecutor:
                 del quiet["include_dashboard"]
                 ray.init(address=self.address, **quiet)
             else:
-                _sweep_temp_dirs()
-                self._temp_dir = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_TEMP)
+                self._guardian = guardian.start(folder)
                 ray.init(
                     address="local",
                     num_cpus=num_workers,
                     object_store_memory=_OBJECT_STORE,
-                    _temp_dir=self._temp_dir,
+                    _temp_dir=folder,
                     **quiet,
                 )
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
@@ -87,13 +89,15 @@ class RayExecutor:
             ) from error
         return ray
 
-    def _set_environ(self) -> None:
+    def _set_environ(self, folder: str) -> None:
         """No usage statistics, tools die with their worker, and a token that touches no disk."""
         wanted = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_process_group_cleanup_enabled": "1",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
+        if folder:
+            wanted[guardian.MARK] = folder
         if not self.address and "RAY_AUTH_MODE" not in os.environ:
             wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         for name, value in wanted.items():
@@ -139,14 +143,6 @@ class RayExecutor:
         for name, value in self._environ.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         self._environ.clear()
-        if self._temp_dir:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)
-            self._temp_dir = None
-
-
-def _sweep_temp_dirs() -> None:
-    """Remove what drivers that were killed have left in the temporary folder."""
-    for folder in _TEMP.glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        if self._guardian:
+            guardian.dismiss(self._guardian)
+            self._guardian = None

@@ -71,7 +71,7 @@ def wait_for_silence(seconds: float = 10.0) -> None:
             return
         if not pid:
             time.sleep(0.02)
-    alive = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())]
+    alive = [Path(f"/proc/{pid}/cmdline").read_text()[:60] for pid in children(os.getpid())]
     raise AssertionError(f"orphans: {alive}")
 
 
