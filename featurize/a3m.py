@@ -33,6 +33,8 @@ def parse_a3m(
             residue, or a row whose length is not the query's; names the line.
     """
     caps = caps or InputCaps()
+    if not strict_letters and data.endswith(b"\0"):
+        data = data.rstrip(b"\0")  # mmseqs and ColabFold end an entry so
     text = np.frombuffer(data, np.uint8)
     table = _table(strict_letters)
     rows, columns, runs = kernels.count_a3m(text, table)
@@ -82,5 +84,7 @@ def _complaint(data: bytes, status: int, byte: int, row: int, width: int, column
     if status == kernels.NO_HEADER:
         return "residues before the first '>' header"
     if status == kernels.BAD_LETTER:
+        if data[byte] == 0:
+            return "a NUL byte amid the rows: several mmseqs entries in one file, split them"
         return f"{chr(data[byte])!r} is no residue letter (row {row + 1}, column {width + 1})"
     return f"row {row + 1} has {width} aligned columns, the query has {columns}"

@@ -63,6 +63,9 @@ class FeaturizeConfig:
     sequence_from_atoms: bool = True
     """An mmCIF file without polymer tables (a model, a Biopython export) has the sequence
     of its atoms, X where numbers are left out. OpenFold finds no protein in it."""
+    strict_component_types: bool = False
+    """OpenFold knows `peptide` in lower case only and refuses an entry whose
+    `_chem_comp` lacks a residue. Ours: `L-PEPTIDE LINKING` is protein too, gaps pass."""
     collapse_heterogeneity: bool = True
     """A position with two residue types (microheterogeneity) counts once, first type.
     OpenFold counts it twice, which shifts every later residue against its atoms."""
@@ -119,6 +122,7 @@ class FeaturizeConfig:
             "require_release_date": True,
             "require_observed_chains": True,
             "sequence_from_atoms": False,
+            "strict_component_types": True,
             "collapse_heterogeneity": False,
             "strict_pdb": True,
             "max_templates": 4,

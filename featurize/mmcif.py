@@ -186,10 +186,18 @@ def _protein_chains(block: Any, path: str, config: FeaturizeConfig) -> dict[str,
                 path=path or None,
             )
         # DNA and RNA have no peptide-like component.
-        if any("peptide" in types.get(name, "").lower() for name in {m[1] for m in monomers}):
+        if any(_is_peptide(name, types, config) for name in dict.fromkeys(m[1] for m in monomers)):
             polymer = _polymer(monomers, config.collapse_heterogeneity)
             chains.update(dict.fromkeys(members.get(entity, []), polymer))
     return chains
+
+
+def _is_peptide(name: str, types: Mapping[str, str], config: FeaturizeConfig) -> bool:
+    if not config.strict_component_types:
+        return "peptide" in types.get(name, "").lower()
+    if name not in types:
+        raise MmcifError(f"residue {name!r} is not in _chem_comp")
+    return "peptide" in types[name]
 
 
 def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> _Polymer:

@@ -195,6 +195,7 @@ def fill_stockholm(
     inserted: Any,
     letters: Any,
     deletions: Any,
+    clip: Any,
 ) -> Any:
     """Fill letters and, if `deletions` has room, deletions `[row, column, count]`.
 
@@ -210,8 +211,10 @@ def fill_stockholm(
         at = width[row]
         size = spans[line, 3] - spans[line, 2]
         if at + size > column_of.size:
-            return ROW_LENGTH, spans[line, 0], found, row, at + size
-        for i in range(spans[line, 2], spans[line, 3]):
+            if not clip:
+                return ROW_LENGTH, spans[line, 0], found, row, at + size
+            size = column_of.size - at
+        for i in range(spans[line, 2], spans[line, 2] + size):
             column = column_of[at]
             kind = table[data[i]] if column >= 0 else inserted[data[i]]
             at += 1

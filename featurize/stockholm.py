@@ -21,13 +21,14 @@ def parse_stockholm(
 
     The first sequence is the query. Residues in columns where it has a gap are
     insertions, counted at the next kept column. Sequences may be split over
-    blocks; the parts of a name are joined. Markup lines are skipped.
+    blocks; the parts of a name are joined, two rows of one name stay two. Markup
+    lines are skipped.
 
     Args:
         data: content of the file.
         path: its name, for errors.
-        strict_letters: refuse '.' and lower-case residues, as OpenFold does; else
-            '.' is a gap and case does not matter.
+        strict_letters: refuse '.' and lower-case residues, and cut rows that are too
+            long, as OpenFold does; else '.' is a gap and case does not matter.
         caps: sizes beyond which the file is refused.
 
     Raises:
@@ -36,7 +37,7 @@ def parse_stockholm(
     """
     caps = caps or InputCaps()
     text = np.frombuffer(data, np.uint8)
-    spans, row_of, rows = _layout(data, text, path, caps)
+    spans, row_of, rows = _layout(data, text, path, strict_letters)
     table = _table(strict_letters)
     column_of = _kept_columns(text, spans[row_of == 0], table)
     columns = int(column_of.max(initial=-1)) + 1
@@ -49,7 +50,7 @@ def parse_stockholm(
     deletions = np.empty([max(1024, rows * columns // 32), 3], np.int32)
     while True:
         status, byte, found, row, width = kernels.fill_stockholm(
-            text, spans, row_of, column_of, table, inserted, letters, deletions
+            text, spans, row_of, column_of, table, inserted, letters, deletions, strict_letters
         )
         if status != kernels.OK or found <= len(deletions):
             break
@@ -68,7 +69,7 @@ def parse_stockholm(
 
 
 def _layout(
-    data: bytes, text: UInt8[np.ndarray, " B"], path: str, caps: InputCaps
+    data: bytes, text: UInt8[np.ndarray, " B"], path: str, strict_letters: bool
 ) -> tuple[Int[np.ndarray, "M 4"], Int[np.ndarray, " M"], int]:
     """Spans of every line, the row it belongs to, and how many rows there are."""
     spans = np.empty([kernels.count_lines(text), 4], np.int64)
@@ -81,8 +82,10 @@ def _layout(
         )
     if not len(spans):
         raise MsaError("no aligned sequence in it", path=path or None)
-    rows = _rows_of_first_block(data, spans)
-    if rows and kernels.same_names(text, spans, rows):
+    rows, unique = _first_block(data, spans)
+    # A name twice in every block is two sequences; OpenFold, and the format, join them.
+    whole = unique or (rows < len(spans) and not strict_letters)
+    if whole and kernels.same_names(text, spans, rows):
         return spans, np.arange(len(spans)) % rows, rows
     order: dict[bytes, int] = {}
     names = [data[a:b] for a, b in spans[:, :2].tolist()]
@@ -90,16 +93,13 @@ def _layout(
     return spans, row_of, len(order)
 
 
-def _rows_of_first_block(data: bytes, spans: Int[np.ndarray, "M 4"]) -> int:
-    """Lines before the first name comes back; 0 if another name came back first."""
-    seen: set[bytes] = set()
-    first = data[spans[0, 0] : spans[0, 1]]
-    for line, (start, end) in enumerate(spans[:, :2].tolist()):
-        name = data[start:end]
-        if name in seen:
-            return line if name == first else 0
-        seen.add(name)
-    return len(spans)
+def _first_block(data: bytes, spans: Int[np.ndarray, "M 4"]) -> tuple[int, bool]:
+    """Lines before the first blank one, and whether their names all differ."""
+    blank = b"\n\r\n" if b"\r\n" in data[: int(spans[0, 3]) + 2] else b"\n\n"
+    end = data.find(blank, int(spans[0, 3]))
+    rows = len(spans) if end < 0 else int(np.searchsorted(spans[:, 0], end))
+    names = {data[a:b] for a, b in spans[:rows, :2].tolist()}
+    return rows, len(names) == rows
 
 
 def _first_lines(row_of: Int[np.ndarray, " M"], rows: int) -> Int[np.ndarray, " N"]:

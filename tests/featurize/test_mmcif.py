@@ -89,6 +89,14 @@ def test_a_position_with_two_residue_types_counts_once_by_default(golden: Path) 
     assert shifted
 
 
+def test_component_types_in_capitals_are_protein_by_default() -> None:
+    data = small([(".", "1", "0.0")]).replace(b"eptide linking", b"EPTIDE LINKING")
+    data = data.replace(b"-p", b"-P").replace(b"'pE", b"'PE")
+    assert list(parse_mmcif(data, file_id="t").sequences) == ["A"]
+    with pytest.raises(MmcifError, match="No protein"):
+        parse_mmcif(data, file_id="t", config=FeaturizeConfig.openfold(require_entry_id=False))
+
+
 def test_altlocs_take_the_fullest_and_the_first_of_equals() -> None:
     rows = [("A", "0.40", "1.000"), ("B", "0.60", "2.000"), ("C", "0.60", "3.000")]
     chain = parse_mmcif(small(rows), file_id="tiny").chain("A")

@@ -111,7 +111,7 @@ BAD_A3M = [
     (b">q\nACD\n>x\nACDE\n", "4 aligned columns", 3),
     (b">q\nACD\n>x\nA1D\n", "'1' is no residue", 4),
     (b">q\nACD\n>x\nA D\n", "' ' is no residue", 4),
-    (b">q\nA\0D\n", "no residue", 2),
+    (b">q\nA\0D\n", "several mmseqs entries", 2),
     (b">q\nA\xc3\xbcD\n", "no residue", 2),
 ]
 
@@ -144,6 +144,22 @@ def test_a_damaged_stockholm_file_is_one_typed_error_with_its_line(
     with pytest.raises(MsaError, match=why) as error:
         parse_stockholm(data, path="x.sto")
     assert (error.value.path, error.value.line) == ("x.sto", line)
+
+
+def test_two_rows_of_one_name_stay_two_where_blocks_show_it() -> None:
+    text = b"q AC\nx A-\nx -C\n\nq DE\nx D-\nx -E\n"
+    for data in (text, text.replace(b"\n", b"\r\n")):
+        assert parse_stockholm(data).sequences() == ["ACDE", "A-D-", "-C-E"]
+    # OpenFold joins them and takes what fits: rows of nobody.
+    assert parse_stockholm(text, strict_letters=True).sequences() == ["ACDE", "A--C"]
+    # Without blocks the format joins the parts of a name.
+    assert parse_stockholm(b"q AC\nx A-\nq DE\nx D-\n").sequences() == ["ACDE", "A-D-"]
+
+
+def test_the_nul_at_the_end_of_an_mmseqs_entry_is_no_row() -> None:
+    assert parse_a3m(b">q\nACD\n>x\nA-D\n\0").sequences() == ["ACD", "A-D"]
+    with pytest.raises(MsaError):
+        parse_a3m(b">q\nACD\n\0", strict_letters=True)
 
 
 def test_openfolds_letters_are_stricter() -> None:
