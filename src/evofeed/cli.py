@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
+    "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
+    "doctor": ("evofeed.doctor", "doctor", "What this machine has, for a bug report."),
     "bench": ("evofeed.loader.commands", "bench", "Measure the loader on this machine."),
 }
 

@@ -197,24 +197,22 @@ def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str
 
 def draw(dataset: Any, checkpoint: Path, out: Path) -> list[Path]:
     """Both pictures, of the chain with the deepest alignment among those with a structure."""
-    from evofeed.demo.pictures import draw_distogram, draw_msa_coverage
+    from evofeed.pictures import draw_distogram, draw_msa_coverage
 
     index = dataset.index.to_pydict()
     columns = (index[name] for name in ("num_alignments", "chain_id", "has_structure"))
     candidates = zip(*columns, strict=True)
     _, chain_id = max((rows, name) for rows, name, known in candidates if known)
     record = dataset[chain_id]
-    logits, distance, known = predicted_distances(record, checkpoint, out / "picture-dataset")
+    logits = distogram_logits(record, checkpoint, out / "picture-dataset")
     return [
         draw_msa_coverage(record, out / "msa_coverage.png"),
-        draw_distogram(chain_id, logits, distance, known, out / "distogram.png"),
+        draw_distogram(record, logits, out / "distogram.png"),
     ]
 
 
-def predicted_distances(
-    record: Any, checkpoint: Path, scratch: Path
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distogram logits of one whole chain, its true distances, and where they are known."""
+def distogram_logits(record: Any, checkpoint: Path, scratch: Path) -> np.ndarray:
+    """`f32[L, L, 64]` of one whole chain by the weights of a checkpoint."""
     import torch
     from safetensors.torch import load_file
 
@@ -233,6 +231,5 @@ def predicted_distances(
     with FeatureLoader(Dataset.open(str(scratch)), config, device="cpu", reader="thread") as loader:
         batch = next(iter(loader))
     with torch.no_grad():
-        logits = model(batch)["distogram_logits"][0].float().numpy()
-    beta, mask = batch["pseudo_beta"][0], batch["pseudo_beta_mask"][0].bool()
-    return logits, torch.cdist(beta, beta).numpy(), (mask[:, None] & mask[None]).numpy()
+        logits: np.ndarray = model(batch)["distogram_logits"][0].float().numpy()
+    return logits

@@ -1,4 +1,4 @@
-"""The two pictures of the demo: how deep the alignment is, what the model believes."""
+"""Pictures of a chain: how deep its alignment is, how far its residues are apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.features import ChainRecord
-from evofeed.residues import GAP
+from evofeed.residues import ATOM_ORDER, GAP, RESTYPES
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
@@ -33,23 +33,16 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
     return _save(figure, path)
 
 
-def draw_distogram(
-    chain_id: str,
-    logits: np.ndarray,
-    true_distance: np.ndarray,
-    known: np.ndarray,
-    path: Path,
-) -> Path:
+def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
     """Predicted against true pseudo-beta distances, side by side.
 
     Args:
-        chain_id: for the title.
+        record: a chain with a structure.
         logits: `f32[L, L, 64]` of the distogram head; bin edges 2.3125 to 21.6875 Å.
-        true_distance: `f32[L, L]`, ångström.
-        known: `bool[L, L]`, where both residues are resolved.
         path: the PNG to write.
     """
     plt = _pyplot()
+    true_distance, known = pseudo_beta_distances(record)
     edges = np.linspace(2.3125, 21.6875, 63)
     step = edges[1] - edges[0]
     centres = np.concatenate([edges - step / 2, [edges[-1] + step / 2]])
@@ -64,9 +57,34 @@ def draw_distogram(
         axis.set_title(title)
         axis.set_xlabel("residue")
     axes[0].set_ylabel("residue")
-    figure.suptitle(f"{chain_id}: distances between residues")
+    figure.suptitle(f"{record.chain_id}: distances between residues")
     figure.colorbar(image, ax=list(axes), label="Å (22 and more in one colour)")
     return _save(figure, path)
+
+
+def draw_distances(record: ChainRecord, path: Path) -> Path:
+    """Distances between pseudo-betas (CB, CA for glycine) of a chain with a structure."""
+    distance, known = pseudo_beta_distances(record)
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(5.4, 4.5), layout="constrained")
+    image = axis.imshow(np.where(known, distance, np.nan), cmap="viridis_r", vmin=2, vmax=22)
+    axis.set_title(f"{record.chain_id}: distances between residues")
+    axis.set_xlabel("residue")
+    axis.set_ylabel("residue")
+    figure.colorbar(image, ax=axis, label="Å (22 and more in one colour)")
+    return _save(figure, path)
+
+
+def pseudo_beta_distances(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
+    """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved."""
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    glycine = record.aatype == RESTYPES.index("G")
+    atom = np.where(glycine, ATOM_ORDER["CA"], ATOM_ORDER["CB"])
+    residue = np.arange(record.num_res)
+    beta = record.all_atom_positions[residue, atom]
+    resolved = record.all_atom_mask[residue, atom].astype(bool)
+    distance = np.linalg.norm(beta[:, None] - beta[None], axis=-1)
+    return distance, resolved[:, None] & resolved[None]
 
 
 def _pyplot() -> Any:

@@ -1,0 +1,53 @@
+"""`evofeed plot`: pictures of the chains of a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+plot = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Pictures of a dataset's chains.\n\nExample: evofeed plot msa data/ 1abc_A --out msa.png",
+)
+
+Uri = Annotated[str, typer.Argument(help="Path, s3:// or http(s):// of a dataset.")]
+Chain = Annotated[str, typer.Argument(help="Chain id.")]
+Out = Annotated[Path, typer.Option(help="PNG to write.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the path as JSON.")]
+
+
+@plot.command()
+def msa(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> None:
+    """Alignment rows by identity to the query, and how many cover each residue.
+
+    Example: evofeed plot msa data/ 1abc_A --out msa.png
+    """
+    from evofeed.pictures import draw_msa_coverage
+    from evofeed.store import Dataset
+
+    _told(draw_msa_coverage(Dataset.open(dataset)[chain], out), as_json)
+
+
+@plot.command()
+def contacts(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> None:
+    """Distances between residues in the chain's structure.
+
+    Example: evofeed plot contacts data/ 1abc_A --out contacts.png
+    """
+    from evofeed.errors import InputError
+    from evofeed.pictures import draw_distances
+    from evofeed.store import Dataset
+
+    record = Dataset.open(dataset)[chain]
+    if record.all_atom_positions is None:
+        raise InputError("has no structure to draw; choose a chain with one", item=chain)
+    _told(draw_distances(record, out), as_json)
+
+
+def _told(path: Path, as_json: bool) -> None:
+    print(json.dumps({"picture": str(path)}) if as_json else path)

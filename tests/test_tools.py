@@ -1,0 +1,74 @@
+"""`evofeed doctor` and `evofeed plot`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.test_features import tiny_record
+
+from evofeed.pictures import draw_distogram, pseudo_beta_distances
+from evofeed.residues import ATOM_ORDER
+from evofeed.store import DatasetWriter
+
+PNG = b"\x89PNG"
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "evofeed.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    positions = np.zeros([3, 37, 3], np.float32)
+    positions[:, ATOM_ORDER["CB"], 0] = [0, 3, 7]
+    mask = np.zeros([3, 37], np.uint8)
+    mask[:2, ATOM_ORDER["CB"]] = 1
+    writer = DatasetWriter(str(tmp_path / "data"))
+    writer.add(tiny_record(all_atom_positions=positions, all_atom_mask=mask))
+    writer.add(tiny_record(chain_id="2abc_A"))
+    writer.commit()
+    return tmp_path / "data"
+
+
+def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["packages"]["base"]["pyarrow"]
+    assert found["cores"] >= 1
+    assert "pyarrow" in run("doctor").stdout
+
+
+@pytest.mark.parametrize("what", ["msa", "contacts"])
+def test_plot_draws_a_chain(dataset: Path, tmp_path: Path, what: str) -> None:
+    picture = tmp_path / "picture.png"
+    done = run("plot", what, str(dataset), "1abc_A", "--out", str(picture), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"picture": str(picture)}
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_plotting_contacts_of_a_chain_without_structure_says_so(
+    dataset: Path, tmp_path: Path
+) -> None:
+    done = run("plot", "contacts", str(dataset), "2abc_A", "--out", str(tmp_path / "x.png"))
+    assert done.returncode == 1
+    assert "2abc_A" in done.stderr and "structure" in done.stderr
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_distances_are_between_resolved_betas(dataset: Path, tmp_path: Path) -> None:
+    from evofeed.store import Dataset
+
+    record = Dataset.open(str(dataset))["1abc_A"]
+    distance, known = pseudo_beta_distances(record)
+    assert distance[0, 1] == 3
+    assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
+    drawn = draw_distogram(record, np.zeros([3, 3, 64], np.float32), tmp_path / "d.png")
+    assert drawn.read_bytes().startswith(PNG)
