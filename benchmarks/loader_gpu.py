@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,19 +170,21 @@ def hidden_syncs(dataset: Dataset, config: LoaderConfig, count: int) -> str:
 class Consumer:
     """A training step of a given length: big matrix products that fill the GPU, then a wait.
 
-    The wait is on a blocking event, as a trainer that reads its loss has it: no spinning.
+    The wait is on a blocking event, as a trainer that reads its loss has it. The products are
+    large, so that a step queues some hundred kernels at most: beyond about a thousand the
+    driver makes every thread that queues spin, which would be counted against the loader.
     """
 
     def __init__(self, device: str, seconds: float) -> None:
         self.device, self.seconds = device, seconds
         self.rounds = 0
         if device == "cuda":
-            self.a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+            self.a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
             self.out = torch.empty_like(self.a)
-            self._run(20)
+            self._run(600)  # about a second: clocks settle under load
             begun = time.perf_counter()
-            self._run(200)
-            self.rounds = max(1, round(200 * seconds / (time.perf_counter() - begun)))
+            self._run(300)
+            self.rounds = max(1, round(300 * seconds / (time.perf_counter() - begun)))
 
     def _run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -196,6 +199,16 @@ class Consumer:
             self._run(self.rounds)
         else:
             time.sleep(self.seconds)
+
+    def alone(self, batch: Batch, steps: int) -> dict[str, float]:
+        """The step by itself, with one batch again and again: wall and CPU time of a step."""
+        walls, cpu = [], time.process_time()
+        for _ in range(steps):
+            begun = time.perf_counter()
+            self.step(batch)
+            walls.append(time.perf_counter() - begun)
+        used = time.process_time() - cpu
+        return {"step_ms": float(np.median(walls) * 1e3), "cores": used / sum(walls)}
 
 
 def feed(
@@ -225,6 +238,7 @@ def feed(
                         gaps.append(waited)
                 first = False
                 consumer.step(batch)
+                last = batch
                 del batch
                 walls.append(time.perf_counter() - asked)
                 done += 1
@@ -234,9 +248,11 @@ def feed(
         used = cpu_seconds(loader) - cpu
         stats = loader.stats()
     array = np.array(waits) * 1e3
+    alone = consumer.alone(last, max(10, steps // 10))
     return {
         "step_seconds": seconds,
         "steps": steps,
+        "step_alone": alone,
         "data_wait_ms": {
             "p50": float(np.percentile(array, 50)),
             "p99": float(np.percentile(array, 99)),
@@ -417,6 +433,53 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
+def run_stages(
+    args: argparse.Namespace,
+    dataset: Dataset,
+    folder: str,
+    result: dict[str, Any],
+    save: Callable[[str], None],
+) -> None:
+    """The asked-for parts, in order; the figures so far are saved after each."""
+    stages, device, small = set(args.stages.split()), args.device, args.small
+    sizes = presets(small)
+    if "devices" in stages:
+        result["devices_agree"] = {
+            name: compare_devices(dataset, config, device, 2 if small else 6)
+            for name, config in sizes.items()
+        }
+        save("devices agree")
+    if "race" in stages:
+        count = 6 if small else 24
+        result["race_test"] = race_test(dataset, sizes["initial_training"], device, count)
+        save("race test passed")
+    if "copy" in stages and device == "cuda":
+        result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
+        save(f"hidden syncs: {result['hidden_syncs']}")
+        result["copy"] = {f"{mb}_mb": copy_bandwidth(mb << 20) for mb in (1, 4, 16)}
+        save(f"copies: {result['copy']['4_mb']}")
+    slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
+    for name, config in sizes.items():
+        here = result["presets"][name] = {}
+        if "featurise" in stages:
+            here["featurise"] = featurise_times(dataset, config, device, 8 if small else 40)
+            save(f"{name}: {here['featurise']}")
+        if "cold" in stages:
+            here["cold_start_seconds"] = cold_start(folder, config, device, 2 if small else 5)
+            save(f"{name}: cold start {here['cold_start_seconds']}")
+        lengths = ((0.05, args.steps), (0.25, args.slow_steps)) if "feed" in stages else ()
+        for seconds, steps in lengths:
+            gc.collect()
+            key = f"step_{int(seconds * 1e3)}_ms"
+            here[key] = feed(slow, config, device, seconds, steps)
+            save(f"{name} at {seconds} s: {here[key]}")
+    if "torch" in stages and args.workers:
+        count = 4 if small else 60
+        config = sizes["initial_training"]
+        result["torch_dataloader"] = baseline(folder, config, device, 0.05, count, args.workers)
+        save(f"torch DataLoader: {result['torch_dataloader']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
@@ -425,6 +488,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
+    parser.add_argument("--stages", default="devices race copy featurise cold feed torch")
     parser.add_argument("--workers", type=int, default=14, help="of the DataLoader beside ours")
     args = parser.parse_args()
     device = args.device
@@ -447,37 +511,7 @@ def main() -> None:
             "mean_mb": float(np.mean(dataset.index["nbytes"].to_numpy()) / 1e6),
         }
         save(f"made {len(dataset)} chains")
-        sizes = presets(args.small)
-        result["devices_agree"] = {
-            name: compare_devices(dataset, config, device, 2 if args.small else 6)
-            for name, config in sizes.items()
-        }
-        save("devices agree")
-        result["race_test"] = race_test(
-            dataset, sizes["initial_training"], device, 6 if args.small else 24
-        )
-        save("race test passed")
-        if device == "cuda":
-            result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
-            save(f"hidden syncs: {result['hidden_syncs']}")
-            result["copy"] = {f"{mb}_mb": copy_bandwidth(mb << 20) for mb in (1, 4, 16)}
-            save(f"copies: {result['copy']['4_mb']}")
-        slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
-        for name, config in sizes.items():
-            here = result["presets"][name] = {}
-            here["featurise"] = featurise_times(dataset, config, device, 8 if args.small else 40)
-            save(f"{name}: {here['featurise']}")
-            here["cold_start_seconds"] = cold_start(folder, config, device, 2 if args.small else 5)
-            save(f"{name}: cold start {here['cold_start_seconds']}")
-            for seconds, steps in ((0.05, args.steps), (0.25, args.slow_steps)):
-                gc.collect()
-                here[f"step_{int(seconds * 1e3)}_ms"] = feed(slow, config, device, seconds, steps)
-                save(f"{name} at {seconds} s: {here[f'step_{int(seconds * 1e3)}_ms']}")
-        count = 4 if args.small else 60
-        if args.workers:
-            config = sizes["initial_training"]
-            result["torch_dataloader"] = baseline(folder, config, device, 0.05, count, args.workers)
-            save(f"torch DataLoader: {result['torch_dataloader']}")
+        run_stages(args, dataset, folder, result, save)
     save("done")
 
 

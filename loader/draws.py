@@ -79,12 +79,12 @@ class RecycleDraws:
     def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
         """The mixture of AF2 SI 1.2.7: uniform, profile, same, else [MASK]."""
         config = self.config
-        kind, which = (
-            device_random.bits32(self._key(purpose), msa.numel(), self.device).view(msa.shape)
-            for purpose in (Purpose.REPLACE_KIND, Purpose.REPLACE_WITH)
-        )
+        key = self._key(Purpose.REPLACEMENT)
+        kind, which = device_random.halves(key, msa.numel(), self.device)
         probs = (config.uniform_prob, config.profile_prob, config.same_prob)
-        return draw_replacement(msa, profile_counts, kind, which, probs)
+        return draw_replacement(
+            msa, profile_counts, kind.view(msa.shape), which.view(msa.shape), probs
+        )
 
     def extra_order(self, count: int) -> Tensor:
         """A uniform permutation."""

@@ -69,15 +69,16 @@ class MsaSample:
 def constant_features(chain: Chain, crop: Crop, config: LoaderConfig) -> dict[str, Tensor]:
     """Features that are the same in every recycle, cropped but not padded."""
     aatype = chain.aatype.to(torch.int64)
+    tables = structure.ResidueTables(aatype)
     whole = {
         "aatype": aatype,
         "residue_index": chain.residue_index.to(torch.int64),
         "seq_mask": torch.ones(chain.num_res, device=aatype.device),
         "target_feat": msa_transforms.make_target_feat(aatype),
-        **structure.make_atom14_masks(aatype),
+        **structure.make_atom14_masks(tables),
     }
     if config.supervised:
-        whole |= _ground_truth(chain, aatype)
+        whole |= _ground_truth(chain, aatype, tables)
     cut = slice(crop.start, crop.stop)
     features = {name: value[cut] for name, value in whole.items()}
     templates = structure.template_features(
@@ -92,12 +93,14 @@ def constant_features(chain: Chain, crop: Crop, config: LoaderConfig) -> dict[st
     return features
 
 
-def _ground_truth(chain: Chain, aatype: Tensor) -> dict[str, Tensor]:
+def _ground_truth(
+    chain: Chain, aatype: Tensor, tables: structure.ResidueTables
+) -> dict[str, Tensor]:
     positions, mask = chain.positions, chain.mask
     if positions is None or mask is None:  # all unknown, so that no loss counts it
         mask = torch.zeros(chain.num_res, 37, device=aatype.device)
         positions = torch.zeros(chain.num_res, 37, 3, device=aatype.device)
-    return structure.structure_features(aatype, positions, mask)
+    return structure.structure_features(aatype, tables, positions, mask)
 
 
 def sample_msa(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> MsaSample:

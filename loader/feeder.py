@@ -218,7 +218,9 @@ class Feeder(threading.Thread):
             return False  # others could be read meanwhile
         if now - max(self._last_success, sample.asked) > _OUTAGE_SECONDS:
             raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
-        self._retries.append((now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample))
+        self._retries.append(
+            (now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample)
+        )
         return True
 
     def _house(self, readers: Readers) -> None:

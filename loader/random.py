@@ -38,8 +38,7 @@ class Purpose(enum.IntEnum):
     DISTILLATION_ROWS = 10
     ROW_ORDER = 11
     MASK = 12
-    REPLACE_KIND = 13
-    REPLACE_WITH = 14
+    REPLACEMENT = 13
     EXTRA_ORDER = 15
     SUBSTITUTE = 16
 

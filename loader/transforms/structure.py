@@ -38,25 +38,43 @@ def _group_tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 _GROUP_ATOMS, _GROUP_EXISTS = _group_tables()
-_TABLES: Final = {
+_INTEGERS: Final = {
     "to_atom37": geometry.ATOM14_TO_ATOM37,
     "to_atom14": geometry.ATOM37_TO_ATOM14,
+    "swap": geometry.ATOM14_SWAP,
+    "group_atoms": _GROUP_ATOMS.reshape(21, 24),
+    "chi_atoms": geometry.CHI_ATOM37.reshape(21, 16),
+}
+_FLOATS: Final = {
     "mask14": geometry.ATOM14_MASK,
     "mask37": geometry.ATOM37_MASK,
-    "swap": geometry.ATOM14_SWAP,
     "ambiguous": geometry.ATOM14_AMBIGUOUS,
-    "group_atoms": _GROUP_ATOMS,
     "group_exists": _GROUP_EXISTS,
-    "chi_atoms": geometry.CHI_ATOM37,
+    "group_ambiguous": np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (4, 0))),
     "chi_mask": geometry.CHI_MASK,
-    "chi_periodic": geometry.CHI_PI_PERIODIC,
+    "torsion_mirror": 1 - 2 * np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (3, 0))),
 }
 
 
-@functools.lru_cache(maxsize=256)
-def _table(name: str, device: torch.device) -> Tensor:
-    """A residue table on a device, copied there once."""
-    return torch.from_numpy(_TABLES[name]).to(device)
+@functools.lru_cache(maxsize=64)
+def _side_by_side(kind: str, device: torch.device) -> Tensor:
+    """All integer, or all float, tables of residues as one `[21, width]`, on a device."""
+    tables = list((_INTEGERS if kind == "integers" else _FLOATS).values())
+    return torch.from_numpy(np.concatenate(tables, axis=1)).to(device)
+
+
+class ResidueTables:
+    """The residue tables, looked up for a sequence: two lookups, however many tables are used."""
+
+    def __init__(self, aatype: Integer[Tensor, "*L"]) -> None:
+        self._found: dict[str, Tensor] = {}
+        for kind, tables in (("integers", _INTEGERS), ("floats", _FLOATS)):
+            rows = _side_by_side(kind, aatype.device)[aatype]
+            parts = torch.split(rows, [table.shape[1] for table in tables.values()], dim=-1)
+            self._found.update(zip(tables, parts, strict=True))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._found[name]
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,34 +82,31 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-def make_atom14_masks(aatype: Integer[Tensor, "*L"]) -> dict[str, Tensor]:
+def make_atom14_masks(tables: ResidueTables) -> dict[str, Tensor]:
     """Which atoms a residue has, and where atom14 and atom37 hold each other's."""
-    at = aatype.device
     return {
-        "atom14_atom_exists": _table("mask14", at)[aatype],
-        "residx_atom14_to_atom37": _table("to_atom37", at)[aatype],
-        "residx_atom37_to_atom14": _table("to_atom14", at)[aatype],
-        "atom37_atom_exists": _table("mask37", at)[aatype],
+        "atom14_atom_exists": tables["mask14"],
+        "residx_atom14_to_atom37": tables["to_atom37"],
+        "residx_atom37_to_atom14": tables["to_atom14"],
+        "atom37_atom_exists": tables["mask37"],
     }
 
 
 def make_atom14_positions(
-    aatype: Integer[Tensor, "*L"],
+    tables: ResidueTables,
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
     """Ground truth in atom14 order, and again with ambiguous names exchanged."""
-    at = aatype.device
-    slots = _table("to_atom37", at)[aatype]
-    exists = _table("mask14", at)[aatype] * mask.gather(-1, slots)
+    slots, swap = tables["to_atom37"], tables["swap"]
+    exists = tables["mask14"] * mask.gather(-1, slots)
     xyz = exists[..., None] * positions.gather(-2, _over_xyz(slots))
-    swap = _table("swap", at)[aatype]
     return {
         "atom14_gt_exists": exists,
         "atom14_gt_positions": xyz,
         "atom14_alt_gt_positions": xyz.gather(-2, _over_xyz(swap)),
         "atom14_alt_gt_exists": exists.gather(-1, swap),
-        "atom14_atom_is_ambiguous": _table("ambiguous", at)[aatype],
+        "atom14_atom_is_ambiguous": tables["ambiguous"],
     }
 
 
@@ -113,20 +128,16 @@ def frame_axes(points: Float[Tensor, "*N 3 3"]) -> Float[Tensor, "*N 3 3"]:
 
 
 def atom37_to_frames(
-    aatype: Integer[Tensor, "*L"],
+    tables: ResidueTables,
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
     """The eight rigid groups of each residue as 4x4 transforms, and which are known."""
-    at = aatype.device
-    atoms = _table("group_atoms", at)[aatype]  # *L 8 3
-    flat = atoms.flatten(-2)
-    points = positions.gather(-2, _over_xyz(flat)).view(*aatype.shape, 8, 3, 3)
-    known = mask.gather(-1, flat).view(*aatype.shape, 8, 3).amin(-1)
-    exists = _table("group_exists", at)[aatype]
-    ambiguous = torch.cat(
-        [exists.new_zeros(*aatype.shape, 4), _table("chi_periodic", at)[aatype]], dim=-1
-    )
+    at, lead = positions.device, positions.shape[:-2]
+    atoms = tables["group_atoms"]
+    points = positions.gather(-2, _over_xyz(atoms)).view(*lead, 8, 3, 3)
+    known = mask.gather(-1, atoms).view(*lead, 8, 3).amin(-1)
+    exists, ambiguous = tables["group_exists"], tables["group_ambiguous"]
     axes = frame_axes(points)
     axes[..., 0, :, :] *= _constant((-1.0, 1.0, -1.0), at)
     frames = axes.new_zeros(*axes.shape[:-2], 4, 4)
@@ -147,37 +158,36 @@ def atom37_to_frames(
 
 
 def atom37_to_torsion_angles(
-    aatype: Integer[Tensor, "*L"],
+    tables: ResidueTables,
     positions: Float[Tensor, "*L 37 3"],
     mask: Float[Tensor, "*L 37"],
 ) -> dict[str, Tensor]:
     """Pre-omega, phi, psi and chi1-4 as (sin, cos), their half-turned twins, and a mask.
 
-    Residues run along the last axis of `aatype`; the first has no residue before it.
+    Residues run along the last axis before the atoms; the first has no residue before it.
     """
-    at = aatype.device
-    aatype = aatype.clamp(max=UNKNOWN)  # gaps of templates
+    at, lead = positions.device, positions.shape[:-2]
     before = torch.nn.functional.pad(positions[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
     mask_before = torch.nn.functional.pad(mask[..., :-1, :], (0, 0, 1, 0))
-    chi = _table("chi_atoms", at)[aatype].flatten(-2)
+    chi = tables["chi_atoms"]
     four = torch.cat(
         [
             torch.cat([before[..., 1:3, :], positions[..., :2, :]], -2)[..., None, :, :],
             torch.cat([before[..., 2:3, :], positions[..., :3, :]], -2)[..., None, :, :],
             torch.cat([positions[..., :3, :], positions[..., 4:5, :]], -2)[..., None, :, :],
-            positions.gather(-2, _over_xyz(chi)).view(*aatype.shape, 4, 4, 3),
+            positions.gather(-2, _over_xyz(chi)).view(*lead, 4, 4, 3),
         ],
         dim=-3,
     )  # *L 7 4 3
     backbone = mask[..., 0] * mask[..., 1]
     backbone_c = backbone * mask[..., 2]
-    chi_known = mask.gather(-1, chi).view(*aatype.shape, 4, 4).prod(-1)
+    chi_known = mask.gather(-1, chi).view(*lead, 4, 4).prod(-1)
     known = torch.cat(
         [
             (mask_before[..., 1] * mask_before[..., 2] * backbone)[..., None],
             (mask_before[..., 2] * backbone_c)[..., None],
             (backbone_c * mask[..., 4])[..., None],
-            _table("chi_mask", at)[aatype] * chi_known,
+            tables["chi_mask"] * chi_known,
         ],
         dim=-1,
     )
@@ -188,10 +198,9 @@ def atom37_to_torsion_angles(
     sin_cos = local[..., 1:].flip(-1)
     sin_cos = sin_cos / torch.sqrt((sin_cos * sin_cos).sum(-1, keepdim=True) + _EPS)
     sin_cos = sin_cos * _constant((1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0), at)[:, None]
-    mirror = torch.nn.functional.pad(1 - 2 * _table("chi_periodic", at)[aatype], (3, 0), value=1.0)
     return {
         "torsion_angles_sin_cos": sin_cos,
-        "alt_torsion_angles_sin_cos": sin_cos * mirror[..., None],
+        "alt_torsion_angles_sin_cos": sin_cos * tables["torsion_mirror"][..., None],
         "torsion_angles_mask": known,
     }
 
@@ -209,17 +218,18 @@ def make_pseudo_beta(
 
 def structure_features(
     aatype: Integer[Tensor, " L"],
+    tables: ResidueTables,
     positions: Float[Tensor, "L 37 3"],
     mask: Float[Tensor, "L 37"],
 ) -> dict[str, Tensor]:
     """Every ground-truth feature of a whole chain, by name."""
-    torsions = atom37_to_torsion_angles(aatype, positions, mask)
+    torsions = atom37_to_torsion_angles(tables, positions, mask)
     beta, beta_mask = make_pseudo_beta(aatype, positions, mask)
     return {
         "all_atom_positions": positions,
         "all_atom_mask": mask,
-        **make_atom14_positions(aatype, positions, mask),
-        **atom37_to_frames(aatype, positions, mask),
+        **make_atom14_positions(tables, positions, mask),
+        **atom37_to_frames(tables, positions, mask),
         "pseudo_beta": beta,
         "pseudo_beta_mask": beta_mask,
         "chi_angles_sin_cos": torsions["torsion_angles_sin_cos"][..., 3:, :],
@@ -234,7 +244,8 @@ def template_features(
     sum_probs: Float[Tensor, " T"],
 ) -> dict[str, Tensor]:
     """Every template feature of whole templates, by name."""
-    torsions = atom37_to_torsion_angles(aatype, positions, mask)
+    tables = ResidueTables(aatype.clamp(max=UNKNOWN))  # templates have gaps
+    torsions = atom37_to_torsion_angles(tables, positions, mask)
     beta, beta_mask = make_pseudo_beta(aatype, positions, mask)
     return {
         "template_aatype": aatype,

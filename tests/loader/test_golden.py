@@ -105,12 +105,13 @@ def test_structure_features_of_every_recorded_chain_are_reproduced(
     want = dict(np.load(path))
     raw = dict(np.load(path.with_name(path.name.replace(".det.", ".raw."))))
     aatype = torch.from_numpy(want["aatype"]).long()
-    features: dict[str, Any] = structure.make_atom14_masks(aatype)
+    tables = structure.ResidueTables(aatype)
+    features: dict[str, Any] = structure.make_atom14_masks(tables)
     if "all_atom_positions" in raw:
         positions = torch.from_numpy(raw["all_atom_positions"])
         mask = torch.from_numpy(raw["all_atom_mask"])
-        features |= structure.structure_features(aatype, positions, mask)
-        features |= structure.atom37_to_torsion_angles(aatype, positions, mask)
+        features |= structure.structure_features(aatype, tables, positions, mask)
+        features |= structure.atom37_to_torsion_angles(tables, positions, mask)
     names = [name for name in want if name in features and want[name].size]
     assert len(names) >= 4
     for name in names:
