@@ -33,7 +33,7 @@ def scratch(nbytes: int) -> np.ndarray:
     """This thread's read buffer, u8, at least that large."""
     buffer: np.ndarray | None = getattr(_scratch, "buffer", None)
     if buffer is None or len(buffer) < nbytes:
-        buffer = np.empty(max(nbytes, 1 << 20) * 3 // 2, np.uint8)
+        buffer = np.empty(max(nbytes * 3 // 2, 1 << 20), np.uint8)
         _scratch.buffer = buffer
     return buffer
 
