@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,12 @@ class LoaderConfig:
     """Chains with more of one amino acid than this are left out."""
     allow_unknown: bool = True
     """Keep chains with residues outside the twenty; OpenFold drops them."""
+    released_from: str = ""
+    """Only chains released on this ISO date or later; empty: no bound."""
+    released_until: str = ""
+    """Only chains released on this ISO date or before, such as 2018-04-30; empty: no bound."""
+    chains: tuple[str, ...] | None = None
+    """Only these chains; None: all."""
     balance: bool = False
     """Order the samples of an optimiser step by cost, so that ranks read alike."""
     max_bad_chains: int = 100
@@ -82,6 +89,10 @@ class LoaderConfig:
         for name in ("block_fraction", "masked_fraction", "clamp_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
+        for name in ("released_from", "released_until"):
+            text = getattr(self, name)
+            if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+                raise ValueError(f"{name} must be a date like 2018-04-30, not {text!r}")
         if self.uniform_prob + self.profile_prob + self.same_prob > 1:
             raise ValueError("uniform_prob + profile_prob + same_prob is more than 1")
         if self.crop_size is None and self.batch_size > 1:

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evofeed.errors import LoaderError
 from evofeed.loader import random
@@ -47,6 +48,15 @@ def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
         filters["unknown residues"] = column(index, "num_unknown") > 0
     if config.supervised:
         filters["no structure"] = ~column(index, "has_structure")
+    if config.released_from or config.released_until:
+        dates = index["release_date"].combine_chunks()
+        early = pc.less(dates, config.released_from or "0")  # no date at all is early
+        late = pc.greater(dates, config.released_until or "9999-99-99")
+        filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
+    if config.chains is not None:
+        wanted = pa.array(config.chains, pa.utf8())
+        chosen = pc.is_in(index["chain_id"].combine_chunks(), value_set=wanted)
+        filters["not among the chosen chains"] = ~chosen.to_numpy(zero_copy_only=False)
     out = np.zeros(index.num_rows, bool)
     for mask in filters.values():
         out |= mask

@@ -139,6 +139,36 @@ def test_the_order_of_an_epoch_of_634434_chains_takes_no_time() -> None:
     assert max(best.values()) < 0.15, best
 
 
+def test_chains_can_be_chosen_by_release_date_and_by_name() -> None:
+    rows = [
+        row_of("ARNDCQEGH", 2.0) | {"chain_id": f"{i}_A", "release_date": date}
+        for i, date in enumerate(["2001-02-03", "2018-04-30", "2018-05-01", ""])
+    ]
+    schema = pa.schema(
+        [*index_of([]).schema, pa.field("chain_id", pa.utf8()), pa.field("release_date", pa.utf8())]
+    )
+    index = pa.Table.from_pylist(rows, schema=schema)
+    config = LoaderConfig()
+    assert eligible_rows(index, config.replace(released_until="2018-04-30")).tolist() == [0, 1]
+    assert eligible_rows(index, config.replace(released_from="2018-04-30")).tolist() == [1, 2]
+    assert eligible_rows(index, config.replace(chains=("3_A", "0_A"))).tolist() == [0, 3]
+    assert eligible_rows(index, config).tolist() == [0, 1, 2, 3]
+    with pytest.raises(LoaderError, match="release date: 4"):
+        eligible_rows(index, config.replace(released_from="2030-01-01"))
+    with pytest.raises(ValueError, match="2018-4-30"):
+        config.replace(released_from="2018-4-30")
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    # Saved states name positions: another order would resume another run.
+    assert pass_order(10, None, 0, 0, 0, 0).tolist() == ORDER_10
+    assert pass_order(10, np.full(10, 0.5), 1, 2, 3, 4).tolist() == ORDER_HALF
+
+
+ORDER_10 = [3, 0, 8, 6, 4, 9, 5, 1, 7, 2]
+ORDER_HALF = [9, 2, 3, 5, 8, 1]
+
+
 def test_samples_of_a_step_are_ordered_by_cost_and_none_is_lost() -> None:
     costs = np.array([3, 9, 1, 9, 4])
     assert step_order(costs).tolist() == [1, 3, 4, 0, 2]

@@ -1,0 +1,69 @@
+"""The variant that crops first, and chains with too little in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.loader.records import make_record, write_dataset
+
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+
+CONFIG = LoaderConfig(
+    crop_size=20, max_msa_clusters=8, max_extra_msa=16, max_recycling_iters=1, supervised=True
+)
+
+
+def batches(dataset: Dataset, config: LoaderConfig) -> list[dict[str, torch.Tensor]]:
+    with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
+        return list(loader)
+
+
+def test_cropping_first_changes_clusters_of_long_chains_only(tmp_path: Path) -> None:
+    short = write_dataset(tmp_path / "short", [make_record(f"s{i}_A", 15, 60) for i in range(3)])
+    for plain, first in zip(
+        batches(short, CONFIG), batches(short, CONFIG.replace(crop_first=True)), strict=True
+    ):
+        assert all(torch.equal(plain[name], first[name]) for name in plain)
+    long = write_dataset(tmp_path / "long", [make_record(f"l{i}_A", 90, 60) for i in range(3)])
+    pairs = zip(batches(long, CONFIG), batches(long, CONFIG.replace(crop_first=True)), strict=True)
+    different = set()
+    for plain, first in pairs:
+        different |= {name for name in plain if not torch.equal(plain[name], first[name])}
+        # clusters and masks differ; which rows and residues are there does not
+        assert torch.equal(plain["true_msa"], first["true_msa"])
+        assert torch.equal(plain["aatype"], first["aatype"])
+    assert different == {"msa_feat", "bert_mask"}
+
+
+@pytest.mark.parametrize(
+    ("length", "rows", "templates"), [(1, 1, 0), (2, 1, 1), (30, 2, 0), (5, 3, 20), (21, 9, 0)]
+)
+def test_a_chain_with_next_to_nothing_gives_a_whole_batch(
+    tmp_path: Path, length: int, rows: int, templates: int
+) -> None:
+    record = make_record("t_A", length, rows, templates)
+    config = CONFIG.replace(max_aa_fraction=1.0)
+    (batch,) = batches(write_dataset(tmp_path / "d", [record]), config)
+    kept = min(length, 20)
+    assert batch["seq_mask"].sum() == kept == int(batch["seq_length"])
+    assert all(bool(torch.isfinite(value.double()).all()) for value in batch.values())
+    assert batch["msa_row_mask"].sum() + batch["extra_msa_row_mask"].sum() <= 2 * rows
+    assert batch["msa_mask"][..., kept:].sum() == 0
+
+
+def test_a_distillation_chain_keeps_a_thousand_rows_at_most(tmp_path: Path) -> None:
+    record = make_record("d_A", 10, 400, 0).replace(is_distillation=True)
+    config = CONFIG.replace(num_blocks=0, max_distillation_msa_clusters=11, max_extra_msa=300)
+    (batch,) = batches(write_dataset(tmp_path / "d", [record]), config)
+    assert batch["msa_row_mask"].sum(-1).unique().tolist() == [8]
+    assert batch["extra_msa_row_mask"].sum(-1).unique().tolist() == [3]
+
+
+def test_a_chain_without_structure_is_read_when_nothing_asks_for_one(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d", [make_record("n_A", structure=False)])
+    (batch,) = batches(dataset, CONFIG.replace(supervised=False))
+    assert "all_atom_positions" not in batch
+    assert batch["seq_mask"].sum() == 20

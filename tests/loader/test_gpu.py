@@ -1,0 +1,62 @@
+"""On a GPU: the same integers, floats to rounding, and no buffer reused too early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import golden_files
+from tests.loader.recorded import RecordedDraws, load_case
+from tests.loader.records import small_dataset
+
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.featurise import recycle_features, sample_msa
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CONFIG = LoaderConfig(crop_size=24, max_msa_clusters=16, max_extra_msa=32, epoch_len=24)
+
+
+def test_batches_of_cpu_and_gpu_agree(tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    with (
+        FeatureLoader(dataset, CONFIG, device="cpu") as one,
+        FeatureLoader(dataset, CONFIG, device="cuda") as two,
+    ):
+        for want, got in zip(one, two, strict=True):
+            for name, value in want.items():
+                there = got[name].cpu()
+                if not value.is_floating_point():
+                    assert torch.equal(there, value), name
+                elif "sin_cos" not in name:
+                    torch.testing.assert_close(there, value, rtol=1e-5, atol=1e-4)
+
+
+def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    with FeatureLoader(dataset, CONFIG, device="cpu") as loader:
+        want = [batch["true_msa"].clone() for batch in loader]
+    got = []
+    with FeatureLoader(dataset, CONFIG, device="cuda", ready=1) as loader:
+        for batch in loader:
+            torch.cuda._sleep(10_000_000)
+            got.append(batch["true_msa"].clone())
+            del batch
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
+def test_recordings_replay_on_the_gpu(path: Path) -> None:
+    case = load_case(path, "cuda")
+    sample = sample_msa(case.chain, RecordedDraws(case.draws, case.config, "cuda"), case.config)
+    assert torch.equal(
+        sample.cluster.cpu(), torch.from_numpy(case.draws["mid.extra_cluster_assignment"]).long()
+    )
+    draws = RecordedDraws(case.draws, case.config, "cuda")
+    features = recycle_features(case.chain, case.crop, draws, case.config)
+    rows, residues = features["msa_feat"].shape[:2]
+    want = torch.from_numpy(case.final["msa_feat"][:rows, :residues])
+    torch.testing.assert_close(features["msa_feat"].cpu(), want, rtol=1e-5, atol=1e-5)
