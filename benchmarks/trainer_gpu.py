@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--dataset", help="URI of a dataset instead of synthetic chains")
     parser.add_argument("--limit", type=float, default=480, help="seconds a cell may take")
+    parser.add_argument("--check-resume", action="store_true", help="8 steps against 4 and 4")
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # one run, started by ourselves
     return parser.parse_args()
 
@@ -68,26 +70,35 @@ def main() -> None:
             (options.out / f"trainer_gpu.{_name(options, cell)}.failed").write_text(str(done))
 
 
-def run_cell(options: argparse.Namespace, cell: str) -> None:
-    import torch
-
+def settings(options: argparse.Namespace, cell: str) -> Any:
     from evofeed.trainer.config import preset
-    from evofeed.trainer.report import report_rows, write_report
-    from evofeed.trainer.train import train
 
     precision, kernels, *graph = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
-    config = preset(options.preset).replace(
+    return preset(options.preset).replace(
         steps=options.steps, precision=precision, kernels=kernels, loader=loader,
-        cuda_graphs=graph == ["graph"], checkpoint_every=0,
+        cuda_graphs=graph == ["graph"], checkpoint_every=0, validate_every=0,
         model={"activation_checkpointing": options.checkpointing},
     )  # fmt: skip
-    scratch = Path(tempfile.gettempdir()) / f"evofeed-trainer-{_name(options, cell)}"
+
+
+def run_cell(options: argparse.Namespace, cell: str) -> None:
+    import torch
+
+    from evofeed.trainer.distributed import join_world
+    from evofeed.trainer.report import report_rows, write_report
+    from evofeed.trainer.train import train
+
+    if options.check_resume:
+        with join_world():  # once: torchrun's store cannot be joined again after leaving
+            check_resume(options, cell)
+        return
+    scratch = fresh(options, cell)
     known = options.preset == "initial_training" and options.batch_size == 1
     flops = INITIAL_TRAINING_FLOPS if known else None
-    result = train(config, dataset(options), out=scratch, flops=flops)
+    result = train(settings(options, cell), dataset(options), out=scratch, flops=flops)
     if int(os.environ.get("RANK", "0")):
         return
     report = write_report(scratch)
@@ -103,6 +114,40 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     with (options.out / "trainer_gpu.txt").open("a") as file:
         file.write(table)
     _picture(scratch, options.out / f"trainer_gpu.{name}.png")
+
+
+def check_resume(options: argparse.Namespace, cell: str) -> None:
+    """Losses of 8 steps against 4 steps, a checkpoint and 4 more; and of 8 steps once again."""
+    from evofeed.trainer.train import train
+
+    config, data = settings(options, cell).replace(profile_steps=0), dataset(options)
+    whole, again, parts = (fresh(options, f"{cell}-{part}") for part in ("whole", "again", "parts"))
+    losses = train(config.replace(steps=8), data, out=whole).losses
+    repeated = train(config.replace(steps=8), data, out=again).losses
+    stopped = train(config.replace(steps=4), data, out=parts).losses
+    stopped += train(config.replace(steps=8), data, out=parts, resume=True).losses
+
+    def difference(other: list[float]) -> float:
+        return max(abs(a - b) / abs(a) for a, b in zip(losses, other, strict=True))
+
+    found = {
+        "cell": cell,
+        "losses": losses,
+        "resumed_max_relative_difference": difference(stopped),
+        "repeated_max_relative_difference": difference(repeated),
+    }
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps(found), flush=True)
+        path = options.out / f"trainer_resume.{_name(options, cell)}.json"
+        path.write_text(json.dumps(found, indent=1))
+
+
+def fresh(options: argparse.Namespace, cell: str) -> Path:
+    """An empty folder for a run; the same on every rank."""
+    folder = Path(tempfile.gettempdir()) / f"evofeed-trainer-{_name(options, cell)}"
+    if int(os.environ.get("RANK", "0")) == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def dataset(options: argparse.Namespace) -> str:
