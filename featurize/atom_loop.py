@@ -31,9 +31,9 @@ _FIRST_FLOAT: Final = 10
 _FIRST_INT: Final = 20
 _MODEL: Final = _TEXTS.index("pdbx_PDB_model_num")
 _UNSET_INT: Final = -(1 << 62)
-_HEAD: Final = re.compile(rb"(?:^|\n)loop_[ \t]*\r?\n((?:_atom_site\.\w+[ \t]*\r?\n)+)")
+_HEAD: Final = re.compile(rb"loop_[ \t]*\r?\n((?:_atom_site\.\w+[ \t]*\r?\n)+)")
 _ANISOTROP: Final = re.compile(
-    rb"(?:^|\n)loop_[ \t]*\r?\n(?:_atom_site_anisotrop\.[^\n]*\n)+(?:[0-9][^\n]*\n)+(?=#)"
+    rb"loop_[ \t]*\r?\n(?:_atom_site_anisotrop\.[^\n]*\n)+(?:[0-9][^\n]*\n)+(?=#)"
 )
 
 
@@ -48,8 +48,8 @@ class AtomLoop:
 
 def cut_atom_loop(data: bytes, caps: InputCaps) -> tuple[bytes, AtomLoop | None]:
     """The file without its atom table, and the table; the file itself and None if irregular."""
-    head = _HEAD.search(data)
-    if head is None or b"\ndata_" in data[1:] or data.count(b"\n;", 0, head.start()) % 2:
+    head = _HEAD.match(data, _line_before(data, b"\n_atom_site."))
+    if head is None or data.find(b"\ndata_", 1) > 0 or data.count(b"\n;", 0, head.start()) % 2:
         return data, None
     columns = [line.strip()[11:].decode() for line in head[1].splitlines()]
     places = _places(columns)
@@ -68,8 +68,19 @@ def cut_atom_loop(data: bytes, caps: InputCaps) -> tuple[bytes, AtomLoop | None]
     found = read_rows(text, head.end(), end, places, texts, floats, ints)
     if found <= 0:
         return data, None
-    rest = data[: head.start() + 1] + _ANISOTROP.sub(b"\n", data[end:])
+    rest = data[: head.start()] + _without_anisotrop(data[end:])
     return rest, AtomLoop(texts[:, :found], floats[:, :found], ints[:, :found])
+
+
+def _line_before(data: bytes, item: bytes) -> int:
+    """Start of the line before the first one that begins with an item."""
+    return data.rfind(b"\n", 0, max(0, data.find(item))) + 1
+
+
+def _without_anisotrop(rest: bytes) -> bytes:
+    """Without the table of thermal ellipsoids, often as long as the atom table."""
+    found = _ANISOTROP.match(rest, _line_before(rest, b"\n_atom_site_anisotrop."))
+    return rest if found is None else rest[: found.start()] + rest[found.end() :]
 
 
 def _places(columns: list[str]) -> Int[np.ndarray, " C"] | None:

@@ -211,7 +211,7 @@ def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> _Polymer:
             rivals[number - start] = first[number]
     if len(first) != max(first) - start + 1 or list(first) != sorted(first):
         raise MmcifError("_entity_poly_seq.num does not count up by one")
-    return _Polymer("".join(one_letter(name) for name in first.values()), start, rivals)
+    return _Polymer("".join(map(one_letter, first.values())), start, rivals)
 
 
 def _chains_of_atoms(sites: AtomSites, config: FeaturizeConfig) -> dict[str, _Polymer]:
