@@ -25,6 +25,7 @@ from evofeed.loader.random import Purpose
 __all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "step_order"]
 
 _MAX_PASSES: Final = 10_000
+_CHUNK: Final = 1 << 15
 
 
 def column(index: pa.Table, name: str) -> np.ndarray:
@@ -90,17 +91,25 @@ def pass_order(
         number: of the pass within the epoch.
     """
     words = (seed, epoch, dataset, number)
-    chains = np.arange(count, dtype=np.uint64)
-    keys = random.draws64(random.stream_key(*words, Purpose.ORDER), count)
-    if probability is not None:
-        draw = random.draws64(random.stream_key(*words, Purpose.ACCEPT), count)
-        accepted = (draw >> np.uint64(11)) * 2.0**-53 < probability
-        chains, keys = chains[accepted], keys[accepted]
+    chains = _accepted(count, probability, random.stream_key(*words, Purpose.ACCEPT))
+    keys = random.draws64_at(random.stream_key(*words, Purpose.ORDER), chains)
     # The chain's number in the low bits: sorting values is several times faster
     # than sorting an index, and ties cannot depend on the machine.
     bits = np.uint64(max(count - 1, 1).bit_length())
     sorted_keys = np.sort((keys >> bits << bits) | chains)
     return (sorted_keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+
+
+def _accepted(count: int, probability: np.ndarray | None, key: int) -> np.ndarray:
+    """Chains whose draw is below their probability, `u64`, ascending."""
+    if probability is None:
+        return np.arange(count, dtype=np.uint64)
+    parts = []
+    for start in range(0, count, _CHUNK):  # what fits the cache is drawn twice as fast
+        chance = probability[start : start + _CHUNK]
+        draw = random.draws64(key, len(chance), start) >> np.uint64(11)
+        parts.append(np.flatnonzero(draw < chance * 2.0**53) + start)
+    return np.concatenate(parts).astype(np.uint64)
 
 
 def _dataset_order(

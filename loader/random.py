@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Purpose", "below", "bits32", "draws64", "stream_key"]
+__all__ = ["Purpose", "below", "bits32", "draws64", "draws64_at", "stream_key"]
 
 STEP: Final = 0x9E3779B97F4A7C15
 MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -59,14 +59,20 @@ def stream_key(*words: int) -> int:
 
 def draws64(key: int, count: int, start: int = 0) -> np.ndarray:
     """`u64[count]`: draws `start .. start + count` of a stream."""
-    z = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    return draws64_at(key, np.arange(start, start + count, dtype=np.uint64))
+
+
+def draws64_at(key: int, index: np.ndarray) -> np.ndarray:
+    """`u64` draws with the given numbers, `u64`, of a stream."""
+    z = index + np.uint64(1)
     z *= np.uint64(STEP)
     z += np.uint64(key)
-    z ^= z >> np.uint64(30)
+    shifted = z >> np.uint64(30)
+    z ^= shifted
     z *= np.uint64(MIX_1)
-    z ^= z >> np.uint64(27)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
     z *= np.uint64(MIX_2)
-    z ^= z >> np.uint64(31)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
     return z
 
 
