@@ -88,12 +88,12 @@ def _header(entry: Entry, name: str) -> str:
 
 def _chemistry(kinds: list[list[str]]) -> str:
     rows = "".join(
-        f"{kind} '{'PEPTIDE LINKING' if kind == 'GLY' else 'L-PEPTIDE LINKING'}' "
+        f"{kind} '{'peptide linking' if kind == 'GLY' else 'L-peptide linking'}' "
         f"{'n' if kind == 'MSE' else 'y'} ?\n"
         for kind in sorted({kind for chain in kinds for kind in chain})
     )
     columns = "loop_\n_chem_comp.id\n_chem_comp.type\n_chem_comp.mon_nstd_flag\n_chem_comp.name\n"
-    return f"{columns}{rows}HOH NON-POLYMER . WATER\n#\n"
+    return f"{columns}{rows}HOH non-polymer . WATER\n#\n"
 
 
 def _polymers(entry: Entry, kinds: list[list[str]]) -> str:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evofeed.featurize.synth import write_synthetic
+
+
+def evofeed(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "evofeed.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def broken_raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw") / "set"
+    write_synthetic(folder, 20, seed=9, broken=0.1, mean_length=40, mean_depth=16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(broken_raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dataset = tmp_path_factory.mktemp("data") / "set"
+    done = evofeed("featurize", broken_raw, dataset, "--executor", "local", "--max-broken", "0.2")
+    assert done.returncode == 0, done.stderr
+    return dataset
+
+
+def test_featurize_says_what_it_made_what_is_broken_and_where_the_report_is(
+    broken_raw: Path, published: Path
+) -> None:
+    again = evofeed(
+        "featurize", broken_raw, published, "--executor", "local", "--max-broken", "0.2"
+    )
+    assert again.returncode == 0
+    assert "18 of 20 chains" in again.stdout
+    assert "2 broken" in again.stdout
+    assert "main -> " in again.stdout
+    assert ".report.json" in again.stdout
+
+
+def test_featurize_prints_json_and_nothing_else_when_asked(
+    broken_raw: Path, published: Path
+) -> None:
+    done = evofeed(
+        "featurize", broken_raw, published, "--executor", "local", "--max-broken", "0.2", "--json"
+    )
+    report = json.loads(done.stdout)
+    assert (report["state"], report["num_good"], report["num_broken"]) == ("published", 18, 2)
+    assert done.stderr == ""
+
+
+def test_too_many_broken_chains_exit_with_one_and_say_what_to_do(
+    broken_raw: Path, tmp_path: Path
+) -> None:
+    done = evofeed("featurize", broken_raw, tmp_path / "d", "--executor", "local")
+    assert done.returncode == 1
+    assert "--max-broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--executor", "cloud"),
+        ("--preset", "mine"),
+        ("--max-template-date", "yesterday"),
+        ("--views", "0"),
+        ("--no-such-option",),
+    ],
+)
+def test_wrong_calls_exit_with_two(broken_raw: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+    done = evofeed("featurize", broken_raw, tmp_path / "d", *args)
+    assert done.returncode == 2, done.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_input_that_is_not_there_is_one_line_and_exit_one(tmp_path: Path) -> None:
+    done = evofeed("featurize", tmp_path / "nothing", tmp_path / "d", "--executor", "local")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "nothing" in done.stderr
+
+
+def test_check_reports_and_writes_nothing(broken_raw: Path) -> None:
+    done = evofeed("featurize", broken_raw, "--check", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["chains"] == 20
+    assert found["findings"]
+    assert "20 chains" in evofeed("featurize", broken_raw, "--check").stdout
+
+
+def test_jobs_status_lists_jobs_and_their_broken_chains(published: Path) -> None:
+    (job,) = json.loads(evofeed("jobs", "status", published, "--json").stdout)
+    assert (job["state"], job["chains_good"], job["chains_broken"]) == ("published", 18, 2)
+    details = evofeed("jobs", "status", published, "--job", job["job_id"][:8]).stdout
+    assert details.count("broken ") == 3  # the count, and one line each
+    watched = evofeed("jobs", "status", published, "--watch")
+    assert watched.stdout.count("published") == 1
+
+
+def test_jobs_cancel_of_a_finished_job_says_so_and_exits_with_one(published: Path) -> None:
+    done = evofeed("jobs", "cancel", published)
+    assert done.returncode == 1
+    assert "published" in done.stdout
+
+
+def test_jobs_retry_and_run_go_on_with_the_arguments_of_the_job(published: Path) -> None:
+    marked = json.loads(evofeed("jobs", "retry", published, "--only-mark", "--json").stdout)
+    assert marked["chains"] == 2
+    done = evofeed("jobs", "run", published, "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert (report["state"], report["num_broken"]) == ("published", 2)
+
+
+def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: Path) -> None:
+    done = evofeed("jobs", "status", tmp_path)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("featurize",), ("synth",), ("jobs", "status"), ("jobs", "retry"), ("jobs", "run")]
+)
+def test_help_shows_an_example(command: tuple[str, ...]) -> None:
+    assert "Example: evofeed" in evofeed(*command, "--help").stdout

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evofeed.errors import EvofeedError
+from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.stockholm import parse_stockholm
+from evofeed.featurize.synth import evolve, write_synthetic
+from evofeed.featurize.synth import fold as folds
+from evofeed.featurize.synth.damage import DAMAGES
+from evofeed.featurize.synth.families import entry_id
+from evofeed.residues import ATOM_ORDER, GAP
+
+SMALL: dict[str, Any] = {"mean_length": 50, "mean_depth": 24, "mean_members": 4}
+
+
+def tree_digest(root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("synth") / "raw"
+    write_synthetic(folder, 40, seed=1, **SMALL)
+    return folder
+
+
+def test_the_same_seed_writes_the_same_bytes_and_another_does_not(
+    raw: Path, tmp_path: Path
+) -> None:
+    write_synthetic(tmp_path / "same", 40, seed=1, **SMALL)
+    write_synthetic(tmp_path / "other", 40, seed=2, **SMALL)
+    assert tree_digest(tmp_path / "same") == tree_digest(raw)
+    assert tree_digest(tmp_path / "other") != tree_digest(raw)
+
+
+def test_every_chain_becomes_a_record_with_structure_msa_and_mostly_templates(raw: Path) -> None:
+    records = [featurize_chain(source) for source in discover(str(raw))]
+    assert len(records) == 40
+    for record in records:
+        assert record.all_atom_mask is not None
+        assert record.num_alignments > 5
+        assert record.msa_sources == (
+            "bfd_uniclust_hits.a3m",
+            "mgnify_hits.sto",
+            "uniref90_hits.sto",
+        )
+        assert record.release_date < "2021-10-10"
+    assert np.mean([record.num_templates > 0 for record in records]) > 0.3
+    assert any("released too late" in note for record in records for note in record.dropped)
+
+
+def test_openfold_rules_accept_the_files_too(raw: Path) -> None:
+    for source in discover(str(raw))[:10]:
+        assert featurize_chain(source, FeaturizeConfig.openfold()).num_templates > 0
+
+
+def test_a3m_and_stockholm_of_a_chain_are_of_one_family(raw: Path) -> None:
+    folder = sorted((raw / "alignments").iterdir())[0]
+    first = parse_a3m((folder / "bfd_uniclust_hits.a3m").read_bytes())
+    second = parse_stockholm((folder / "uniref90_hits.sto").read_bytes())
+    assert first.query == second.query
+    both = {row.tobytes() for row in first.letters} & {row.tobytes() for row in second.letters}
+    assert len(both) > 3  # databases overlap, as they do outside
+
+
+def test_structures_have_unresolved_residues_and_modified_ones(raw: Path) -> None:
+    text = "".join(path.read_text() for path in sorted((raw / "mmcif").iterdir()))
+    assert "HETATM" in text
+    unresolved = 0
+    for source in discover(str(raw)):
+        mask = featurize_chain(source).all_atom_mask
+        assert mask is not None
+        unresolved += int((mask[:, ATOM_ORDER["CA"]] == 0).sum())
+    assert unresolved > 20
+
+
+def test_backbones_are_ideal_compact_and_do_not_cross_themselves() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        fold = folds.random_fold(rng, 90)
+        atoms = folds.all_atoms(rng, rng.integers(0, 20, 90), fold)
+        ca = atoms[:, 1]
+        assert np.allclose(np.linalg.norm(np.diff(ca, axis=0), axis=1), 3.81, atol=0.02)
+        assert np.allclose(np.linalg.norm(atoms[1:, 0] - atoms[:-1, 2], axis=1), 1.33, atol=0.06)
+        assert np.allclose(np.linalg.norm(atoms[1:, 0] - atoms[:-1, 3], axis=1), 2.25, atol=0.06)
+        apart = np.abs(np.subtract.outer(np.arange(90), np.arange(90))) > 2
+        distance = np.linalg.norm(ca[:, None] - ca[None], axis=-1)
+        assert distance[apart].min() > 3.5
+        radius = np.sqrt(((ca - ca.mean(0)) ** 2).sum(1).mean())
+        assert radius < 1.5 * 2.2 * 90**0.38  # globular proteins: about 2.2 L^0.38 angstrom
+
+
+def test_columns_in_contact_covary_more_than_others() -> None:
+    enrichment = []
+    for seed in range(3):
+        family = evolve.evolve_family(np.random.default_rng(seed), 70, 400)
+        rows = family.rows[1:, family.core]
+        middle = folds.centroids(*folds.frames(family.fold))
+        contact = np.linalg.norm(middle[:, None] - middle[None], axis=-1) < 8
+        i, j = np.triu_indices(70, 6)
+        top = np.argsort(-_covariation(rows)[i, j])[:35]
+        enrichment.append(contact[i, j][top].mean() / contact[i, j].mean())
+    assert np.mean(enrichment) > 5
+
+
+def _covariation(rows: np.ndarray) -> np.ndarray:
+    """Largest correlation of hydropathy, charge or volume, background-corrected (APC)."""
+    best = np.zeros([rows.shape[1]] * 2)
+    for scale in (evolve._HYDROPATHY, evolve._CHARGE, evolve._VOLUME):
+        values = np.append(scale - evolve.BACKGROUND @ scale, [0, 0])[rows]
+        values -= values.mean(0)
+        values /= values.std(0) + 0.3 * values.std()
+        score = np.abs(values.T @ values) / len(rows)
+        np.fill_diagonal(score, 0)
+        best = np.maximum(best, score - score.mean(0)[None] * score.mean(1)[:, None] / score.mean())
+    return best
+
+
+def test_sites_are_conserved_unequally_and_letters_are_as_common_as_in_nature() -> None:
+    family = evolve.evolve_family(np.random.default_rng(5), 120, 300)
+    rows = family.rows[1:, family.core]
+    counts = np.array([np.bincount(column, minlength=22)[:20] for column in rows.T])
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    entropy = -(share * np.log(share + 1e-12)).sum(1)
+    assert entropy.min() < 1.0
+    assert entropy.max() > 2.3
+    overall = counts.sum(0) / counts.sum()
+    assert np.abs(overall - evolve.BACKGROUND).sum() < 0.5
+    assert 0.01 < (rows == GAP).mean() < 0.4
+
+
+def test_entry_ids_are_unique_and_look_like_pdb_ids() -> None:
+    ids = {entry_id(number) for number in range(5000)}
+    assert len(ids) == 5000
+    assert all(len(name) == 4 and name[0] in "123456789" for name in ids)
+
+
+def test_every_kind_of_damage_is_listed_and_noticed(tmp_path: Path) -> None:
+    count = len(DAMAGES)
+    report = write_synthetic(tmp_path / "raw", 2 * count, seed=3, broken=0.5, **SMALL)
+    listed = json.loads((tmp_path / "raw" / "broken.json").read_text())
+    assert sorted(item["kind"] for item in listed) == sorted(how.kind for how in DAMAGES)
+    assert list(report.broken) == listed
+    by_id = {item["chain_id"]: item for item in listed}
+    for source in discover(str(tmp_path / "raw")):
+        item = by_id.get(source.chain_id)
+        if item is None:
+            featurize_chain(source)
+        elif item["outcome"] == "note":
+            assert featurize_chain(source).dropped
+        else:
+            with pytest.raises(EvofeedError):
+                featurize_chain(source)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for wrong in ({"num_chains": 0}, {"broken": 1.5}, {"mean_length": 5}):
+        with pytest.raises(ValueError, match="want"):
+            write_synthetic(tmp_path / "raw", **{"num_chains": 4, **wrong})
+    assert not (tmp_path / "raw").exists()
+
+
+def test_a_folder_with_alignments_is_not_written_into(raw: Path) -> None:
+    with pytest.raises(ValueError, match="already holds"):
+        write_synthetic(raw, 4)
