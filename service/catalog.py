@@ -21,8 +21,9 @@ from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
-from evofeed.service.statistics import Difference, column_statistics, difference
+from evofeed.service.statistics import column_statistics
 from evofeed.service.tables import DatasetRow
+from evofeed.store.history import Diff, diff_indexes
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ class Catalog:
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
-        self._differences: OrderedDict[tuple[str, str], Difference] = OrderedDict()
+        self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
         self._max_snapshots = snapshots
         self._lock = threading.Lock()
 
@@ -173,7 +174,7 @@ class Catalog:
         snapshot = self.snapshot(name, digest)
         return self._cached(self._statistics, digest, lambda: column_statistics(snapshot.index), 64)
 
-    def difference(self, name: str, before: str, after: str) -> Difference:
+    def difference(self, name: str, before: str, after: str) -> Diff:
         """Chains that differ between two snapshots of a dataset.
 
         Raises:
@@ -181,7 +182,7 @@ class Catalog:
         """
         old, new = self.snapshot(name, before), self.snapshot(name, after)
         return self._cached(
-            self._differences, (before, after), lambda: difference(old.index, new.index), 8
+            self._differences, (before, after), lambda: diff_indexes(old.index, new.index), 8
         )
 
     def close(self) -> None:

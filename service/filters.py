@@ -34,7 +34,13 @@ _COMPARE: Final = {
 }
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 _UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
-_PHYSICAL: Final = ("shard", "offset", "nbytes", "checksum")  # where bytes lie, not what they mean
+_PHYSICAL: Final = (
+    "shard",
+    "offset",
+    "nbytes",
+    "raw_nbytes",
+    "checksum",
+)  # where bytes lie, not what they mean
 
 
 def filterable(schema: pa.Schema) -> dict[str, str]:

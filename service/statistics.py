@@ -1,8 +1,7 @@
-"""Exact statistics of a snapshot's index, and what differs between two."""
+"""Exact statistics of a snapshot's index."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -85,31 +84,3 @@ def _groups(values: Any) -> dict[str, int]:
 
 def _counted(values: Any) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in pc.value_counts(values).to_pylist()}
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Chains that differ between two snapshots, each list in order of id."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
-
-    def entries(self) -> list[tuple[str, str]]:
-        """All of them, `(change, chain_id)`, in that order."""
-        kinds = (("added", self.added), ("removed", self.removed), ("changed", self.changed))
-        return [(kind, chain) for kind, chains in kinds for chain in chains]
-
-
-def difference(before: pa.Table, after: pa.Table) -> Difference:
-    """What changed from one index to another; a chain changed if its bytes' checksum did."""
-    old, new = _checksums(before), _checksums(after)
-    return Difference(
-        added=sorted(new.keys() - old.keys()),
-        removed=sorted(old.keys() - new.keys()),
-        changed=sorted(chain for chain, total in new.items() if old.get(chain, total) != total),
-    )
-
-
-def _checksums(index: pa.Table) -> dict[str, int]:
-    return dict(zip(index["chain_id"].to_pylist(), index["checksum"].to_pylist(), strict=True))

@@ -77,7 +77,7 @@ def get_diff(
         # Pinned by the digests, not the refs: a page stays what its first page was.
         start, new = service.signer.read(cursor, f"diff {name} {old}")
     found = service.catalog.difference(name, old, new)
-    entries = found.entries()
+    entries = [(change, chain) for change, ids in found.to_dict().items() for chain in ids]
     more = start + limit < len(entries)
     return Diff(
         before=old,

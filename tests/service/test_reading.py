@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evofeed.service import serving
+from evofeed.service.server import listen
 from evofeed.store import Dataset
 
 
@@ -117,6 +119,17 @@ def test_a_service_stops_with_its_block_and_leaves_nothing_behind(folder) -> Non
     assert threading.active_count() == before
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz")
+
+
+def test_a_small_answer_does_not_wait_for_an_acknowledgement() -> None:
+    listener = listen("127.0.0.1", 0)
+    with listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as client, client:
+            accepted, _ = listener.accept()
+            with accepted:
+                # What asyncio looks at before it sets TCP_NODELAY.
+                assert accepted.proto == socket.IPPROTO_TCP
 
 
 def test_every_answer_carries_a_request_id_and_the_security_headers(served) -> None:
