@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,10 +20,8 @@ from evofeed.trainer.openfold_checkpoint import (
     load_weights,
     read_weights,
 )
+from evofeed.trainer.record_batch import record_batch
 from evofeed.trainer.structure_text import Structure, to_mmcif, to_pdb
-
-if TYPE_CHECKING:
-    from evofeed.loader import LoaderConfig
 
 __all__ = ["Prediction", "load_model", "predict", "predict_structure", "record_batch"]
 
@@ -114,67 +111,6 @@ def predict_structure(
 def _numpy(value: Tensor) -> np.ndarray:
     array: np.ndarray = value[0].float().cpu().numpy()
     return array
-
-
-def record_batch(
-    record: ChainRecord,
-    config: LoaderConfig | None = None,
-    *,
-    no_recycling_iters: int = 3,
-    seed: int = 0,
-) -> dict[str, Tensor]:
-    """One chain as a batch of one.
-
-    Args:
-        record: the chain.
-        config: sizes and sampling rules; None: the whole chain, nothing drawn away,
-            no true structure.
-        no_recycling_iters: recycles besides the last pass.
-        seed: of the crop and of the rows drawn.
-    """
-    from evofeed.loader import LoaderConfig
-    from evofeed.loader.batch import empty_batch, put
-    from evofeed.loader.draws import RecycleDraws, draw_crop, sample_key, use_clamped_fape
-    from evofeed.loader.featurise import constant_features, recycle_features
-
-    config = config or LoaderConfig.prediction(max_recycling_iters=no_recycling_iters)
-    key = sample_key(seed, 0, 0)
-    crop = draw_crop(config, key, record.num_res, record.num_templates)
-    chain = _chain(record, crop.templates, supervised=config.supervised)
-    recycles, device = no_recycling_iters + 1, torch.device("cpu")
-    num_res = config.crop_size or record.num_res
-    batch = empty_batch(config, num_res=num_res, batch_size=1, recycles=recycles, device=device)
-    put(batch, constant_features(chain, crop, config), 0)
-    batch["seq_length"].fill_(crop.length)
-    batch["resolution"].fill_(record.resolution)
-    batch["use_clamped_fape"].fill_(use_clamped_fape(config, key))
-    for recycle in range(recycles):
-        draws = RecycleDraws(config, key, recycle, device)
-        put(batch, recycle_features(chain, crop, draws, config), recycle, 0)
-    return batch
-
-
-def _chain(record: ChainRecord, templates: tuple[int, ...], *, supervised: bool) -> Any:
-    from evofeed.loader.featurise import Chain
-
-    chosen = list(templates)
-    positions, mask = record.all_atom_positions, record.all_atom_mask
-    known = supervised and positions is not None and mask is not None
-    return Chain(
-        aatype=torch.from_numpy(record.aatype),
-        residue_index=torch.from_numpy(record.residue_index),
-        msa=torch.from_numpy(record.msa),
-        deletions=torch.from_numpy(record.deletion_matrix()),
-        profile_counts=torch.from_numpy(record.hhblits_profile_counts),
-        template_aatype=torch.from_numpy(record.template_aatype[chosen]),
-        template_positions=torch.from_numpy(record.template_all_atom_positions[chosen]),
-        template_mask=torch.from_numpy(record.template_all_atom_mask[chosen]).float(),
-        template_sum_probs=torch.from_numpy(record.template_sum_probs[chosen]),
-        positions=torch.from_numpy(positions) if known else None,
-        mask=torch.from_numpy(mask).float() if known else None,
-        resolution=record.resolution,
-        is_distillation=record.is_distillation,
-    )
 
 
 def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> AlphaFold:
