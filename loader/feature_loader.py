@@ -95,6 +95,7 @@ class FeatureLoader:
         self._feeder: Feeder | None = None
         self._arena: Arena | None = None
         self._finalizer: Any = None
+        self._pid = 0
 
     def _wanted_nbytes(self) -> int:
         templates = self.config.max_templates > 0
@@ -122,6 +123,8 @@ class FeatureLoader:
             yield self._next()
 
     def _next(self) -> dict[str, Tensor]:
+        if self._feeder is not None and self._pid != os.getpid():
+            self._forget()  # forked: thread and reader stayed with the parent
         feeder = self._feeder or self._start()
         asked = time.perf_counter()
         cause = "handing over" if feeder.ready.qsize() else feeder.busy_with
@@ -150,6 +153,7 @@ class FeatureLoader:
         prefault(arena.array)
         if self.device.type == "cuda":
             arena.pin()
+        self._stats.page_locked = arena.is_pinned
         maker = BatchMaker(self._catalogs, self.config, arena, self.device)
         storages = [dataset.storage for dataset in self._datasets]
         kind: Any = ProcessReaders if self._reader == "process" else ThreadReaders
@@ -160,6 +164,7 @@ class FeatureLoader:
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
         self._finalizer = weakref.finalize(self, _shut_down, feeder, arena)
+        self._pid = os.getpid()
         feeder.start()
         return feeder
 
@@ -201,8 +206,13 @@ class FeatureLoader:
 
     def close(self) -> None:
         """Stop threads and reader process and free the shared memory; iterating restarts them."""
-        if self._finalizer is not None:
+        if self._finalizer is not None and self._pid == os.getpid():
             self._finalizer()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._feeder = self._arena = self._finalizer = None
 
     def __enter__(self) -> FeatureLoader:

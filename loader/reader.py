@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ def main(pipe: int, arena: int, nbytes: int) -> None:
         arena: descriptor of the shared memory.
         nbytes: its size.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     parent = os.getppid()
     connection = Connection(pipe)
     memory = mmap.mmap(arena, nbytes)

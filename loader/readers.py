@@ -119,14 +119,16 @@ class ProcessReaders:
         self._connection, theirs = Pipe()
         self._pulse.beat(time.monotonic(), 0.0)
         self._pulse.reads(-1)
-        source = str(Path(evofeed.__file__).parents[1])
+        # Our own place first, then whatever this process can import, for a user's own
+        # storage; -P keeps the working folder's files from shadowing the standard library.
+        paths = [str(Path(evofeed.__file__).parents[1]), *filter(None, sys.path)]
         pipe, arena = theirs.fileno(), self._arena.descriptor
         code = (
-            f"import sys; sys.path.insert(0, {source!r}); "
+            f"import sys; sys.path += [p for p in {paths!r} if p not in sys.path]; "
             f"from evofeed.loader.reader import main; main({pipe}, {arena}, {self._arena.nbytes})"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             pass_fds=(pipe, arena),
             stdin=subprocess.DEVNULL,
             stderr=self._said,

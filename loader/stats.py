@@ -60,6 +60,7 @@ class Stats:
         self.samples = 0
         self.recycles = 0
         self.nbytes = 0
+        self.page_locked = False
         self.substituted = 0
         self.respawns = 0
         self.retries = 0
@@ -119,6 +120,7 @@ class Stats:
             "read": self.read.summary(),
             "make_host": self.host.summary(),
             "make_device": self.device.summary(),
+            "page_locked": self.page_locked,
             "bytes_to_device": self.nbytes,
             "bytes_per_sample": self.nbytes / max(self.samples, 1),
             "reader_cpu_seconds": self.reader_cpu_seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -308,6 +309,63 @@ def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in grandchildren):
         assert time.monotonic() < deadline, "the reader outlived its trainer"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("reader", ["process", "thread"])
+def test_a_script_that_closes_nothing_ends_by_itself(
+    dataset: Dataset, tmp_path: Path, reader: str
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")  # a file of the user's
+    (tmp_path / "script.py").write_text(
+        "import sys\nsys.path.pop(0)\n"
+        + TRAINER.replace('device="cpu"', f"device='cpu', reader={reader!r}").replace(
+            "time.sleep(60)", ""
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py", dataset.uri],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
+
+
+FORKER = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+config = LoaderConfig(crop_size=8, max_recycling_iters=0)
+loader = FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu")
+first = next(iter(loader))["true_msa"].sum().item()
+child = os.fork()
+second = next(iter(loader))["true_msa"].sum().item()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+loader.close()
+print(first, second, flush=True)
+os._exit(0) if not child else None
+"""
+
+
+def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKER, dataset.uri], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = done.stdout.splitlines()
+    assert one == two
+
+
+def test_a_loader_that_has_not_begun_can_be_sent_to_another_process(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    loader = pickle.loads(pickle.dumps(open_loader(dataset)))
+    with loader:
+        assert sample_digests(loader, 3) == reference[:3]
 
 
 def _descendants(pid: int) -> list[int]:
