@@ -98,6 +98,7 @@ class Ledger:
 
     def __init__(self, url: str) -> None:
         self.url = url if "://" in url else f"sqlite:///{url}"
+        self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)
         if self.url.startswith("sqlite:///"):
             Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -334,10 +335,9 @@ def _adopt(connection: Connection, job_id: str) -> None:
     """Take over units that an earlier job on the same dataset has done without a broken chain."""
     mine = sa.select(JOBS.c.dataset_uri).where(JOBS.c.job_id == job_id).scalar_subquery()
     others = sa.select(JOBS.c.job_id).where(JOBS.c.dataset_uri == mine, JOBS.c.job_id != job_id)
-    broken = sa.select(CHAINS.c.unit_id).where(CHAINS.c.dead)
-    done = sa.select(UNITS).where(
-        UNITS.c.state == DONE, UNITS.c.job_id.in_(others), UNITS.c.unit_id.not_in(broken)
-    )
+    same = (CHAINS.c.job_id == UNITS.c.job_id) & (CHAINS.c.unit_id == UNITS.c.unit_id)
+    broken = sa.exists().where(same, CHAINS.c.dead)
+    done = sa.select(UNITS).where(UNITS.c.state == DONE, UNITS.c.job_id.in_(others), ~broken)
     for row in connection.execute(done).mappings():
         values = {"state": DONE, "shard": row["shard"], "notes": row["notes"]}
         values["num_chains"] = row["num_chains"]

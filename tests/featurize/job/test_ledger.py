@@ -1,0 +1,198 @@
+"""The ledger on SQLite and on PostgreSQL: one code path, one behaviour."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import on_stage, run, small_units, start_driver, wait_for
+
+from evofeed.errors import JobError
+from evofeed.featurize import FeaturizeConfig, discover
+from evofeed.featurize.job import Ledger, lock
+from evofeed.featurize.job.units import Plan, make_plan
+from evofeed.featurize.job.work import UnitResult
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL of this session's own, on a Unix socket."""
+    found = [Path(path) for path in [shutil.which("initdb")] if path]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        if "postgres" in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail("PostgreSQL is required but neither PATH nor /usr/lib/postgresql has it")
+        pytest.skip("no PostgreSQL here: install postgresql to run these")
+    folder = Path(tempfile.mkdtemp(prefix="evofeed-pg-", dir="/tmp"))
+    user = "nobody" if os.getuid() == 0 else None  # PostgreSQL refuses to run as root
+    if user:
+        shutil.chown(folder, user)
+
+    def call(program: str, *args: object) -> None:
+        command = [str(found[-1].parent / program), "-D", str(folder / "data"), *map(str, args)]
+        subprocess.run(command, user=user, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+    call("initdb", "-A", "trust", "-U", "evofeed", "--no-sync")
+    options = f"-k {folder} -c listen_addresses= -c fsync=off"
+    call("pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
+    yield f"postgresql://evofeed@/postgres?host={folder}"
+    call("pg_ctl", "-m", "immediate", "stop")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "ledger.sqlite")
+
+
+@pytest.fixture
+def plan(raw: Path) -> Plan:
+    with small_units():
+        return make_plan(discover(str(raw)), FeaturizeConfig(), None)
+
+
+def _begin(ledger: Ledger, job_id: str, plan: Plan, dataset: str = "data") -> None:
+    where: dict[str, Any] = {"input_uri": "raw", "dataset_uri": dataset, "arguments": {}}
+    ledger.begin(job_id, plan, where, None)
+
+
+def _result(unit_id: str, broken: tuple[str, ...] = ()) -> UnitResult:
+    failures = tuple(
+        {"chain_id": c, "type": "MsaError", "message": "bad", "path": "a", "line": 3}
+        for c in broken
+    )
+    return UnitResult(
+        unit_id=unit_id, shard={"name": unit_id}, num_chains=3, failures=failures, notes={}
+    )
+
+
+def _failure(chain_id: str) -> dict[str, Any]:
+    return {
+        "chain_id": chain_id,
+        "type": "WorkerKilled",
+        "message": "x",
+        "path": None,
+        "line": None,
+    }
+
+
+def test_units_go_from_todo_to_done_and_leases_of_the_dead_come_back(url: str, plan: Plan) -> None:
+    ledger, job_id = Ledger(url), os.urandom(8).hex()
+    _begin(ledger, job_id, plan, job_id)
+    first, second, *_ = (unit.unit_id for unit in plan.units)
+    ledger.lease(job_id, first)
+    ledger.lease(job_id, second)
+    ledger.finish(job_id, _result(first, broken=(plan.units[0].chain_ids[0],)))
+    assert [u["unit_id"] for u in ledger.units(job_id, "leased")] == [second]
+    ledger.close()
+    again = Ledger(url)  # its driver died; the next one begins
+    _begin(again, job_id, plan, job_id)
+    counts = again.counts(job_id)
+    assert (counts["units_todo"], counts["units_leased"], counts["units_done"]) == (7, 0, 1)
+    assert (counts["chains_good"], counts["chains_broken"]) == (3, 1)
+    (broken,) = again.chains(job_id)
+    assert (broken["message"], broken["path"], broken["line"]) == ("bad", "a", 3)
+    again.close()
+
+
+def test_strikes_add_up_and_the_last_one_is_final(url: str, plan: Plan) -> None:
+    ledger, job_id = Ledger(url), os.urandom(8).hex()
+    _begin(ledger, job_id, plan, job_id)
+    unit = plan.units[0]
+    suspect, victim, _ = unit.chain_ids
+    assert not ledger.strike(job_id, unit.unit_id, _failure(suspect), 2)
+    assert not ledger.strike(job_id, unit.unit_id, _failure(victim), 2)
+    assert ledger.strike(job_id, unit.unit_id, _failure(victim), 2)
+    assert [c["chain_id"] for c in ledger.chains(job_id, dead=False)] == [suspect]
+    ledger.finish(job_id, _result(unit.unit_id))
+    assert [c["chain_id"] for c in ledger.chains(job_id, dead=None)] == [victim], "acquitted"
+    ledger.close()
+
+
+def test_a_new_job_takes_over_finished_units_of_the_same_dataset(url: str, plan: Plan) -> None:
+    ledger, old, new, other = Ledger(url), *(os.urandom(8).hex() for _ in range(3))
+    _begin(ledger, old, plan, old)
+    unit_ids = [unit.unit_id for unit in plan.units]
+    ledger.finish(old, _result(unit_ids[0]))
+    ledger.finish(old, _result(unit_ids[1], broken=(plan.units[1].chain_ids[0],)))
+    _begin(ledger, new, plan, old)
+    _begin(ledger, other, plan, "elsewhere" + other)
+    assert [u["unit_id"] for u in ledger.units(new, "done")] == [unit_ids[0]]
+    assert ledger.units(other, "done") == []
+    ledger.close()
+
+
+def test_jobs_are_found_by_the_beginning_of_their_id(url: str, plan: Plan) -> None:
+    ledger, job_id = Ledger(url), os.urandom(8).hex()
+    _begin(ledger, job_id, plan, job_id)
+    assert ledger.job(job_id[:6]).job_id == job_id
+    with pytest.raises(JobError, match="unknown job"):
+        ledger.job("no such")
+    ledger.close()
+
+
+def test_a_job_is_driven_by_one_process_at_a_time(
+    url: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+    job_id = os.urandom(8).hex()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            ledger = Ledger(url)
+            with lock.driving(ledger, job_id):
+                Path(f"/tmp/evofeed-test-{job_id}").touch()
+                signal_wait()
+        finally:
+            os._exit(code)
+    while not Path(f"/tmp/evofeed-test-{job_id}").exists():
+        pass
+    ledger = Ledger(url)
+    with pytest.raises(JobError, match="another process"), lock.driving(ledger, job_id):
+        pass
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    monkeypatch.setattr(lock, "_PATIENCE", 5.0)
+    with lock.driving(ledger, job_id):  # the death of the holder opens it
+        pass
+    ledger.close()
+    Path(f"/tmp/evofeed-test-{job_id}").unlink()
+
+
+def signal_wait() -> None:
+    import signal
+
+    signal.pause()
+
+
+def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any], postgres_url: str
+) -> None:
+    from tests.featurize.job.test_crashes import arm
+
+    from evofeed.featurize.job import ledger
+
+    def act() -> Any:
+        mark = tmp_path / "mark"
+        pid = start_driver(
+            raw,
+            tmp_path / "data",
+            lambda: arm(ledger.Ledger, "finish", "after", 3, mark),
+            ledger=postgres_url,
+        )
+        assert wait_for(pid) == -9
+        return run(raw, tmp_path / "data", ledger=postgres_url)
+
+    report = on_stage(act)
+    assert report.snapshot == honest[0]
+    assert report.resumed == 3
+    assert not (tmp_path / "data" / "jobs" / "ledger.sqlite").exists()
