@@ -41,6 +41,7 @@ _ANISOTROP: Final = re.compile(
 class AtomLoop:
     """Rows of the first model, column by column; texts packed into 64 bits."""
 
+    columns: tuple[str, ...]
     texts: Shaped[np.ndarray, "8 A"]
     floats: Float[np.ndarray, "4 A"]
     ints: Int[np.ndarray, "2 A"]
@@ -69,7 +70,7 @@ def cut_atom_loop(data: bytes, caps: InputCaps) -> tuple[bytes, AtomLoop | None]
     if found <= 0:
         return data, None
     rest = data[: head.start()] + _without_anisotrop(data[end:])
-    return rest, AtomLoop(texts[:, :found], floats[:, :found], ints[:, :found])
+    return rest, AtomLoop(tuple(columns), texts[:, :found], floats[:, :found], ints[:, :found])
 
 
 def _line_before(data: bytes, item: bytes) -> int:

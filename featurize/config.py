@@ -53,6 +53,9 @@ class FeaturizeConfig:
     and note differing letters. OpenFold does not look."""
 
     # structures
+    require_atom_items: bool = False
+    """OpenFold's reader fails where the atom table lacks any item it reads, record
+    numbers and B factors included. Ours needs positions, names and sequence numbers."""
     require_entry_id: bool = False
     """OpenFold cannot parse an entry with neither revision history nor `_entry.id`."""
     require_release_date: bool = False
@@ -118,6 +121,7 @@ class FeaturizeConfig:
             "hit_names": "openfold",
             "subfolders": False,
             "check_query": False,
+            "require_atom_items": True,
             "require_entry_id": True,
             "require_release_date": True,
             "require_observed_chains": True,

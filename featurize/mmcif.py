@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.errors import MmcifError
-from evofeed.featurize.atom_loop import cut_atom_loop, sites_of
+from evofeed.featurize.atom_loop import AtomLoop, cut_atom_loop, sites_of
 from evofeed.featurize.atom_sites import AtomSites, place_chain, read_atom_sites
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.residue_names import one_letter
@@ -27,6 +27,11 @@ _RESOLUTIONS: Final = (
     "_em_3d_reconstruction.resolution",
     "_reflns.d_resolution_high",
 )
+_BIOPYTHON_ITEMS: Final = (
+    "id label_atom_id label_comp_id auth_asym_id Cartn_x Cartn_y Cartn_z label_alt_id "
+    "pdbx_PDB_ins_code B_iso_or_equiv occupancy group_PDB"
+).split()
+"""What Biopython's structure builder reads, in its order."""
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}$")
 
 
@@ -55,6 +60,8 @@ def parse_mmcif(
     rest, loop = cut_atom_loop(data, config.caps)
     block = _block_without(rest, data, path)
     try:
+        if config.require_atom_items:
+            _check_atom_items(block, loop)
         polymers = _protein_chains(block, path, config)
         release_date = _release_date(block)
         has_entry_id = bool(_values(block, "_entry.id"))
@@ -99,6 +106,13 @@ def parse_mmcif(
     )
 
 
+def _check_atom_items(block: Any, loop: AtomLoop | None) -> None:
+    for item in _BIOPYTHON_ITEMS:
+        here = item in loop.columns if loop else len(block.find_values(f"_atom_site.{item}"))
+        if not here:
+            raise MmcifError(f"_atom_site.{item} is missing")
+
+
 def _block_without(rest: bytes, data: bytes, path: str) -> Any:
     """The block of the file without its atom table; errors name lines of the whole file."""
     try:
@@ -110,6 +124,8 @@ def _block_without(rest: bytes, data: bytes, path: str) -> Any:
 def _block(data: bytes, path: str) -> Any:
     from gemmi import cif
 
+    if not data.strip():
+        raise MmcifError("Empty file.", path=path or None)
     try:
         document = cif.read_string(data)
     except (ValueError, RuntimeError) as error:

@@ -27,7 +27,7 @@ class TemplateLibrary:
     """Structures by PDB id from a folder of `<id>.cif` (or `<i[1:3]>/<id>.cif`, packed or not).
 
     A structure is read and parsed at most once while it is among the last used;
-    one that is missing or broken is remembered as such.
+    one that is broken is remembered as such. Folders are listed once.
     """
 
     def __init__(
@@ -63,7 +63,11 @@ class TemplateLibrary:
         if pdb_id in self._known:
             self._known.move_to_end(pdb_id)
         else:
-            self._known[pdb_id] = self._parse(pdb_id)
+            path = self._find(pdb_id)
+            if path is None:  # not kept: thousands of them would push the others out
+                missing = self._folder / f"{pdb_id}.cif"
+                raise TemplateError("no structure file", path=str(missing))
+            self._known[pdb_id] = self._parse(pdb_id, path)
             while len(self._known) > self._kept:
                 self._known.popitem(last=False)
         entry = self._known[pdb_id]
@@ -71,10 +75,7 @@ class TemplateLibrary:
             raise TemplateError(entry.message, path=entry.path)
         return entry
 
-    def _parse(self, pdb_id: str) -> Structure | TemplateError:
-        path = self._find(pdb_id)
-        if path is None:
-            return TemplateError("no structure file", path=str(self._folder / f"{pdb_id}.cif"))
+    def _parse(self, pdb_id: str, path: Path) -> Structure | TemplateError:
         self.parsed += 1
         try:
             data = read_bytes(file_ref(path), self._config.caps)

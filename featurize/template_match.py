@@ -88,7 +88,9 @@ def _facing(
     query = of_query[both] - of_query[of_query >= 0].min() + start
     piece = of_hit[both] - of_hit[of_hit >= 0].min()
     length = len(hit.hit_sequence) - hit.hit_sequence.count("-")
-    inside = (piece < length) & (query < len(query_sequence)) & (query >= 0)
+    # OpenFold's -1 for "not found" makes the first residue the query's last; so be it there.
+    first = -1 if config.locate_query == "search" else 0
+    inside = (piece < length) & (query < len(query_sequence)) & (query >= first)
     return query[inside], piece[inside]
 
 

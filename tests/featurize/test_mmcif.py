@@ -94,7 +94,16 @@ def test_component_types_in_capitals_are_protein_by_default() -> None:
     data = data.replace(b"-p", b"-P").replace(b"'pE", b"'PE")
     assert list(parse_mmcif(data, file_id="t").sequences) == ["A"]
     with pytest.raises(MmcifError, match="No protein"):
-        parse_mmcif(data, file_id="t", config=FeaturizeConfig.openfold(require_entry_id=False))
+        parse_mmcif(data, file_id="t", config=FeaturizeConfig.openfold(require_atom_items=False))
+
+
+def test_items_that_only_openfold_needs_are_missed_by_it_alone() -> None:
+    data = small([(".", "1", "0.0")])
+    assert parse_mmcif(data, file_id="t").chain("A").mask.sum() == 1
+    with pytest.raises(MmcifError, match=r"_atom_site\.id is missing"):
+        parse_mmcif(data, file_id="t", config=OPENFOLD)
+    with pytest.raises(MmcifError, match=r"Empty file\."):
+        parse_mmcif(b" \n", file_id="t")
 
 
 def test_altlocs_take_the_fullest_and_the_first_of_equals() -> None:

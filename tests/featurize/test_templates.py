@@ -1,0 +1,184 @@
+"""Which hits become templates, and where their residues go."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.golden import INPUTS, openfold_record, sources
+
+from evofeed.errors import TemplateError
+from evofeed.featurize import FeaturizeConfig, featurize_chain
+from evofeed.featurize.hits import TemplateHit
+from evofeed.featurize.structure import Chain, Structure
+from evofeed.featurize.template_library import TemplateLibrary
+from evofeed.featurize.template_match import match_hit
+from evofeed.featurize.templates import (
+    Query,
+    featurize_templates,
+    prefilter,
+    template_cutoff,
+)
+
+QUERY = "MKTAYIAKQRQISFVKSHFSRQ"
+CONFIG = FeaturizeConfig()
+
+
+def hit(
+    name: str = "1abc_A",
+    query: str = QUERY[2:16],
+    letters: str = "TAYIGKQRQISFVK",
+    start: int = 2,
+    sum_probs: float = 9.0,
+) -> TemplateHit:
+    pieces = ((query, start),), ((letters, 5),)
+    return TemplateHit(1, name, len(letters), sum_probs, query, letters, *pieces)
+
+
+def structure(sequences: dict[str, str], date: str = "2001-01-01") -> Structure:
+    def place(name: str) -> Chain:
+        size = len(sequences[name])
+        positions = np.zeros([size, 37, 3], np.float32)
+        positions[:, :5] = np.arange(size, dtype=np.float32)[:, None, None]
+        mask = np.zeros([size, 37], np.uint8)
+        mask[:, :5] = 1
+        return Chain(name, sequences[name], positions, mask, np.ones(size, bool))
+
+    return Structure("1abc", "x-ray", date, 1.0, sequences, place)
+
+
+class Shelf(TemplateLibrary):
+    """A library of structures that need no files."""
+
+    def __init__(self, entries: dict[str, Structure]) -> None:
+        super().__init__("/nowhere", CONFIG)
+        self.entries = entries
+
+    def structure(self, pdb_id: str) -> Structure:
+        if pdb_id not in self.entries:
+            raise TemplateError("no structure file")
+        return self.entries[pdb_id]
+
+
+PIECE = "TAYIGKQRQISFVK"
+
+
+@pytest.mark.parametrize(
+    ("chains", "chain", "offset"),
+    [
+        ({"A": "GG" + PIECE, "B": PIECE}, "A", 2),
+        ({"B": "G" + PIECE}, "B", 1),
+        ({"A": "GGG", "C": "GG" + PIECE.replace("Q", "X")}, "C", 2),
+    ],
+)
+def test_a_hit_is_found_in_its_chain_in_any_chain_and_through_unknown_letters(
+    chains: dict[str, str], chain: str, offset: int
+) -> None:
+    match = match_hit(hit(), "A", QUERY, structure(chains), CONFIG)
+    assert (match.chain_id, match.realigned) == (chain, False)
+    assert match.query.tolist() == list(range(2, 16))
+    assert match.template.tolist() == list(range(offset, offset + 14))
+    assert match.letters == PIECE
+
+
+def test_a_changed_sequence_is_realigned_if_it_is_nearly_the_same() -> None:
+    changed = "GGGG" + PIECE[:7] + "W" + PIECE[7:]  # one residue more
+    match = match_hit(hit(), "A", QUERY, structure({"A": changed}), CONFIG)
+    assert match.realigned and match.letters == PIECE
+    assert match.template.tolist() == [*range(4, 11), *range(12, 19)]
+    other = structure({"A": "GWGWGWGWGWGWGWGWGWGW"})
+    with pytest.raises(TemplateError, match="identical"):
+        match_hit(hit(), "A", QUERY, other, CONFIG)
+    with pytest.raises(TemplateError, match="not in its structure"):
+        match_hit(hit(), "A", QUERY, other, CONFIG.replace(realign="never"))
+    with pytest.raises(TemplateError, match="no protein chain"):
+        match_hit(hit(), "Z", QUERY, structure({"A": "GG", "B": "WW"}), CONFIG)
+
+
+def test_repeats_are_placed_by_the_files_numbers_where_openfold_takes_the_first() -> None:
+    query = "ACDEFGHIKLMN" * 2
+    second = hit(query="ACDEFGHIKLMN", letters="ACDEFGHIKLMN", start=12)
+    entry = structure({"A": "ACDEFGHIKLMN"})
+    ours = match_hit(second, "A", query, entry, CONFIG)
+    theirs = match_hit(second, "A", query, entry, FeaturizeConfig.openfold())
+    assert ours.query.tolist() == list(range(12, 24))
+    assert theirs.query.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"name": "odd name"}, "<pdb id>_<chain>"),
+        ({"name": "9que_B"}, "own entry"),
+        ({"letters": QUERY[2:4] + "-" * 12}, "short"),
+        ({"letters": QUERY, "query": QUERY, "start": 0}, "piece of the query"),
+    ],
+)
+def test_the_prefilter_says_why(changes: dict[str, str], reason: str) -> None:
+    made = hit(**changes)  # type: ignore[arg-type]
+    query = Query(QUERY, entry_id="9QUE")
+    got = prefilter(made, query, Shelf({}), "2021-10-10", CONFIG)
+    assert reason in got and bool(reason) == bool(got)
+    few = dataclasses.replace(made, aligned_cols=1)
+    if not reason:
+        assert "aligned" in prefilter(few, query, Shelf({}), "2021-10-10", CONFIG)
+    own = FeaturizeConfig.openfold()
+    if "own" in reason:
+        assert prefilter(made, query, Shelf({}), "2021-10-10", own) == ""
+
+
+def test_templates_are_older_than_the_query_by_sixty_days() -> None:
+    assert template_cutoff(Query(QUERY, release_date="2000-03-01"), CONFIG) == "2000-01-01"
+    assert template_cutoff(Query(QUERY, release_date="2030-03-01"), CONFIG) == "2021-10-10"
+    assert template_cutoff(Query(QUERY), CONFIG) == "2021-10-10"
+    openfold = FeaturizeConfig.openfold()
+    assert template_cutoff(Query(QUERY, release_date="2000-03-01"), openfold) == "2021-10-10"
+
+
+def test_what_is_passed_over_is_counted_with_its_reason() -> None:
+    entries = {
+        "1abc": structure({"A": PIECE}),
+        "2new": structure({"A": PIECE}, date="2022-01-01"),
+        "3und": structure({"A": PIECE}, date=""),
+        "4gap": structure({"A": PIECE}),
+    }
+    hits = [
+        hit(f"{name}_A", sum_probs=float(p)) for p, name in enumerate((*entries, "5not", "4gap"))
+    ]
+    templates, dropped = featurize_templates(hits, Query(QUERY), Shelf(entries), CONFIG)
+    assert [t.name for t in templates] == ["4gap_A"]  # the best of equal sequences
+    text = "\n".join(dropped)
+    for reason in ("too late", "when it was released", "no structure file", "same aligned"):
+        assert reason in text
+    assert "2 template hits passed over" in text
+    (template,) = templates
+    assert template.sequence == "--" + PIECE + "-" * 6
+    seen = template.mask > 0
+    assert abs(template.positions[seen].mean()) < 1e-5  # centred on the whole chain
+    assert template.center.tolist() == [6.5, 6.5, 6.5]
+
+
+def test_a_structure_is_parsed_once_however_many_hits_it_has(golden: Path) -> None:
+    source = next(s for s in sources().values() if openfold_record(s.chain_id).num_templates > 2)
+    library = TemplateLibrary(str(INPUTS[0] / "template_mmcif"), CONFIG)
+    first = featurize_chain(source, library=library)
+    parsed = library.parsed
+    again = featurize_chain(source, library=library)
+    assert library.parsed == parsed > 0
+    assert first.template_domain_names == again.template_domain_names
+    assert np.array_equal(first.template_all_atom_positions, again.template_all_atom_positions)
+
+
+def test_broken_structures_are_passed_over(tmp_path: Path, golden: Path) -> None:
+    source = next(s for s in sources().values() if openfold_record(s.chain_id).num_templates > 2)
+    best = openfold_record(source.chain_id).template_domain_names[0]
+    for path in (INPUTS[0] / "template_mmcif").iterdir():
+        data = path.read_bytes()
+        broken = path.stem == best.partition("_")[0]
+        (tmp_path / path.name).write_bytes(data[: len(data) // 3] if broken else data)
+    record = featurize_chain(dataclasses.replace(source, template_mmcif_dir=str(tmp_path)))
+    assert best not in record.template_domain_names and record.num_templates > 1
+    assert "broken structure file" in " ".join(record.dropped)
