@@ -27,6 +27,8 @@ from evofeed.store.history import Diff, diff_indexes
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
+_URI_SECONDS = 1.0
+_MAX_URIS = 10_000
 
 
 class Catalog:
@@ -42,6 +44,7 @@ class Catalog:
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
+        self._uris: dict[str, tuple[str, float]] = {}
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
         self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
@@ -88,6 +91,7 @@ class Catalog:
                 session.expunge(row)
         except IntegrityError:
             raise _taken(name) from None
+        self._uris.pop(name, None)
         return row
 
     def remove(self, name: str, principal: str) -> None:
@@ -100,6 +104,7 @@ class Catalog:
         with self._database.write() as session:
             session.execute(delete(DatasetRow).where(DatasetRow.name == name))
             record(session, principal, "dataset.remove", name)
+        self._uris.pop(name, None)
 
     def dataset(self, name: str) -> DatasetRow:
         """A dataset's row.
@@ -134,11 +139,25 @@ class Catalog:
         Raises:
             Problem: 404, no such dataset; 503, its place cannot be reached.
         """
-        uri = self.dataset(name).uri
+        uri = self._uri(name)
         try:
             return self._cached(self._views, uri, lambda: StoreView(uri), 256)
         except (StoreError, OSError) as error:
             raise _away(name, error) from None
+
+    def _uri(self, name: str) -> str:
+        """Where a dataset lies; asked of the database at most once a second.
+
+        Every shard request needs it. Another process may have moved the name
+        meanwhile, so what is remembered is soon forgotten.
+        """
+        uri, until = self._uris.get(name, ("", 0.0))
+        if time.monotonic() >= until:
+            uri = self.dataset(name).uri
+            if len(self._uris) >= _MAX_URIS:
+                self._uris.clear()
+            self._uris[name] = (uri, time.monotonic() + _URI_SECONDS)
+        return uri
 
     def snapshot(self, name: str, digest: str) -> OpenSnapshot:
         """A snapshot, opened once and kept.

@@ -102,12 +102,13 @@ def make_router(prefix: str = "", tag: str = "") -> APIRouter:
     return APIRouter(prefix=prefix, route_class=ScopedRoute, tags=[tag] if tag else None)
 
 
-def _service(request: Request) -> Service:
+# Both are async only so that they do not cost a thread each.
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _principal(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:
     principal: Principal = request.state.principal
     return principal
 
