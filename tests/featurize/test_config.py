@@ -1,0 +1,62 @@
+"""Settings: documented, refused when senseless, told apart by their digest."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from evofeed.featurize import CropConfig, FeaturizeConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_deviation_from_openfold_is_documented() -> None:
+    page = (ROOT / "featurize" / "INPUTS.md").read_text()
+    ours, theirs = FeaturizeConfig(), FeaturizeConfig.openfold()
+    differing = [
+        field.name
+        for field in dataclasses.fields(ours)
+        if getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+    assert len(differing) >= 16
+    for name in differing:
+        assert f"| `{name}` |" in page, f"{name} differs from OpenFold but INPUTS.md is silent"
+    listed = [
+        line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and "|" in line
+    ]
+    known = {field.name for field in dataclasses.fields(ours)}
+    assert set(differing) == known.intersection(listed)
+
+
+def test_every_setting_has_a_docstring() -> None:
+    for path, config in ((ROOT / "featurize" / "config.py", FeaturizeConfig),):
+        lines = path.read_text().splitlines()
+        for field in dataclasses.fields(config):
+            at = next(i for i, line in enumerate(lines) if line.startswith(f"    {field.name}:"))
+            assert field.name == "caps" or '"""' in lines[at + 1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_templates": -1}, {"max_template_date": "yesterday"}, {"max_template_date": "2021"}],
+)
+def test_senseless_settings_are_a_wrong_call(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        FeaturizeConfig(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"views": 0}, {"residue_crop": 0}, {"msa_budget": 0}, {"max_templates": -1}]
+)
+def test_senseless_crops_are_a_wrong_call(changes: dict[str, int]) -> None:
+    with pytest.raises(ValueError):
+        CropConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_the_digest_depends_on_every_setting() -> None:
+    digests = {FeaturizeConfig().digest, FeaturizeConfig.openfold().digest}
+    digests.add(FeaturizeConfig(max_templates=3).digest)
+    assert len(digests) == 3 and FeaturizeConfig().digest in digests
+    assert CropConfig().digest != CropConfig(seed=1).digest
