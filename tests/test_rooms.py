@@ -19,30 +19,30 @@ MAY_IMPORT = {
     "featurize": {"store"},
     "loader": {"store"},
     "service": {"store", "featurize.job"},
-    "trainer": {"loader", "kernels"},
+    "trainer": {"loader", "kernels", "store:Dataset"},  # docs/decisions/0004
 }
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names below `evofeed` that a source file imports anywhere in it."""
+    """What a source file imports from evofeed anywhere in it, as `room.module:name`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "evofeed":
             module = node.module or ""
-            names |= (
-                {f"evofeed.{alias.name}" for alias in node.names}
-                if module == "evofeed"
-                else {module}
-            )
+            joint = "." if module == "evofeed" else ":"
+            names |= {f"{module}{joint}{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {a.name for a in node.names if a.name.split(".")[0] == "evofeed"}
     return {name.removeprefix("evofeed").lstrip(".") for name in names} - {""}
 
 
 def allowed(room: str, name: str) -> bool:
-    if name in COMMON or name.split(".")[0] == room:
+    module = name.split(":")[0]
+    if module in COMMON or module.split(".")[0] == room:
         return True
-    return any(name == door or name.startswith(f"{door}.") for door in MAY_IMPORT[room])
+    return any(
+        name == door or module == door or module.startswith(f"{door}.") for door in MAY_IMPORT[room]
+    )
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -61,8 +61,10 @@ def test_a_room_imports_only_the_rooms_it_may_know(room: str) -> None:
 def test_the_import_check_sees_a_forbidden_import(tmp_path: Path) -> None:
     source = tmp_path / "bad.py"
     source.write_text("def f():\n    from evofeed.service.app import create_app\n")
-    assert imported(source) == {"service.app"}
-    assert not allowed("store", "service.app")
+    assert imported(source) == {"service.app:create_app"}
+    assert not allowed("store", "service.app:create_app")
+    assert allowed("trainer", "store:Dataset")
+    assert not allowed("trainer", "store:DatasetWriter")
 
 
 @pytest.mark.parametrize("room", ROOMS)
