@@ -18,6 +18,7 @@ from evofeed.errors import EvofeedError
 from evofeed.featurize.job import JobProgress, JobReport, run_job
 from evofeed.service import jobs
 from evofeed.service.database import Database
+from evofeed.service.job_config import build
 from evofeed.service.jobs import JobQueue
 from evofeed.service.settings import load_settings
 
@@ -34,10 +35,13 @@ def main(job_id: str) -> int:
     try:
         job, dataset = queue.get(job_id)
         options = job.spec["options"]
+        config, crop = build(job.spec)
         with pulse:
             report = run_job(
                 job.spec["input_uri"],
                 dataset.uri,
+                config=config,
+                crop=crop,
                 progress=pulse.progress,
                 ledger="" if database.is_sqlite else settings.url,
                 ref=job.spec["ref"],

@@ -1,8 +1,17 @@
 """The job that turns a whole input into a published snapshot, exactly once, whatever dies."""
 
+from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job.driver import run_job
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.report import JobProgress, JobReport
 
-__all__ = ["JobOptions", "JobProgress", "JobReport", "Ledger", "run_job"]
+__all__ = [
+    "CropConfig",
+    "FeaturizeConfig",
+    "JobOptions",
+    "JobProgress",
+    "JobReport",
+    "Ledger",
+    "run_job",
+]

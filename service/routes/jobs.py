@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from evofeed.service import jobs
 from evofeed.service.auth import Principal
 from evofeed.service.clock import iso
+from evofeed.service.job_config import Preset, checked_config, checked_crop
 from evofeed.service.names import NewName
 from evofeed.service.places import Uri, require_root
 from evofeed.service.problems import Problem
@@ -42,6 +43,9 @@ class NewJob(BaseModel):
     dataset: NewName
     input_uri: Uri = Field(description="folder or file of raw data, as the service sees it")
     ref: NewName = "main"
+    preset: Preset = Field("safe", description="`openfold`: bit for bit what OpenFold makes")
+    config: dict[str, Any] = Field({}, description="fields of FeaturizeConfig to change")
+    crop: dict[str, Any] | None = Field(None, description="fields of CropConfig; null: no crop")
     executor: Literal["ray", "local"] = "ray"
     workers: int = Field(0, ge=0, le=4096, description="0: one per core")
     deadline: float = Field(600.0, gt=0, le=86_400, description="seconds for one chain")
@@ -102,7 +106,13 @@ def submit_job(
     if not service.settings.max_jobs:
         raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
     dataset = service.catalog.dataset(new.dataset)
-    spec = {"input_uri": new.input_uri, "ref": new.ref, "options": new.options()}
+    spec = {
+        "input_uri": new.input_uri,
+        "ref": new.ref,
+        "config": checked_config(new.preset, new.config),
+        "crop": checked_crop(new.crop),
+        "options": new.options(),
+    }
     row = service.jobs.submit(dataset, spec, principal.id)
     service.scheduler.wake()
     response.headers["Location"] = f"/v1/jobs/{row.id}"

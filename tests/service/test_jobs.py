@@ -49,7 +49,7 @@ def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[st
 @pytest.mark.slow
 def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw, tmp_path) -> None:
     client = start_any(datasets={"out": str(tmp_path / "out")})
-    job_id = submit(client, raw)
+    job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
     events: list[tuple[str, dict[str, Any]]] = []
     with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=90) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -66,6 +66,8 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw
     assert job["result"]["num_good"] == 6 and job["result"]["num_broken"] == 0
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.digest == job["result"]["snapshot"] and len(dataset) == 6
+    assert max(dataset.index["num_alignments"].to_pylist()) == 16
+    assert dataset.manifest.config["featurize"]["subfolders"] is False
     answer = client.get("/v1/datasets/out/refs/main")
     assert answer.json()["digest"] == dataset.digest
     log = client.get(f"/v1/jobs/{job_id}/log")
@@ -147,6 +149,12 @@ def test_an_input_without_a_chain_fails_the_job_with_its_reason(start: Start, tm
         ({"input_uri": ""}, 422),
         ({"input_uri": "x\x00y"}, 422),
         ({"max_broken": 2}, 422),
+        ({"preset": "fast"}, 422),
+        ({"config": {"no_such_field": 1}}, 422),
+        ({"config": {"max_templates": "many"}}, 422),
+        ({"config": {"caps": {"max_rows": []}}}, 422),
+        ({"crop": {"max_msa_rows": 0}}, 422),
+        ({"crop": {"views": "x"}}, 422),
     ],
 )
 def test_a_malformed_job_is_refused(start: Start, tmp_path, change, status) -> None:
