@@ -10,6 +10,8 @@ _HOMES = {
     "AlphaFoldLoss": "losses",
     "LossConfig": "model_config",
     "ModelConfig": "model_config",
+    "TrainConfig": "config",
+    "TrainResult": "loop",
     "finetuning": "model_config",
     "from_openfold_batch": "model",
     "initial_training": "model_config",

@@ -45,11 +45,6 @@ class World:
             dist.all_reduce(tensor)
             tensor.div_(self.size)
 
-    def total(self, tensor: Tensor) -> None:
-        """Sum over all ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-
     def share(self, value: Any) -> Any:
         """The first rank's value, for everybody; any object that pickles."""
         if self.size == 1:
@@ -57,6 +52,14 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Everybody's value, in order of ranks, for everybody."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait for everybody."""

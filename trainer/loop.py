@@ -62,6 +62,7 @@ class TrainResult:
         stopped_by: name of the signal that ended it early, or empty.
         checkpoint: the last checkpoint written.
         untouched: parameters that no gradient reached in the first step.
+        parts: seconds of every part of a step, summed over all steps, on this rank.
     """
 
     out: Path
@@ -73,6 +74,7 @@ class TrainResult:
     stopped_by: str = ""
     checkpoint: Path | None = None
     untouched: list[str] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 class Loop:
@@ -327,6 +329,8 @@ class Loop:
 
     def _flush(self) -> None:
         for times in self.clock.finished():
+            for part, seconds in times.seconds.items():
+                self.result.parts[part] = self.result.parts.get(part, 0.0) + seconds
             if self.log:
                 self.log.times(times)
 

@@ -20,6 +20,7 @@ from evofeed.trainer.flops import peak_flops
 from evofeed.trainer.runlog import read_steps
 
 REPORT = "report.json"
+RUN = "run.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is told without these
 
 
@@ -29,16 +30,14 @@ def make_report(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the folder holds no finished run.
     """
-    path = folder / "run.json"
+    path = folder / RUN
     if not path.is_file():
-        raise InputError(
-            "no finished run here: it has no run.json; give the --out of a run that ended",
-            path=str(folder),
-        )
+        raise InputError(f"no run here: there is no {RUN}; give a run's --out", path=str(folder))
     facts = json.loads(path.read_text())
     steps = [line for line in read_steps(folder) if line["step"] >= facts["first_step"]]
     if not steps:
-        raise InputError("the run did no step", path=str(folder))
+        raise InputError("the run has done no step yet", path=str(folder))
+    facts = _unfinished(steps) | facts
     operators = facts.get("operators") or {}
     sampled = _sampled(operators)
     plain = [line for line in steps if line["step"] not in sampled]
@@ -51,6 +50,7 @@ def make_report(folder: Path) -> dict[str, Any]:
         "operators": operators,
         "speed": _speed(facts, plain[_warm_up(plain) :]),
         "loader": facts.get("loader", {}),
+        "parts_by_rank": facts.get("parts_by_rank", []),
         "loss": _losses(steps, facts),
     }
 
@@ -59,6 +59,18 @@ _FACTS = (
     "date", "command", "device", "world_size", "parameters", "dataset", "versions", "stopped_by",
     "first_step", "steps", "config",
 )  # fmt: skip
+
+
+def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a run that goes on, or was killed, has not written yet; its wall time is unknown."""
+    told = sum(sum(line["seconds"].values()) for line in steps)
+    skipped = [line["step"] for line in steps if not line.get("finite", True)]
+    return {
+        "seconds": told,
+        "steps": steps[-1]["step"] + 1,
+        "skipped": skipped,
+        "stopped_by": "not finished",
+    }
 
 
 def _warm_up(steps: Sequence[Any]) -> int:
@@ -193,6 +205,9 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             _seconds(report["data_wait"][name]) for name in ("p50_seconds", "p99_seconds")
         )),
     ]  # fmt: skip
+    waits = [_seconds(parts.get("data_wait", 0.0)) for parts in report["parts_by_rank"]]
+    if len(waits) > 1:
+        rows.append(("data wait of each rank", ", ".join(waits)))
     for part, share in breakdown["share"].items():
         rows.append((f"  {part}", f"{share:7.2%}  {_seconds(breakdown['seconds'][part])}"))
     rows.append(("  not accounted for", f"{breakdown['unaccounted_share']:7.2%}"))

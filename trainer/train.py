@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evofeed.errors import InputError
+from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.distributed import World, join_world
 from evofeed.trainer.flops import count_step_flops
@@ -33,6 +33,7 @@ from evofeed.trainer.model_config import (
     tiny,
 )
 from evofeed.trainer.operators import OperatorSampler
+from evofeed.trainer.report import RUN, write_report
 from evofeed.trainer.runlog import RunLog
 from evofeed.trainer.stream import Loader
 
@@ -132,27 +133,43 @@ def run(
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
     loop.watch = sampler.watch
-    facts["seconds_before_first_wait"] = time.perf_counter() - began
+    facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
+    _write_facts(facts, out, world)
     with log or nullcontext():
-        result = loop.run()
+        result = _run_told(loop)
     sampler.close()
+    facts |= {
+        "seconds": result.seconds,
+        "steps": result.step,
+        "skipped": result.skipped,
+        "stopped_by": result.stopped_by,
+        "untouched": result.untouched,
+        "operators": sampler.result,
+        "loader": _stats(loader),
+        "parts_by_rank": world.collect(result.parts),
+    }
     if world.is_first:
-        facts |= {
-            "seconds": result.seconds,
-            "first_step": result.first_step,
-            "steps": result.step,
-            "skipped": result.skipped,
-            "stopped_by": result.stopped_by,
-            "untouched": result.untouched,
-            "operators": sampler.result,
-            "loader": _stats(loader),
-            "flops": _flops(count_flops, loop.batch_like) if sampler.result else {},
-        }
-        (out / "run.json").write_text(json.dumps(facts, indent=1, default=str))
-        from evofeed.trainer.report import write_report
-
+        facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
+    _write_facts(facts, out, world)
+    if world.is_first:
         write_report(out)
     return result
+
+
+def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
+    if world.is_first:
+        (out / RUN).write_text(json.dumps(facts, indent=1, default=str))
+
+
+def _run_told(loop: Loop) -> TrainResult:
+    """Run, and say what to do about a GPU that is too small."""
+    try:
+        return loop.run()
+    except torch.OutOfMemoryError as error:
+        raise TrainerError(
+            f"out of GPU memory ({str(error).splitlines()[0]}); recompute activations with "
+            "`model: {activation_checkpointing: true}`, or lower loader.crop_size or batch_size"
+        ) from error
 
 
 def set_precision(config: TrainConfig) -> None:

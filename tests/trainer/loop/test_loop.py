@@ -104,8 +104,8 @@ def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
 
 
 def test_every_second_of_the_run_belongs_to_a_part_of_a_step(tmp_path: Path) -> None:
-    with RunLog(tmp_path, steps=40) as log:
-        result = loop(config(40, checkpoint_every=7), tmp_path, log=log).run()
+    with RunLog(tmp_path, steps=300) as log:
+        result = loop(config(300, checkpoint_every=70), tmp_path, log=log).run()
     told = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
     assert told == pytest.approx(result.seconds, rel=0.02)
 

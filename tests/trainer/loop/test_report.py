@@ -75,13 +75,26 @@ def test_the_report_prints_as_table_and_json_and_draws_a_picture(
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 60
 
 
+def test_a_run_that_was_killed_can_be_reported_on(folder: Path, tmp_path: Path) -> None:
+    facts = json.loads((folder / "run.json").read_text())
+    early = ("seconds", "steps", "skipped", "stopped_by", "operators", "loader", "flops")
+    for name in early:  # written only at the end
+        del facts[name]
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:33], lines[33][:20]]))
+    report = make_report(tmp_path)
+    assert report["figures"]["iterations"] == 33
+    assert report["run"]["stopped_by"] == "not finished"
+
+
 def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", "--report", str(tmp_path)])
     assert ended.value.code == 1
-    assert "no finished run here" in capsys.readouterr().err
+    assert "no run here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
