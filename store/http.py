@@ -17,6 +17,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -36,9 +37,7 @@ class _Kept:
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self.connection = connection
-
-    def __del__(self) -> None:
-        self.connection.close()
+        weakref.finalize(self, connection.close)
 
 
 class HttpStorage:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +73,7 @@ class _Descriptor:
             raise ShardMissing("no such file", path=str(path)) from None
         except OSError as error:
             raise StoreError(f"cannot open: {error}", path=str(path)) from None
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
+        weakref.finalize(self, os.close, self.number)
 
 
 class LocalStorage:

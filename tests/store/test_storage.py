@@ -7,6 +7,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from store_records import assert_same, random_record
 
@@ -131,6 +132,9 @@ def test_records_come_back_bit_for_bit(uri):
     for record in records:
         assert_same(dataset[record.chain_id], record)
     assert dataset.verify(deep=True) == []
+    together = dataset.read([record.chain_id for record in records], ["msa"])
+    for record, arrays in zip(records, together, strict=True):
+        assert np.array_equal(arrays["msa"], record.msa)
 
 
 def test_no_dataset_is_missing(uri):

@@ -1,0 +1,177 @@
+"""Damage of every kind to every file of a dataset, thousands of times: a campaign of its own.
+
+    python tests/store/corruption.py KIND FOLDER ATTEMPTS SEED
+
+Prints `{"attempts", "detected"}`. Each fault must raise a typed error that names
+the place, or change nothing of what is read; anything else ends with a traceback,
+and a crash with a signal. It runs apart from pytest so that a crash is seen for
+what it is, and without run-time type checks, ten times as fast.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).parent))
+from records import assert_same, random_record
+
+from evofeed.errors import SchemaMismatch, ShardCorrupt, StoreError
+from evofeed.store import Dataset, DatasetWriter
+from evofeed.store.shard import shard_index
+
+CHAINS = 4
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """One fault: a flipped bit, a wild byte, a cut, or two swapped stretches."""
+    wrong = bytearray(data)
+    kind = rng.choice(("flip", "flip", "byte", "cut", "swap", "zero"))
+    at = rng.randrange(len(wrong))
+    if kind == "flip":
+        wrong[at] ^= 1 << rng.randrange(8)
+    elif kind == "byte":
+        wrong[at] = rng.randrange(256)
+    elif kind == "cut":
+        del wrong[at:]
+    elif kind == "zero":
+        wrong[at : at + 64] = bytes(len(wrong[at : at + 64]))
+    else:
+        size = rng.randrange(1, 200)
+        other = rng.randrange(len(wrong))
+        one, two = bytes(wrong[at : at + size]), bytes(wrong[other : other + size])
+        wrong[at : at + len(two)] = two
+        wrong[other : other + len(one)] = one
+    return bytes(wrong)
+
+
+class Campaign:
+    """A small dataset, and one fault after the other in one kind of its files."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.rng = folder, random.Random(seed)
+        sizes = {"num_alignments": 12, "num_templates": 2}
+        self.records = [random_record(s, num_res=16 + s, **sizes) for s in range(CHAINS)]
+        writer = DatasetWriter(str(folder))
+        for record in self.records:
+            writer.add(record)
+        writer.commit()
+        self.dataset = Dataset.open(folder)
+        self.spans = [self.dataset.spans.read_span(row).tobytes() for row in range(CHAINS)]
+        (self.shard,) = (folder / "shards").iterdir()
+        self.good = self.shard.read_bytes()
+        self.index = shard_index(pa.py_buffer(self.good), self.shard.name, "here")
+
+    def read(self) -> bool:
+        """A damaged shard read through the index: each chain is whole, or is named."""
+        self.shard.write_bytes(damage(self.good, self.rng))  # in place: the open file sees it
+        hurt = 0
+        for row, record in enumerate(self.records):
+            try:
+                assert self.dataset.spans.read_span(row).tobytes() == self.spans[row]
+                if self.rng.random() < 0.05:
+                    assert_same(self.dataset[record.chain_id], record)
+            except ShardCorrupt as error:
+                assert error.item == record.chain_id and self.shard.name in str(error)
+                hurt += 1
+        self.shard.write_bytes(self.good)
+        return bool(hurt)
+
+    def packed(self) -> bool:
+        """The same by single columns, each of which has its own checksum."""
+        columns = ("aatype", "msa", "template_all_atom_positions", "meta")
+        row = self.rng.randrange(CHAINS)
+        buffer = np.zeros(self.dataset.packed_nbytes(row, columns), np.uint8)
+        right = self.dataset.read_packed(row, columns, buffer.data)
+        wanted = {n: buffer[s.offset : s.offset + s.nbytes].tobytes() for n, s in right.items()}
+        self.shard.write_bytes(damage(self.good, self.rng))
+        try:
+            found = self.dataset.read_packed(row, columns, buffer.data)
+            for name, part in found.items():
+                bytes_of = buffer[part.offset : part.offset + part.nbytes].tobytes()
+                assert bytes_of == wanted[name] and part == right[name]
+            return False
+        except ShardCorrupt as error:
+            assert error.item == self.records[row].chain_id
+            return True
+        finally:
+            self.shard.write_bytes(self.good)
+
+    def unchecked(self) -> bool:
+        """The decoders on wrong bytes, checksums off: any values, but no crash."""
+        row = self.rng.randrange(CHAINS)
+        L, N, _, T = self.dataset.spans.dims[row].tolist()
+        bad = damage(self.spans[row], self.rng).ljust(len(self.spans[row]), b"\0")
+        span = np.frombuffer(bad, np.uint8).copy()
+        self.dataset.spans.read_span = lambda *args, **kwargs: span  # type: ignore[method-assign]
+        out = {
+            "msa": np.empty([N, L], np.uint8),
+            "deletion_matrix": np.empty([N, L], np.int32),
+            "template_aatype": np.empty([T, L], np.uint8),
+            "template_all_atom_positions": np.empty([T, L, 37, 3], np.float32),
+            "template_all_atom_mask": np.empty([T, L, 37], np.uint8),
+            "all_atom_positions": np.empty([L, 37, 3], np.float32),
+            "all_atom_mask": np.empty([L, 37], np.uint8),
+            "hhblits_profile_counts": np.empty([L, 22], np.int32),
+        }
+        try:
+            self.dataset.read_into(row, out, verify=False)
+        except (ShardCorrupt, ValueError):
+            return True
+        return False
+
+    def arrow(self) -> bool:
+        """A shard opened as Arrow without knowing its hash."""
+        try:
+            wrong = pa.py_buffer(damage(self.good, self.rng))
+            table = shard_index(wrong, self.shard.name, "here")
+        except (ShardCorrupt, SchemaMismatch):
+            return True
+        same = ("chain_id", "num_res", "num_alignments", "num_templates", "column_offsets")
+        assert table.select(same).equals(self.index.select(same))
+        return False
+
+    def catalogue(self, pattern: str) -> bool:
+        """A small file: opening fails and names it, or everything is as it was."""
+        (path,) = self.folder.glob(pattern)
+        good = path.read_bytes()
+        path.unlink()  # a new file: the old one may be mapped
+        path.write_bytes(damage(good, self.rng))
+        try:
+            dataset = Dataset.open(self.folder)
+            row = self.rng.randrange(CHAINS)
+            assert dataset.digest == self.dataset.digest
+            assert_same(dataset[row], self.records[row])
+            return False
+        except StoreError as error:
+            assert error.path
+            return True
+        finally:
+            path.unlink()
+            path.write_bytes(good)
+
+    def attempt(self, kind: str) -> bool:
+        """One fault of a kind; True if it was detected."""
+        kinds: dict[str, Callable[[], bool]] = {
+            "read": self.read,
+            "packed": self.packed,
+            "unchecked": self.unchecked,
+            "arrow": self.arrow,
+            "index": lambda: self.catalogue("snapshots/*/index.arrow"),
+            "manifest": lambda: self.catalogue("snapshots/*/manifest.json"),
+            "ref": lambda: self.catalogue("refs/main"),
+        }
+        return kinds[kind]()
+
+
+if __name__ == "__main__":
+    name, where, attempts, number = sys.argv[1:]
+    campaign = Campaign(Path(where), int(number))
+    detected = sum(campaign.attempt(name) for _ in range(int(attempts)))
+    print(json.dumps({"attempts": int(attempts), "detected": detected}))
