@@ -9,6 +9,9 @@ from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissi
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import Storage, now
 
+RACES = 5
+"""Times to look again when a compare-and-swap was lost by a hair."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -61,22 +64,23 @@ def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Re
         RefConflict: somebody else moved it; says where it is now.
     """
     key = f"refs/{check_name(name, 'ref')}"
-    try:
-        held: bytes | None = storage.read(key)
-    except ShardMissing:
-        held = None
-    current = _parse(held, name, storage.uri) if held is not None else None
-    if current is not None and current.digest == digest:
-        return current
-    new = Ref(name, digest, now())
-    values = {"name": name, "digest": digest, "updated_at": new.updated_at}
-    found = current.digest if current else None
-    if found == expect and storage.swap(key, held, canonical_json(values)):
-        return new
-    if found == expect:
-        return move_ref(storage, name, digest, expect)  # lost a race: say who is there now
-    raise RefConflict(
-        f"ref {name!r} is at {found and found[:12]}, not at {expect and expect[:12]}: "
-        "open the dataset again and commit on top of what is there",
-        path=storage.uri,
-    )
+    for _ in range(RACES):
+        try:
+            held: bytes | None = storage.read(key)
+        except ShardMissing:
+            held = None
+        current = _parse(held, name, storage.uri) if held is not None else None
+        if current is not None and current.digest == digest:
+            return current
+        found = current.digest if current else None
+        if found != expect:
+            raise RefConflict(
+                f"ref {name!r} is at {found and found[:12]}, not at {expect and expect[:12]}: "
+                "open the dataset again and commit on top of what is there",
+                path=storage.uri,
+            )
+        new = Ref(name, digest, now())
+        values = {"name": name, "digest": digest, "updated_at": new.updated_at}
+        if storage.swap(key, held, canonical_json(values)):
+            return new  # otherwise somebody was faster: look who, and say so
+    raise RefConflict(f"ref {name!r} keeps moving: try again later", path=storage.uri)

@@ -70,7 +70,7 @@ def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
     name = f"{digest}.arrow"
     table = shard_index(data, name, storage.uri)
     # The index part goes first: whoever sees the shard finds its part.
-    storage.put(part_key(name), index_bytes(table))
+    storage.put(part_key(name), _part_bytes(table))
     storage.put(shard_key(name), view)
     return ShardEntry(name=name, sha256=digest, nbytes=len(view), chains=table.num_rows)
 
@@ -82,7 +82,7 @@ def shard_key(name: str) -> str:
 
 def part_key(name: str) -> str:
     """Where the index of one shard's chains lies."""
-    return f"parts/{name}"
+    return f"parts/{name.removesuffix('.arrow')}.index"
 
 
 def open_shard(data: pa.Buffer, path: str) -> pa.RecordBatchFileReader:
@@ -158,6 +158,12 @@ def _index_row(data: pa.Buffer, batch: pa.RecordBatch, offset: int, path: str) -
     }
 
 
+def _part_bytes(table: pa.Table) -> bytes:
+    """sha256 of the index bytes, then the index bytes."""
+    data = index_bytes(table)
+    return hashlib.sha256(data).digest() + data
+
+
 def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
     """The value of a one-row column, where it lies."""
     _, ends, values = column.buffers()
@@ -168,9 +174,11 @@ def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
 def read_part(storage: Storage, entry: ShardEntry) -> pa.Table:
     """Index rows of a shard: from its part, or from the shard itself if that is missing."""
     try:
-        table = read_index(storage.read(part_key(entry.name)), part_key(entry.name))
-        if table.num_rows == entry.chains and table["shard"].unique().to_pylist() == [entry.name]:
-            return table
+        data = storage.read(part_key(entry.name))
+        if hashlib.sha256(data[32:]).digest() == data[:32]:
+            table = read_index(data[32:], part_key(entry.name))
+            if table["shard"].unique().to_pylist() == [entry.name]:
+                return table
     except (ShardMissing, ShardCorrupt):
         pass  # a part is only a shortcut; the shard is the truth
     data = pa.py_buffer(storage.read(shard_key(entry.name)))

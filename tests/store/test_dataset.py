@@ -118,3 +118,24 @@ def test_a_missing_dataset_says_so(tmp_path):
     with pytest.raises(KeyError, match="no chain"):
         write(tmp_path, [random_record(3)])
         Dataset.open(tmp_path)["nothere"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "another's"])
+def test_a_part_is_only_a_shortcut_and_never_believed_blindly(tmp_path, damage):
+    one, two = (write_shard(str(tmp_path), [random_record(seed)]) for seed in (1, 2))
+    parts = {path.stem: path for path in (tmp_path / "parts").iterdir()}
+    path = parts[one.sha256]
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    else:
+        path.write_bytes(parts[two.sha256].read_bytes())
+    writer = DatasetWriter(str(tmp_path))
+    writer.add_shard(one)
+    snapshot = writer.commit()
+    reference = write(tmp_path / "reference", [random_record(1)])
+    assert snapshot.digest == reference.digest
+    assert_same(Dataset.open(tmp_path)[0], random_record(1))

@@ -123,7 +123,7 @@ def test_collection_removes_only_what_is_unreachable_and_old(tmp_path):
     assert gc(uri).removed == () and len(gc(uri).young) == 3
     age(tmp_path, 8 * 24 * 3600)
     report = gc(uri)
-    names = {f"shards/{orphan.name}", f"parts/{orphan.name}", "shards/.tmp-1-dead"}
+    names = {f"shards/{orphan.name}", f"parts/{orphan.sha256}.index", "shards/.tmp-1-dead"}
     assert {item.key for item in report.removed} == names and report.nbytes > 0
     assert (tmp_path / "shards" / orphan.name).exists()
     gc(uri, dry_run=False)
