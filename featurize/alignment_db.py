@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evofeed.errors import InputError
+from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DbEntry:
+class DbEntry(NamedTuple):
     """The files of one chain in a db."""
 
     db: str
@@ -33,30 +33,38 @@ def read_index(path: str) -> dict[str, DbEntry]:
         InputError: not such an index, or a db name that leads elsewhere.
     """
     try:
-        entries = json.loads(read_bytes(file_ref(path)))
-        chains = dict(entries.items())
+        chains = json.loads(read_bytes(file_ref(path)))
+        chains.items()
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"not an alignment_db index: {error}", path=path) from None
     folder = Path(path).parent
     own = str(folder / (Path(path).name.removesuffix(".index") + ".db"))
-    return {name: _entry(name, value, folder, own, path) for name, value in chains.items()}
+    dbs: dict[str, str] = {}
+    result = {}
+    with paused_gc():
+        while chains:  # what is read is let go: an index of all of the PDB takes a gigabyte
+            name, value = chains.popitem()
+            result[name] = _entry(name, value, folder, own, path, dbs)
+    return dict(reversed(result.items()))
 
 
-def _entry(name: str, value: Any, folder: Path, own: str, path: str) -> DbEntry:
+def _entry(
+    name: str, value: Any, folder: Path, own: str, path: str, dbs: dict[str, str]
+) -> DbEntry:
     try:
         files = value if isinstance(value, list) else value["files"]
         db = own
         if isinstance(value, dict):
             if Path(value["db"]).name != value["db"] or value["db"] in ("", ".", ".."):
                 raise ValueError(f"db {value['db']!r} is no plain file name")
-            db = str(folder / value["db"])
+            db = dbs.setdefault(value["db"], str(folder / value["db"]))
         refs = []
         for file, offset, size in files:
-            if not (isinstance(file, str) and type(offset) is int and type(size) is int):
+            if type(file) is not str or type(offset) is not int or type(size) is not int:
                 raise TypeError("a file is [name, offset, bytes]")
-            if min(offset, size) < 0:
+            if offset < 0 or size < 0:
                 raise ValueError(f"{file} at {offset} with {size} bytes")
-            refs.append(FileRef(file, db, offset, size))
+            refs.append(FileRef(sys.intern(file), db, offset, size))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"bad index entry: {error!r}", path=path, item=name) from None
     return DbEntry(db, tuple(refs))

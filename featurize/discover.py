@@ -19,6 +19,7 @@ from evofeed.errors import InputError
 from evofeed.featurize import layouts
 from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.caches import read_duplicates
+from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.layouts import Beside, first_file, folders
 from evofeed.featurize.sources import ChainSource
 
@@ -81,7 +82,8 @@ def discover(
         is_distillation=is_distillation,
         faults=faults,
     )
-    sources = _sources(root, alignments, beside)
+    with paused_gc():
+        sources = _sources(root, alignments, beside)
     twins = _given(duplicate_chains) or first_file(home, ("duplicate_pdb_chains.txt",))
     if twins:
         sources += _duplicates(sources, twins, beside)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
@@ -78,8 +78,8 @@ class Beside:
             faults=faults,
         )
 
-    def source(self, chain_id: str, where: str) -> ChainSource | None:
-        """A chain with its structure or FASTA; None, and a fault, for a bad id."""
+    def source(self, chain_id: str, where: str, **more: Any) -> ChainSource | None:
+        """A chain with its structure or FASTA and `more`; None, and a fault, for a bad id."""
         if not _CHAIN_ID.match(chain_id):
             self.faults.append(
                 InputError(
@@ -90,17 +90,17 @@ class Beside:
             return None
         entry = self.structure_db.get(chain_id)
         span = entry.files[0] if entry and entry.files else None
-        return ChainSource(
-            chain_id,
-            structure=span.path if span else _named(chain_id, self.structures),
-            structure_span=(span.offset, span.size or 0) if span else None,
-            structure_name=span.name if span else "",
-            fasta=self.fastas.get(chain_id),
-            template_mmcif_dir=self.template_mmcif_dir,
-            release_dates=self.release_dates,
-            obsolete_pdbs=self.obsolete_pdbs,
-            is_distillation=self.is_distillation,
-        )
+        known: dict[str, Any] = {
+            "structure": span.path if span else _named(chain_id, self.structures),
+            "structure_span": (span.offset, span.size or 0) if span else None,
+            "structure_name": span.name if span else "",
+            "fasta": self.fastas.get(chain_id),
+            "template_mmcif_dir": self.template_mmcif_dir,
+            "release_dates": self.release_dates,
+            "obsolete_pdbs": self.obsolete_pdbs,
+            "is_distillation": self.is_distillation,
+        }
+        return ChainSource(chain_id, **(known | more))
 
     def copy_of(self, original: ChainSource, chain_id: str) -> ChainSource:
         """A chain with another's alignments and a structure of its own."""
@@ -155,9 +155,9 @@ def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
     """The chains of an alignment_db."""
     sources = []
     for chain_id, entry in index.items():
-        source = beside.source(chain_id, entry.db)
+        source = beside.source(chain_id, entry.db, alignments=entry.files)
         if source is not None:
-            sources.append(dataclasses.replace(source, alignments=entry.files))
+            sources.append(source)
     return sources
 
 

@@ -6,8 +6,8 @@ import gzip
 import hashlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
@@ -19,9 +19,8 @@ _BITE = 2048
 """Packed zst bytes at a time: 4 of them can unfold to 128 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileRef:
-    """One input: a file, or a span of one.
+class FileRef(NamedTuple):
+    """One input: a file, or a span of one. A tuple, for an index holds millions of them.
 
     Attributes:
         name: file name that says its kind, e.g. `uniref90_hits.sto`.

@@ -119,7 +119,7 @@ class ChainSource:
         return cls(
             **{
                 **values,
-                "alignments": tuple(FileRef(**ref) for ref in values.get("alignments", ())),
+                "alignments": tuple(FileRef(*ref) for ref in values.get("alignments", ())),
                 "structure_span": (span[0], span[1]) if span else None,
             }
         )
