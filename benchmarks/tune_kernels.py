@@ -27,6 +27,7 @@ from evofeed.kernels import projection as proj
 from evofeed.kernels.choices import AttentionTiles, Tile, override
 from evofeed.kernels.feed_forward import TransitionWeights
 from evofeed.kernels.gated import AttentionWeights, gated_attention
+from evofeed.kernels.norm import layer_norm, layer_norm_backward
 from evofeed.kernels.outer import OuterWeights, outer_product_mean
 from evofeed.kernels.triangle import TriangleWeights, triangle_multiplication
 
@@ -77,32 +78,30 @@ def tiles(text: str) -> list[Tile]:
 
 
 FORWARD = tiles(
-    "128,64,4,2 128,64,4,3 128,128,8,2 64,64,4,2 64,64,4,3 64,128,4,2 128,32,4,3 128,64,8,2 "
-    "64,32,4,3 256,64,8,2 128,64,4,1 64,64,4,1"
+    "64,64,4,1 64,64,4,2 64,64,4,3 64,32,4,1 64,32,4,2 64,32,4,3 128,64,4,2 128,64,8,1 128,64,8,2 "
+    "128,32,4,2 128,32,4,3 128,32,8,2 64,128,4,1 64,128,4,2 128,128,8,1 128,128,8,2"
 )
-DQ = tiles("64,64,4,2 64,64,4,1 128,64,4,2 128,64,8,2 64,128,4,2 128,32,4,3 64,32,4,3 128,128,8,2")
+DQ = FORWARD
 DKV = tiles(
-    "64,64,4,1 64,64,4,2 32,64,4,2 64,128,8,1 32,128,4,2 64,128,8,2 32,128,8,2 64,128,4,1 32,64,4,3"
-)
-OWNED = tiles(
-    "256,32,8,1 256,32,16,1 256,64,16,1 128,64,8,1 128,64,8,2 128,32,8,1 128,32,4,1 64,64,4,1 "
-    "128,64,16,1 64,64,4,2"
+    "64,64,4,1 64,64,4,2 64,64,4,3 32,64,4,1 32,64,4,2 32,64,4,3 64,128,4,1 64,128,8,1 64,128,8,2 "
+    "32,128,4,1 32,128,4,2 32,128,8,2 32,128,8,3 128,64,4,1 128,128,8,1"
 )
 DB = tiles(
-    "128,64,8,1 128,64,8,2 64,64,4,1 64,64,4,2 128,128,8,1 128,128,16,1 128,64,4,1 64,128,8,1"
+    "128,64,8,1 128,64,8,2 128,64,8,3 64,64,4,1 64,64,4,2 64,64,4,3 128,128,8,1 128,128,8,2 "
+    "128,64,4,1 64,128,8,2 64,32,4,2 64,32,4,3 128,32,4,2 128,32,4,3 128,32,8,2"
 )
 
 
-def attention_inputs(name: str) -> att._Given:
+def attention_inputs(name: str) -> att.Given:
     R, N, H, D, has_bias = ATTENTION[name]
     packed = rand(1, R, N, 3, H, D)
     q, k, v = packed.unbind(3)
     bias = rand(1, H, N, N) if has_bias else None
-    mask = (torch.rand(1, R, N, device=DEVICE) > 0.1).to(BF16)
+    mask = att.prepare_mask((torch.rand(1, R, N, device=DEVICE) > 0.1).to(BF16), D**-0.5, BF16)
     out, do = torch.empty(1, R, N, H, D, device=DEVICE, dtype=BF16), rand(1, R, N, H, D)
     lse = att.run_forward(q, k, v, bias, mask, D**-0.5, out, AttentionTiles())
     grads = torch.empty_like(packed).unbind(3)
-    return att._Given(do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads)
+    return att.Given(do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads)
 
 
 def attention_cases() -> Iterator[Case]:
@@ -121,15 +120,13 @@ def attention_cases() -> Iterator[Case]:
                     return att.launch_dq(given, choice)
                 if kind == "dkv":
                     return att.launch_dkv(given, choice)
-                return att.launch_owned(given, *choice, with_dkv=kind == "owned")
+                return att.launch_db(given, *choice)
 
             return run
 
-        walks = list(itertools.product((1, 2, 4), (False, True)))
         kinds: list[tuple[str, list[Any]]] = [("forward", FORWARD), ("dq", DQ), ("dkv", DKV)]
         if has_bias:
-            kinds.append(("owned", [(tile, *walk) for tile in OWNED for walk in walks]))
-            kinds.append(("db", [(tile, *walk) for tile in DB for walk in walks]))
+            kinds.append(("db", list(itertools.product(DB, (1, 2, 4)))))
         for kind, candidates in kinds:
             yield Case({**key, "part": kind}, candidates, lambda make=make, kind=kind: make(kind))
 
@@ -145,50 +142,69 @@ def norm(C: int) -> list[Tensor]:
     return [torch.ones(C, device=DEVICE), torch.zeros(C, device=DEVICE)]
 
 
-def stats_of(x: Tensor) -> Tensor:
-    return torch.stack([x.float().mean(1), x.float().std(1).reciprocal()])
-
-
 PAIRS = {64: (262144, 256, 256), 128: (65536, 512, 516), 256: (32768, 1024, 1024)}
 
 
+def norm_cases() -> Iterator[Case]:
+    sizes = [Tile(*c) for c in itertools.product((8, 16, 32, 64), (1,), (2, 4, 8), (1,))]
+    walks = [Tile(*c) for c in itertools.product((4, 8, 16, 32), (2, 4, 8, 16), (2, 4, 8), (1,))]
+    for C, M in {64: 262144, 128: 65536, 256: 33792, 1024: 25600}.items():
+
+        def forward(M: int = M, C: int = C) -> Callable[[Any], Any]:
+            xs = [rand(M, C) for _ in range(4)]
+            turn = itertools.cycle(xs)
+            return lambda _: layer_norm(next(turn), *norm(C))
+
+        def backward(M: int = M, C: int = C) -> Callable[[Any], Any]:
+            xs = [(rand(M, C), rand(M, C)) for _ in range(4)]
+            turn = itertools.cycle(xs)
+            stats = torch.ones(2, M, device=DEVICE)
+            rows = (M, 0, C)
+            gamma, beta = norm(C)
+
+            def run(_: Any) -> Any:
+                x, dy = next(turn)
+                return layer_norm_backward(dy, x, gamma, beta, stats, rows)
+
+            return run
+
+        yield Case({"kind": "tile", "op": "norm_forward", "C": C}, sizes, forward)
+        yield Case({"kind": "tile", "op": "norm_backward", "C": C}, walks, backward)
+
+
 def op_cases() -> Iterator[Case]:
+    yield from norm_cases()
     rows = (64, 128)
     gemm = [
         Tile(*c)
         for c in itertools.product(rows, (64, 128), (4, 8), (2, 3))
         if c != (128, 128, 4, 3)
     ]
-    for C, (M, N, K) in PAIRS.items():
+    for C, (M, _, K) in PAIRS.items():
 
         def key(op: str, C: int = C) -> dict[str, Any]:
             return {"kind": "tile", "op": op, "C": C}
 
-        def ln_linear(M: int = M, N: int = N, C: int = C) -> Callable[[Any], Any]:
-            x, (w, b) = rand(M, C), weights(C, N)
-            return lambda _: proj.ln_linear(x, *norm(C), w, b, 1e-5)
-
-        def dx(M: int = M, K: int = K, C: int = C) -> Callable[[Any], Any]:
-            x, dy, w, res = rand(M, C), rand(M, -(-K // 8) * 8), rand(K, C), rand(M, C)
-            stats = stats_of(x)
-            return lambda _: proj.ln_linear_dx(dy, w, x, stats, norm(C)[0], res)
+        def norm_rows(M: int = M, C: int = C) -> Callable[[Any], Any]:
+            x, w = rand(M, C), rand(8, C) if C == 128 else None
+            return lambda _: proj.norm_rows(
+                x, *norm(C), 1e-5, BF16, pair_weight=w, pair_length=256, pair_scale=5.6
+            )
 
         def dw(M: int = M, K: int = K, C: int = C) -> Callable[[Any], Any]:
-            x, dy, w = rand(M, C), rand(M, -(-K // 8) * 8), rand(K, C)
-            stats = stats_of(x)
-            return lambda _: proj.linear_dw(dy, x, w, norm=(stats, *norm(C)), columns=K)
+            x, dy = rand(M, C), rand(M, -(-K // 8) * 8)
+            return lambda _: proj.linear_dw(dy, x, BF16, K)
 
         def mlp(M: int = M, C: int = C) -> Callable[[Any], Any]:
             x = rand(M, C)
             w = TransitionWeights(*norm(C), *weights(C, 4 * C), *weights(4 * C, C))
             return lambda _: proj.mlp(x, *w.tensors(), 1e-5, None, True)
 
-        yield Case(key("ln_linear"), gemm, ln_linear)
-        dx_tiles = [
-            Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8, 16), (2, 3))
+        thin = [Tile(*c) for c in itertools.product((16, 32, 64, 128), (128,), (4, 8), (1,))]
+        yield Case(key("norm_rows"), thin, norm_rows)
+        dw_tiles = [
+            Tile(*c) for c in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4))
         ]
-        yield Case(key("ln_linear_dx"), dx_tiles, dx)
-        dw_tiles = [Tile(*c) for c in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3))]
         yield Case(key("linear_dw"), dw_tiles, dw)
         mlp_tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2))]
         yield Case(key("mlp"), mlp_tiles, mlp)
@@ -224,9 +240,10 @@ def gated_cases() -> Iterator[Case]:
             grad = torch.randn_like(out)
             return lambda _: torch.autograd.grad(out, x, grad, retain_graph=True)
 
+        thin = [Tile(*c) for c in itertools.product((16, 32, 64), (128,), (4, 8), (1,))]
         for op, backward in (("gated_output", False), ("gated_output_grad", True)):
             yield Case(
-                {"kind": "tile", "op": op, "C": width}, small,
+                {"kind": "tile", "op": op, "C": width}, thin if backward else small,
                 lambda make=make, backward=backward: make(backward),
             )  # fmt: skip
 
@@ -328,19 +345,18 @@ def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]
             by_shape.setdefault(case.key["name"], {"key": case.key})[case.key["part"]] = best
     for name, parts in by_shape.items():
         key = parts["key"]
+        needed = {"forward", "dq", "dkv"} | ({"db"} if key["has_bias"] else set())
+        if not needed <= parts.keys():  # still racing
+            continue
         entry = {"name": name, "N": key["N"], "D": key["D"], "has_bias": key["has_bias"]}
-        forward, dq, dkv = parts["forward"], parts["dq"], parts["dkv"]
-        entry |= {"forward": list(forward[1]), "dq": list(dq[1]), "dkv": list(dkv[1])}
-        us = {"forward": forward[0], "dq": dq[0], "dkv": dkv[0]}
-        entry |= {"db": list(DB[0]), "owned": False, "waves": 1, "reload_bias": False}
+        for part in ("forward", "dq", "dkv"):
+            entry[part] = list(parts[part][1])
+        entry |= {"db": list(DB[0]), "waves": 1}
         if key["has_bias"]:
-            owned, db = parts["owned"], parts["db"]
-            us |= {"owned": owned[0], "db": db[0]}
-            entry["owned"] = owned[0] < dkv[0] + db[0]
-            chosen = owned if entry["owned"] else db
-            tile, entry["waves"], entry["reload_bias"] = chosen[1]
-            entry["dkv" if entry["owned"] else "db"] = list(tile)
-        choices["attention"].append(entry | {"us": {k: round(t, 1) for k, t in us.items()}})
+            tile, entry["waves"] = parts["db"][1]
+            entry["db"] = list(tile)
+        entry["us"] = {k: round(v[0], 1) for k, v in parts.items() if k != "key"}
+        choices["attention"].append(entry)
     return choices
 
 

@@ -6,7 +6,6 @@ H heads, D head width.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,17 +14,54 @@ from torch import Tensor
 from evofeed.kernels import reference
 from evofeed.kernels.backend import sm_count, triton, usable
 from evofeed.kernels.biased_attention import (
+    LOG2E,
+    backward_db_kernel,
     backward_dkv_kernel,
     backward_dq_kernel,
-    backward_owned_kernel,
     delta_kernel,
     forward_kernel,
+    mask_kernel,
 )
 from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
+from evofeed.kernels.projection import padded, precision
 
-__all__ = ["biased_attention", "run_backward", "run_forward"]
+__all__ = [
+    "Given",
+    "Masked",
+    "biased_attention",
+    "output_delta",
+    "prepare_mask",
+    "run_backward",
+    "run_forward",
+    "scaled_bias",
+]
 
 MAX_HEAD_WIDTH = 64
+
+
+class Masked(NamedTuple):
+    """A mask as the kernels take it.
+
+    Attributes:
+        term: `[B * R, 16, N]`; its first row is added to all logits of a row.
+        factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
+    """
+
+    term: Tensor
+    factor: Tensor
+
+
+def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
+    """The two tensors made from a `[B, R, N]` mask (any strides)."""
+    B, R, N = mask.shape
+    term = torch.empty((B * R, 16, N), dtype=dtype, device=mask.device)
+    factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
+    masked = -6e4 if dtype is torch.float16 else -1e9
+    mask_kernel[(B * R,)](
+        mask, term, factor, *mask.stride(), R, N, masked, scale * LOG2E,
+        BLOCK_N=min(1024, padded(N)), num_warps=4,
+    )  # fmt: skip
+    return Masked(term, factor)
 
 
 def run_forward(
@@ -33,7 +69,7 @@ def run_forward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    mask: Tensor | None,
+    mask: Masked | None,
     scale: float,
     out: Tensor,
     tiles: AttentionTiles | None = None,
@@ -42,74 +78,46 @@ def run_forward(
 
     Args:
         q, k, v: `[B, R, N, H, D]` views with equal strides, last axis contiguous.
-        bias: `[B, H, Q, K]`, last axis contiguous, or None.
-        mask: `[B, R, K]`, 1 where a key may be attended to, or None.
+        bias: `[B, H, Q, K]` divided by `scale`, in q's dtype, last axis contiguous, or None.
+        mask: what `prepare_mask` made, or None.
         scale: factor of the dot products.
         out: `[B, R, Q, H, D]` view to fill.
         tiles: tile sizes, else the saved choice for this shape.
 
     Returns:
-        `[B * R, H, Q]` float32, base 2; 2**100 marks rows that have no valid key.
+        `[B * R, H, Q]` float32, base 2.
     """
     B, R, NQ, H, D = q.shape
     NK = k.shape[2]
     tiles = tiles or attention_tiles(NK, D, q.dtype, bias is not None)
-    block_q, block_k, warps, stages = tiles.forward
     lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
-    forward_kernel[(B * R, triton.cdiv(NQ, block_q), H)](
-        q, k, v, bias, mask, out, lse,
-        *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias), *_mask_strides(mask),
-        R, H, NQ, NK, scale,
-        **_constants(q, bias, mask), PAD=NK % block_k != 0,
-        BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+    term, factor = mask or (None, None)
+    forward_kernel[(B * R, triton.cdiv(NQ, tiles.forward.rows), H)](
+        q, k, v, bias, term, factor, out, lse,
+        *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias), R, H, NQ, NK, scale * LOG2E,
+        **_options(tiles.forward, q, NK, bias, mask),
     )  # fmt: skip
     return lse
 
 
-def run_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
-    scale: float,
-    grads: tuple[Tensor, Tensor, Tensor],
-    tiles: AttentionTiles | None = None,
-) -> Tensor | None:
-    """Writes dq, dk, dv into `grads` and returns the bias gradient in float32 (or None).
+class Given(NamedTuple):
+    """What all kernels of one backward pass read and write.
 
-    Args:
+    Attributes:
         do: gradient of the output, `[B, R, Q, H, D]` view.
-        q, k, v, bias, mask, scale: as in the forward pass.
+        q, k, v, bias, mask: as in the forward pass.
         lse: what the forward pass returned.
         delta: sum of o * do over the head width, `[B * R, H, Q]` float32.
+        scale: factor of the dot products.
         grads: three `[B, R, N, H, D]` views with equal strides, to fill.
-        tiles: tile sizes, else the saved choice for this shape.
     """
-    tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
-    given = _Given(do, q, k, v, bias, mask, lse, delta, scale, grads)
-    launch_dq(given, tiles.dq)
-    if bias is None:
-        launch_dkv(given, tiles.dkv)
-        return None
-    if tiles.owned:
-        return launch_owned(given, tiles.dkv, tiles.waves, tiles.reload_bias, with_dkv=True)
-    launch_dkv(given, tiles.dkv)
-    return launch_owned(given, tiles.db, tiles.waves, tiles.reload_bias, with_dkv=False)
-
-
-class _Given(NamedTuple):
-    """What all kernels of one backward pass read and write."""
 
     do: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None
-    mask: Tensor | None
+    mask: Masked | None
     lse: Tensor
     delta: Tensor
     scale: float
@@ -117,27 +125,32 @@ class _Given(NamedTuple):
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The inputs, in the order of the kernels' arguments."""
-        return self.q, self.k, self.v, self.bias, self.mask, self.do, self.lse, self.delta
+        mask = self.mask or (None, None)
+        return self.q, self.k, self.v, self.bias, *mask, self.do, self.lse, self.delta
 
     def scalars(self) -> tuple[float, ...]:
         """Strides and sizes, in the order of the kernels' arguments."""
-        NK = self.k.shape[2]
         return (
             *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
-            *_bias_strides(self.bias), *_mask_strides(self.mask),
-            self.q.shape[1], self.q.shape[3], self.q.shape[2], NK, math.log2(NK), self.scale,
+            *_bias_strides(self.bias), self.q.shape[1], self.q.shape[3], self.q.shape[2],
+            self.k.shape[2], self.scale * LOG2E, self.scale,
         )  # fmt: skip
 
     def options(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments for one tile."""
-        block_q, block_k, warps, stages = tile
-        return {
-            **_constants(self.q, self.bias, self.mask), "PAD": self.k.shape[2] % block_k != 0,
-            "BLOCK_Q": block_q, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages,
-        }  # fmt: skip
+        return _options(tile, self.q, self.k.shape[2], self.bias, self.mask)
 
 
-def launch_dq(given: _Given, tile: Tile) -> None:
+def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | None:
+    """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
+    q, k, bias = given.q, given.k, given.bias
+    tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
+    launch_dq(given, tiles.dq)
+    launch_dkv(given, tiles.dkv)
+    return None if bias is None else launch_db(given, tiles.db, tiles.waves)
+
+
+def launch_dq(given: Given, tile: Tile) -> None:
     """Writes dq."""
     B, R, NQ, H, _ = given.q.shape
     backward_dq_kernel[(B * R, triton.cdiv(NQ, tile.rows), H)](
@@ -145,7 +158,7 @@ def launch_dq(given: _Given, tile: Tile) -> None:
     )
 
 
-def launch_dkv(given: _Given, tile: Tile) -> None:
+def launch_dkv(given: Given, tile: Tile) -> None:
     """Writes dk and dv."""
     B, R, _, H, _ = given.q.shape
     backward_dkv_kernel[(B * R, triton.cdiv(given.k.shape[2], tile.columns), H)](
@@ -153,22 +166,18 @@ def launch_dkv(given: _Given, tile: Tile) -> None:
     )
 
 
-def launch_owned(
-    given: _Given, tile: Tile, waves: int, reload_bias: bool, *, with_dkv: bool
-) -> Tensor:
-    """Writes dk and dv if `with_dkv`, and returns the bias gradient `[B, H, Q, K]`, float32."""
-    B, R, NQ, H, D = given.q.shape
+def launch_db(given: Given, tile: Tile, waves: int) -> Tensor:
+    """Returns the gradient of the bias (before its division by the scale), `[B, H, Q, K]`."""
+    B, R, NQ, H, _ = given.q.shape
     NK = given.k.shape[2]
-    key_tiles = triton.cdiv(NK, tile.columns)
-    rows_each = _rows_each(R, B * H * key_tiles, waves * sm_count(given.q))
+    tiles = triton.cdiv(NQ, tile.rows) * triton.cdiv(NK, tile.columns)
+    wanted = waves * sm_count(given.q) // (B * H * tiles)
+    rows_each = triton.cdiv(R, max(1, min(R, wanted)))
     splits = triton.cdiv(R, rows_each)
-    several = with_dkv and tile.rows < NQ
-    work = given.q.new_empty((2, B * R, H, NK, D) if several else (2, 0), dtype=torch.float32)
     partial = given.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
-    backward_owned_kernel[(key_tiles, H, B * splits)](
-        *given.tensors(), *given.grads[1:], work[0], work[1], partial, *given.scalars(), rows_each,
-        SEVERAL=several, RELOAD_BIAS=reload_bias, WITH_DKV=with_dkv, **given.options(tile),
-    )  # fmt: skip
+    backward_db_kernel[(tiles, H, B * splits)](
+        *given.tensors(), partial, *given.scalars(), rows_each, **given.options(tile)
+    )
     return partial[:, 0] if splits == 1 else partial.sum(1)
 
 
@@ -177,43 +186,29 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
     B, R, NQ, H, D = o.shape
     delta = torch.empty((B * R, H, NQ), dtype=torch.float32, device=o.device)
     delta_kernel[(B * R, triton.cdiv(NQ, 128), H)](
-        o, do, delta, *o.stride()[:4], R, H, NQ, D=D, BLOCK_D=_block_d(D), BLOCK_Q=128
+        o, do, delta, *o.stride()[:4], R, H, NQ, D=D, BLOCK_D=padded(D), BLOCK_Q=128
     )
     return delta
 
 
-def _rows_each(rows: int, programs: int, wanted: int) -> int:
-    """Rows one program walks over, so that about `wanted` programs run in all."""
-    splits = max(1, min(rows, wanted // programs))
-    return -(-rows // splits)
-
-
-def _block_d(D: int) -> int:
-    return max(16, triton.next_power_of_2(D))
-
-
-def _constants(q: Tensor, bias: Tensor | None, mask: Tensor | None) -> dict[str, Any]:
+def _options(
+    tile: Tile, q: Tensor, NK: int, bias: Tensor | None, mask: Masked | None
+) -> dict[str, Any]:
     return {
-        "D": q.shape[-1],
-        "BLOCK_D": _block_d(q.shape[-1]),
-        "HAS_BIAS": bias is not None,
-        "HAS_MASK": mask is not None,
-        "PRECISION": dot_precision(q.dtype),
-    }
-
-
-def dot_precision(dtype: torch.dtype) -> str:
-    """Precision of a float32 product: TF32 only where PyTorch was told to use it."""
-    tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if tf32 else "ieee"
+        "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
+        "BLOCK_K": tile.columns, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
+        "PAD": NK % tile.columns != 0, "PRECISION": precision(q.dtype),
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
 
 
 def _bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
 
 
-def _mask_strides(mask: Tensor | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(1), mask.stride(2))
+def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
+    """The bias as the kernels take it: divided by `scale`, contiguous, in `dtype`."""
+    return None if bias is None else (bias * (1 / scale)).to(dtype).contiguous()
 
 
 class _BiasedAttention(torch.autograd.Function):
@@ -224,27 +219,23 @@ class _BiasedAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        if bias is not None and bias.stride(-1) != 1:
-            bias = bias.contiguous()
+        ready = scaled_bias(bias, scale, q.dtype)
+        masked = None if mask is None else prepare_mask(mask, scale, q.dtype)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = run_forward(q, k, v, bias, mask, scale, out)
-        ctx.save_for_backward(q, k, v, bias, mask, out, lse)
-        ctx.scale = scale
+        lse = run_forward(q, k, v, ready, masked, scale, out)
+        ctx.save_for_backward(q, k, v, ready, out, lse, *(masked or (None, None)))
+        ctx.scale, ctx.bias_dtype = scale, None if bias is None else bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, mask, out, lse = ctx.saved_tensors
+        q, k, v, bias, out, lse, term, factor = ctx.saved_tensors
+        masked = None if term is None else Masked(term, factor)
         do = do.contiguous()
-        # One buffer, so that the three gradients have equal strides.
-        if q.shape == k.shape:
-            dq, dk, dv = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
-        else:
-            raise NotImplementedError("queries and keys of different number")
-        db = run_backward(
-            do, q, k, v, bias, mask, lse, output_delta(out, do), ctx.scale, (dq, dk, dv)
-        )
-        return dq, dk, dv, None if db is None else db.to(bias.dtype), None, None
+        dq, dk, dv = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
+        delta = output_delta(out, do)
+        db = run_backward(Given(do, q, k, v, bias, masked, lse, delta, ctx.scale, (dq, dk, dv)))
+        return dq, dk, dv, None if db is None else db.to(ctx.bias_dtype), None, None
 
 
 def biased_attention(

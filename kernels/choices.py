@@ -31,36 +31,33 @@ class AttentionTiles(NamedTuple):
 
     Attributes:
         forward: of the forward pass.
-        dkv: of dk and dv; with a bias and `owned` also of its gradient.
         dq: of dq.
-        db: of the bias gradient alone, if not `owned`.
-        owned: one kernel makes dk, dv and the bias gradient (it owns a bias tile
-            and walks over rows), else two do.
-        waves: programs per multiprocessor that a kernel which walks over rows aims at.
-        reload_bias: that kernel reads its bias tile for every row instead of keeping it.
+        dkv: of dk and dv.
+        db: of the bias gradient.
+        waves: programs per multiprocessor that the last aims at: it walks over rows.
     """
 
-    forward: Tile = Tile(128, 64, 4, 2)
-    dkv: Tile = Tile(128, 64, 8, 1)
-    dq: Tile = Tile(64, 64, 4, 2)
-    db: Tile = Tile(128, 64, 8, 1)
-    owned: bool = True
+    forward: Tile = Tile(64, 64, 4, 2)
+    dq: Tile = Tile(64, 32, 4, 3)
+    dkv: Tile = Tile(64, 64, 4, 2)
+    db: Tile = Tile(128, 64, 8, 2)
     waves: int = 1
-    reload_bias: bool = False
 
 
 DEFAULTS: dict[str, Tile] = {
-    "ln_linear": Tile(64, 128, 4, 2),
-    "ln_linear_dx": Tile(64, 64, 8, 3),
+    # rows of 128 channels (as many elements in all), programs per multiprocessor
+    "norm_forward": Tile(32, 1, 4, 1),
+    "norm_backward": Tile(16, 8, 4, 1),
+    "norm_rows": Tile(32, 128, 4, 1),
     "linear_dw": Tile(64, 128, 8, 3),
     "linear": Tile(128, 128, 8, 3),
     "mlp": Tile(64, 64, 4, 2),
     "gated_output": Tile(64, 128, 4, 2),
-    "gated_output_grad": Tile(64, 64, 8, 2),
+    "gated_output_grad": Tile(32, 128, 4, 1),
     "triangle_in": Tile(64, 64, 4, 2),
     "triangle_in_grad": Tile(64, 64, 4, 2),
     "triangle_out": Tile(64, 128, 4, 1),
-    "triangle_out_grad": Tile(64, 128, 8, 1),
+    "triangle_out_grad": Tile(32, 128, 4, 1),
     "outer_project": Tile(64, 128, 4, 3),
     "outer_dproject": Tile(64, 128, 4, 2),
     "outer_dw": Tile(64, 128, 8, 3),
@@ -113,15 +110,13 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> AttentionTiles:
     if not entries:
         return AttentionTiles()
     nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
-    tiles = {name: Tile(*nearest[name]) for name in ("forward", "dkv", "dq", "db")}
-    flags = {name: nearest[name] for name in ("owned", "waves", "reload_bias")}
-    return AttentionTiles(**tiles, **flags)
+    tiles = {name: Tile(*nearest[name]) for name in ("forward", "dq", "dkv", "db")}
+    return AttentionTiles(**tiles, waves=nearest["waves"])
 
 
 def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> AttentionTiles:
     """Tiles for rows of N positions and heads of width D."""
     if dtype is torch.float32:
         small = Tile(16 if N <= 16 else 32, 32, 4, 1)
-        owned = _overrides.get("attention", AttentionTiles()).owned
-        return AttentionTiles(small, small, small, small, owned)
+        return AttentionTiles(small, small, small, small)
     return _overrides.get("attention") or _saved_attention(N, D, has_bias)

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, usable
-from evofeed.kernels.projection import linear, linear_dw, ln_linear, ln_linear_dx, mlp, pack
+from evofeed.kernels.projection import (
+    linear,
+    linear_dw,
+    mlp,
+    norm_rows,
+    norm_rows_grad,
+    pack,
+    project,
+)
 
 __all__ = ["TransitionWeights", "transition", "transition_fits"]
 
@@ -59,14 +67,15 @@ class _Transition(torch.autograd.Function):
         dy = dout.to(w2.dtype)
         if mask is not None:
             dy = dy * mask[:, None].to(dy.dtype)
-        hidden, _, _ = ln_linear(flat, gamma, beta, w1, b1, eps, relu=True)
+        normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
+        hidden = project(normed, w1, b1, relu=True)
         dhidden = linear(dy, w2, relu_of=hidden)
-        dw2, db2 = linear_dw(dy, hidden, w2)
+        dw2, db2 = linear_dw(dy, hidden, dtypes[3])
         del hidden
-        dx, dgamma, dbeta = ln_linear_dx(
-            dhidden, w1, flat, stats, gamma, dout if residual else None
+        dw1, db1 = linear_dw(dhidden, normed, dtypes[1])
+        dx, dgamma, dbeta = norm_rows_grad(
+            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None
         )
-        dw1, db1 = linear_dw(dhidden, flat, w1, norm=(stats, gamma, beta))
         grads = [dbeta, dw1, db1, dw2, db2]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
         return dx.view(x.shape), None, dgamma, *grads, None, None, None

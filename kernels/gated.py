@@ -18,18 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.attention import MAX_HEAD_WIDTH, run_backward, run_forward
+from evofeed.kernels.attention import (
+    MAX_HEAD_WIDTH,
+    Given,
+    Masked,
+    prepare_mask,
+    run_backward,
+    run_forward,
+    scaled_bias,
+)
 from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.choices import tile
-from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
+from evofeed.kernels.gated_output_kernels import (
+    dropped_kernel,
+    gated_output_grad_kernel,
+    gated_output_kernel,
+)
 from evofeed.kernels.projection import (
     Drop,
     linear_dw,
-    ln_linear,
-    ln_linear_dx,
+    norm_rows,
+    norm_rows_grad,
     pack,
     padded,
     precision,
+    project,
 )
 
 __all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits", "pair_bias"]
@@ -67,6 +80,7 @@ class _Plan:
     residual: bool
     drop: Drop
     dtype: torch.dtype
+    bias_scale: float
 
 
 def _attending(t: Tensor, plan: _Plan) -> Tensor:
@@ -95,25 +109,32 @@ class _GatedAttention(torch.autograd.Function):
         width = q.shape[0]
         D = width // plan.heads
         packed_w = pack([q, k, v, g] + ([] if pair is None else [pair]), plan.dtype)
-        packed_b = torch.cat([g_bias.new_zeros(3 * width), g_bias])
-        qkvg, stats, own_bias = ln_linear(
-            x.view(-1, C), norm_weight, norm_bias, packed_w[: 4 * width], packed_b, plan.eps,
+        normed, stats, own_bias = norm_rows(
+            x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width :],
-            pair_length=N, transpose_pair=plan.columns,
+            pair_length=N, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
-        bias = bias if pair is None else own_bias
+        packed_b = torch.cat([g_bias.new_zeros(3 * width), g_bias])
+        qkvg = project(normed, packed_w[: 4 * width], packed_b)
+        del normed
+        ready = (
+            scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype) if pair is None else own_bias
+        )
+        masked = None
+        if mask is not None:
+            masked = prepare_mask(_attending(mask, plan), D**-0.5, plan.dtype)
         attended = torch.empty((B, R, N, plan.heads, D), dtype=plan.dtype, device=x.device)
         lse = run_forward(
-            *_split(qkvg, attended, plan), bias,
-            None if mask is None else _attending(mask, plan), D**-0.5, _attending(attended, plan),
+            *_split(qkvg, attended, plan), ready, masked, D**-0.5, _attending(attended, plan),
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
         result = _gated_output(attended, qkvg[:, 3 * width :], out_weight, o_bias, x, plan)
         ctx.save_for_backward(
-            x, bias, mask, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse,
-            out_weight, plan.drop.mask,
+            x, ready, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse, out_weight,
+            plan.drop.mask, *(masked or (None, None)),
         )  # fmt: skip
         ctx.plan, ctx.own_bias = plan, pair is not None
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.dtypes = [t.dtype for t in (q, k, v, g, g_bias, o, o_bias)]
         return result
 
@@ -121,7 +142,8 @@ class _GatedAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         (
-            x, bias, mask, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, _,
+            x, ready, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, _, term,
+            factor,
         ) = ctx.saved_tensors  # fmt: skip
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
@@ -129,33 +151,38 @@ class _GatedAttention(torch.autograd.Function):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         # Rows padded to 16 bytes, whatever the number of heads.
         dpacked = torch.empty((M, -(-columns // 8) * 8), dtype=plan.dtype, device=x.device)
-        do = torch.empty_like(attended)
-        gate = qkvg[:, 3 * width :]
+        do, gated = torch.empty_like(attended), torch.empty_like(attended)
+        dy = dropped(dout, plan.drop, plan.dtype)
         delta = _gated_output_grad(
-            dout, out_weight, attended, gate, do, dpacked[:, 3 * width :], plan
-        )
-        dwo, dbo = linear_dw(dout, attended.view(M, width), out_weight, gate=gate, drop=plan.drop)
-        dbias = run_backward(
-            _attending(do, plan), *_split(qkvg, attended, plan), bias,
-            None if mask is None else _attending(mask, plan), lse, delta, D**-0.5,
-            _split(dpacked, attended, plan),
+            torch.mm(dy, out_weight), attended, qkvg[:, 3 * width :], do,
+            dpacked[:, 3 * width :], gated, plan,
         )  # fmt: skip
+        dwo, dbo = linear_dw(dy, gated.view(M, width), ctx.dtypes[5])
+        del gated, dy
+        masked = None if term is None else Masked(term, factor)
+        dbias = run_backward(Given(
+            _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
+            D**-0.5, _split(dpacked, attended, plan),
+        ))  # fmt: skip
         if ctx.own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
             own = _attending(dbias.permute(0, 2, 3, 1), plan)
             dpacked[:, 4 * width : columns].view(B, R, N, H).copy_(own)
             dbias = None
-        residual = dout if plan.residual else None
-        dx, dgamma, dbeta = ln_linear_dx(dpacked, packed_w, flat, stats, gamma, residual)
-        dw, db = linear_dw(dpacked, flat, packed_w, norm=(stats, gamma, beta), columns=columns)
+        normed = torch.empty_like(flat, dtype=plan.dtype)
+        dx, dgamma, dbeta = norm_rows_grad(
+            torch.mm(dpacked[:, :columns], packed_w), flat, stats, gamma, beta,
+            dout if plan.residual else None, normed,
+        )  # fmt: skip
+        dw, db = linear_dw(dpacked, normed, ctx.dtypes[0], columns)
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
         grads = [dq, dk, dv, dg, db[3 * width : 4 * width], dwo, dbo]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         dpair = dw[4 * width :].to(ctx.dtypes[0]) if ctx.own_bias else None
         if dbias is not None:
-            dbias = dbias.to(bias.dtype)
+            dbias = (dbias / plan.bias_scale).to(ctx.bias_dtype)
         return (
-            None, dx.view(x.shape), dbias, None, dgamma, dbeta.to(beta.dtype), *grads, dpair,
+            None, dx.view(x.shape), dbias, None, dgamma, dbeta, *grads, dpair,
         )  # fmt: skip
 
 
@@ -176,28 +203,35 @@ def _gated_output(
     return out
 
 
+def dropped(dout: Tensor, drop: Drop, dtype: torch.dtype) -> Tensor:
+    """dout `[M, C]` times the shared dropout mask, in `dtype`."""
+    if drop.mask is None:
+        return dout.to(dtype)
+    M, C = dout.shape
+    dy = torch.empty((M, C), dtype=dtype, device=dout.device)
+    rows = max(1, 4096 // padded(C))
+    dropped_kernel[(triton.cdiv(M, rows),)](
+        dout, drop.mask, dy, M, C, *drop.strides(), BLOCK_M=rows, BLOCK_N=padded(C)
+    )
+    return dy
+
+
 def _gated_output_grad(
-    dout: Tensor, weight: Tensor, attended: Tensor, gate: Tensor, do: Tensor, dgate: Tensor,
+    grad: Tensor, attended: Tensor, gate: Tensor, do: Tensor, dgate: Tensor, gated: Tensor,
     plan: _Plan,
 ) -> Tensor:  # fmt: skip
-    """Fills `do` and `dgate`, returns delta `[B * rows, H, N]`."""
+    """Fills `do`, `dgate` and `gated`, returns delta `[B * rows, H, N]`."""
     B, R, N, H, D = attended.shape
-    C, K = weight.shape
-    M = B * R * N
+    M, K = B * R * N, H * D
     rows, length = (N, R) if plan.columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
     to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
-    block = tile("gated_output_grad", K, weight.dtype)
-    # Whole heads, a power of two of them, in at most 128 (float32: 32) columns a program.
-    most = 32 if weight.dtype is torch.float32 else 128
-    heads = max(16 // D, min(triton.next_power_of_2(H), most // D), 1)
-    drop = plan.drop
+    block = tile("gated_output_grad", K, plan.dtype)
+    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
     gated_output_grad_kernel[(triton.cdiv(M, block.rows), triton.cdiv(K, heads * D))](
-        dout, weight, drop.mask, attended, gate, do, dgate, delta,
-        M, K, C, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
-        *drop.strides(), BLOCK_M=block.rows, BLOCK_K=heads * D,
-        BLOCK_N=min(padded(C), block.columns), D=D, HEADS=heads, HAS_DROP=drop.mask is not None,
-        PRECISION=precision(weight.dtype), num_warps=block.warps, num_stages=block.stages,
+        grad, attended, gate, do, dgate, gated, delta, M, K, gate.stride(0), dgate.stride(0),
+        rows * H * length, to_i, to_j, length, R, N, BLOCK_M=block.rows, BLOCK_K=heads * D, D=D,
+        HEADS=heads, num_warps=block.warps,
     )  # fmt: skip
     return delta
 
@@ -228,6 +262,7 @@ def gated_attention(
     residual: bool = False,
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
+    bias_scale: float = 1.0,
     eps: float = 1e-5,
 ) -> Tensor:
     """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
@@ -242,13 +277,12 @@ def gated_attention(
         residual: whether x is added.
         drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
         drop_columnwise: the dropout mask is shared along N, not along R.
+        bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
         eps: of the norm.
     """
     dtype = compute_dtype(x)
     drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
-    plan = _Plan(heads, eps, columns, residual, drop, dtype)
-    if bias is not None:
-        bias = bias.to(dtype)
+    plan = _Plan(heads, eps, columns, residual, drop, dtype, bias_scale)
     with torch.autocast(x.device.type, enabled=False):
         result: Tensor = _GatedAttention.apply(plan, x.contiguous(), bias, mask, *weights.tensors())
     return result
@@ -258,17 +292,17 @@ class _PairBias(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, eps: float,
-        dtype: torch.dtype,
+        scale: float, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
         C = z.shape[-1]
         packed = pack([weight], dtype)
-        _, stats, bias = ln_linear(
-            z.view(-1, C), gamma, beta, None, None, eps, pair_weight=packed,
-            pair_length=z.shape[-2],
+        _, stats, bias = norm_rows(
+            z.view(-1, C), gamma, beta, eps, dtype, keep=False, pair_weight=packed,
+            pair_length=z.shape[-2], pair_scale=scale,
         )  # fmt: skip
         assert bias is not None
         ctx.save_for_backward(z, gamma, beta, packed, stats)
-        ctx.weight_dtype = weight.dtype
+        ctx.weight_dtype, ctx.scale = weight.dtype, scale
         return bias
 
     @staticmethod
@@ -277,26 +311,36 @@ class _PairBias(torch.autograd.Function):
         B, R, _, C = z.shape
         H = packed.shape[0]
         rows = dbias.new_empty((B * R * R, -(-H // 8) * 8), dtype=packed.dtype)
-        rows[:, :H].view(B, R, R, H).copy_(dbias.permute(0, 2, 3, 1))
+        torch.mul(dbias.permute(0, 2, 3, 1), ctx.scale, out=rows.view(B, R, R, -1)[..., :H])
         flat = z.view(-1, C)
-        dz, dgamma, dbeta = ln_linear_dx(rows, packed, flat, stats, gamma, None)
-        dw, _ = linear_dw(rows, flat, packed, norm=(stats, gamma, beta), columns=H)
-        dw = dw.to(ctx.weight_dtype)
-        return dz.view(z.shape), dgamma, dbeta.to(beta.dtype), dw, None, None
+        normed = torch.empty_like(flat, dtype=packed.dtype)
+        dz, dgamma, dbeta = norm_rows_grad(
+            torch.mm(rows[:, :H], packed), flat, stats, gamma, beta, None, normed
+        )
+        dw, _ = linear_dw(rows, normed, ctx.weight_dtype, H)
+        return dz.view(z.shape), dgamma, dbeta, dw, None, None, None
 
 
 def pair_bias(
-    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float = 1e-5
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    scale: float = 1.0,
 ) -> Tensor:
-    """Attention bias `[B, H, R, R]` of pairs z `[B, R, R, C]`: linear(layer_norm(z)), heads first.
+    """Attention bias `[B, H, R, R]` of pairs z `[B, R, R, C]`: scale * linear(layer_norm(z)).
 
     Args:
         z: the pair representation.
         norm_weight, norm_bias: `[C]`.
         weight: `[H, C]`.
         eps: of the norm.
+        scale: factor of the result.
     """
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _PairBias.apply(z.contiguous(), norm_weight, norm_bias, weight, eps, dtype)
+        result: Tensor = _PairBias.apply(
+            z.contiguous(), norm_weight, norm_bias, weight, eps, scale, dtype
+        )
     return result

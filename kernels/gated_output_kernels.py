@@ -7,7 +7,7 @@ Letters: M rows, K = H * D channels of the attention's output, N channels of the
 from evofeed.kernels.backend import tl, triton
 from evofeed.kernels.projection_kernels import drop_row
 
-__all__ = ["gated_output_grad_kernel", "gated_output_kernel"]
+__all__ = ["dropped_kernel", "gated_output_grad_kernel", "gated_output_kernel"]
 
 
 @triton.jit
@@ -44,45 +44,47 @@ def gated_output_kernel(
 
 
 @triton.jit
-def gated_output_grad_kernel(
-    DOUT, W, DROP, O_, GATE, DO, DGATE, DELTA,
-    M, K, N, gs_m, dg_m, ds_b, ds_i, ds_j, ds_h, I_, J_, drop_1, drop_2, drop_rows,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    HEADS: tl.constexpr, HAS_DROP: tl.constexpr, PRECISION: tl.constexpr,
+def dropped_kernel(
+    DOUT, DROP, DY, M, N, drop_1, drop_2, drop_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """dO, the gate's gradient, and delta = sum over each head of dO * O.
+    """DY = DOUT * DROP."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    inside = (rows < M)[:, None] & (n < N)[None, :]
+    flat = rows.to(tl.int64)[:, None] * N + n[None, :]
+    dout = tl.load(DOUT + flat, mask=inside, other=0.0).to(tl.float32)
+    at = drop_row(rows, drop_1, drop_2, drop_rows)
+    drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
+    tl.store(DY + flat, (dout * drop.to(tl.float32)).to(DY.dtype.element_ty), mask=inside)
 
-    Delta is written at `b * ds_b + i * ds_i + j * ds_j + h * ds_h` for row
-    (b * I + i) * J + j, in the order the attention kernels read it. BLOCK_K is
-    HEADS whole heads.
+
+@triton.jit
+def gated_output_grad_kernel(
+    GRAD, O_, GATE, DO, DGATE, GATED, DELTA, M, K, gs_m, dg_m, ds_b, ds_i, ds_j, ds_h, I_, J_,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of GATED = sigmoid(GATE) * O: dO, the gate's, GATED again, and delta.
+
+    Delta, the sum over each head of dO * O, is written at
+    `b * ds_b + i * ds_i + j * ds_j + h * ds_h` for row (b * I + i) * J + j, in the
+    order the attention kernels read it. BLOCK_K is HEADS whole heads.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    row_in, k_in = rows < M, k < K
+    row_in = rows < M
+    inside = row_in[:, None] & (k < K)[None, :]
     rows64 = rows.to(tl.int64)
-    grad = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    for first in range(0, N, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        n_in = n < N
-        inside = row_in[:, None] & n_in[None, :]
-        dy = tl.load(DOUT + rows64[:, None] * N + n[None, :], mask=inside, other=0.0)
-        if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
-            dy = dy.to(tl.float32) * drop.to(tl.float32)
-        w = tl.load(W + n[:, None] * K + k[None, :],
-                    mask=n_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-        grad = tl.dot(dy.to(w.dtype), w, grad, input_precision=PRECISION)
-    a_in = row_in[:, None] & k_in[None, :]
     flat = rows64[:, None] * K + k[None, :]
-    o = tl.load(O_ + flat, mask=a_in, other=0.0).to(tl.float32)
-    gate = tl.load(GATE + rows64[:, None] * gs_m + k[None, :], mask=a_in, other=0.0)
+    grad = tl.load(GRAD + flat, mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(O_ + flat, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(GATE + rows64[:, None] * gs_m + k[None, :], mask=inside, other=0.0)
     open_ = tl.sigmoid(gate.to(tl.float32))
     do = (grad * open_).to(DO.dtype.element_ty)
-    tl.store(DO + flat, do, mask=a_in)
+    tl.store(DO + flat, do, mask=inside)
+    tl.store(GATED + flat, (open_ * o).to(GATED.dtype.element_ty), mask=inside)
     dgate = grad * o * open_ * (1.0 - open_)
     tl.store(DGATE + rows64[:, None] * dg_m + k[None, :], dgate.to(DGATE.dtype.element_ty),
-             mask=a_in)  # fmt: skip
+             mask=inside)  # fmt: skip
     delta = tl.sum(tl.reshape(do.to(tl.float32) * o, [BLOCK_M, HEADS, D]), 2)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     b, i, j = rows64 // (I_ * J_), (rows64 // J_) % I_, rows64 % J_

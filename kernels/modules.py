@@ -141,7 +141,11 @@ def row_attention(
     bias = None
     if z is not None:
         norm = module.layer_norm_z
-        bias = pair_bias(four_axes(z), norm.weight, norm.bias, module.linear_z.weight, norm.eps)
+        scale = (weights.q.shape[0] // heads) ** 0.5
+        options = {**options, "bias_scale": scale}
+        bias = pair_bias(
+            four_axes(z), norm.weight, norm.bias, module.linear_z.weight, norm.eps, scale
+        )
     if mask is not None and swap:
         mask = mask.transpose(-1, -2)
     update = gated_attention(

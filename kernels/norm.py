@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, tl, triton, usable
+from evofeed.kernels.choices import tile
 
 __all__ = ["layer_norm", "sum_partials", "supported"]
 
@@ -46,17 +47,20 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    DY, X, W, MEAN, RSTD, DX, PARTIAL, M, n1, s0, s1, C, tiles_per_program,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    DY, X, W, B, MEAN, RSTD, RES, DX, NORMED, PARTIAL, M, n1, s0, s1, C, tiles_per_program,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, HAS_RES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
+    """DX = gradient of X, plus RES; with KEEP also the forward result again, in NORMED."""
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_C)
     col_in = cols < C
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
+    if KEEP:
+        b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     db = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for tile in range(tiles_per_program):
-        rows = (tile * tl.num_programs(0) + program) * BLOCK_M + tl.arange(0, BLOCK_M)
+    for step in range(tiles_per_program):
+        rows = (step * tl.num_programs(0) + program) * BLOCK_M + tl.arange(0, BLOCK_M)
         row_in = rows < M
         inside = row_in[:, None] & col_in[None, :]
         start = (rows // n1).to(tl.int64) * s0 + (rows % n1).to(tl.int64) * s1
@@ -70,7 +74,12 @@ def _backward_kernel(
         mean_g = tl.sum(g, 1) / C
         mean_gx = tl.sum(g * xhat, 1) / C
         dx = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
+        if HAS_RES:
+            dx += tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
         tl.store(DX + flat, dx.to(DX.dtype.element_ty), mask=inside)
+        if KEEP:
+            normed = xhat * w[None, :] + b[None, :]
+            tl.store(NORMED + flat, normed.to(NORMED.dtype.element_ty), mask=inside)
         dw += dy * xhat
         db += dy
     tl.store(PARTIAL + program * 2 * C + cols, tl.sum(dw, 0), mask=col_in)
@@ -117,11 +126,11 @@ def rows_and_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, max(1, x.numel() // max(C, 1)), 0, C
 
 
-def _tile(C: int, budget: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile of about `budget` elements, and its warps."""
+def _tile(op: str, C: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps, and programs per multiprocessor (backward)."""
     block_c = max(16, triton.next_power_of_2(C))
-    block_m = max(1, budget // block_c)
-    return block_m, block_c, 4 if block_c <= 1024 else 8
+    choice = tile(op, C, torch.bfloat16)  # the same for float32: nothing is multiplied here
+    return max(1, choice.rows * 128 // block_c), block_c, choice.warps, choice.columns
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -132,7 +141,7 @@ class _LayerNorm(torch.autograd.Function):
         M = x.numel() // C
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-        block_m, block_c, warps = _tile(C, 4096)
+        block_m, block_c, warps, _ = _tile("norm_forward", C)
         _forward_kernel[(triton.cdiv(M, block_m),)](
             x, weight, bias, y, stats[0], stats[1], M, n1, s0, s1, C, eps,
             BLOCK_M=block_m, BLOCK_C=block_c, num_warps=warps,
@@ -149,19 +158,36 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, rows: tuple[int, int, int]
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stats: Tensor,
+    rows: tuple[int, int, int],
+    residual: Tensor | None = None,
+    normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of input, weight and bias; `dy` contiguous, `rows` as `rows_and_strides` gives."""
+    """Gradients of input, weight and bias.
+
+    Args:
+        dy: gradient of the result, contiguous.
+        x, weight, bias: the forward pass's inputs.
+        stats: mean and 1/std of each row, `[2, M]`.
+        rows: as `rows_and_strides` gave them for x.
+        residual: contiguous, added to the gradient of x, or None.
+        normed: filled with the forward pass's result again, if given.
+    """
     C = x.shape[-1]
     M = x.numel() // C
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block_m, block_c, warps = _tile(C, 4096)
+    block_m, block_c, warps, waves = _tile("norm_backward", C)
     tiles = triton.cdiv(M, block_m)
-    programs = min(tiles, 4 * sm_count(x))
+    programs = min(tiles, waves * sm_count(x))
     partial = torch.empty((programs, 2, C), dtype=torch.float32, device=x.device)
     _backward_kernel[(programs,)](
-        dy, x, weight, stats[0], stats[1], dx, partial, M, *rows, C, triton.cdiv(tiles, programs),
-        BLOCK_M=block_m, BLOCK_C=block_c, num_warps=warps,
+        dy, x, weight, bias, stats[0], stats[1], residual, dx, normed, partial, M, *rows, C,
+        triton.cdiv(tiles, programs), BLOCK_M=block_m, BLOCK_C=block_c,
+        HAS_RES=residual is not None, KEEP=normed is not None, num_warps=warps,
     )  # fmt: skip
     dw, db = sum_partials(partial, weight.dtype)
     return dx, dw, db.to(bias.dtype)

@@ -22,7 +22,16 @@ from evofeed.kernels.outer_kernels import (
     outer_dw_kernel,
     outer_project_kernel,
 )
-from evofeed.kernels.projection import linear_dw, ln_linear, ln_linear_dx, pack, padded, precision
+from evofeed.kernels.projection import (
+    linear_dw,
+    norm_rows,
+    norm_rows_grad,
+    pack,
+    padded,
+    precision,
+    project,
+)
+from evofeed.kernels.projection_kernels import sum_splits_kernel
 
 __all__ = ["OuterWeights", "outer_product_mean", "outer_product_mean_fits"]
 
@@ -51,6 +60,13 @@ def _outer(ab: Tensor, B: int, S: int) -> Tensor:
     return torch.bmm(a.mT, b)
 
 
+def _masked(ab: Tensor, mask: Tensor, rows_first: bool = False) -> Tensor:
+    """`ab` times the mask `[M]` of its rows, in memory in the order of its axes."""
+    out = torch.empty(ab.shape, dtype=ab.dtype, device=ab.device)
+    factor = mask[:, None, None] if rows_first else mask[None, :, None]
+    return torch.mul(ab, factor.to(ab.dtype), out=out)
+
+
 def _options(op: str, N: int, dtype: torch.dtype) -> dict[str, Any]:
     block = tile(op, N, dtype)
     return {
@@ -70,10 +86,8 @@ class _OuterProductMean(torch.autograd.Function):
         E, N = w.w1.shape[0], w.out.shape[0]
         packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
         rows = mask.reshape(-1)
-        ab, stats, _ = ln_linear(
-            m.view(-1, C), w.norm_weight, w.norm_bias, packed_w, packed_b, norm_eps, mask=rows,
-            groups=2,
-        )  # fmt: skip
+        normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
+        ab = _masked(project(normed, packed_w, packed_b).unflatten(1, (2, E)).transpose(0, 1), rows)
         counts = mask.float()
         norm = torch.bmm(counts.mT, counts) + eps
         # [(c, e), n], so that neighbours in memory are neighbours in n
@@ -105,34 +119,42 @@ class _OuterProductMean(torch.autograd.Function):
         da, db = dab.view(2, B, S, -1)
         torch.bmm(b, douter.mT, out=da)
         torch.bmm(a, douter, out=db)
-        dab *= mask[:, None].to(dab.dtype)
         del douter
-        d_out_w = _outer_dw(_outer(ab, B, S), scaled, B, R, E, N)
+        d_out_w, dbias_out = _outer_dw(_outer(ab, B, S), scaled, B, R, E, N, ctx.dtypes[6])
+        dab = _masked(dab.transpose(0, 1), mask, rows_first=True).flatten(1)
         flat = m.view(-1, C)
-        dm, dgamma, dbeta = ln_linear_dx(dab, packed_w, flat, stats, gamma, None)
-        dw, dbias = linear_dw(dab, flat, packed_w, norm=(stats, gamma, beta))
+        normed = torch.empty_like(flat, dtype=packed_w.dtype)
+        dm, dgamma, dbeta = norm_rows_grad(
+            torch.mm(dab, packed_w), flat, stats, gamma, beta, None, normed
+        )
+        dw, dbias = linear_dw(dab, normed, ctx.dtypes[2])
         grads = [
             dgamma, dbeta, dw[:E], dbias[:E], dw[E:], dbias[E:], d_out_w.t(),
-            scaled.sum(0, dtype=torch.float32),
+            dbias_out,
         ]  # fmt: skip
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         dz = dout if ctx.residual else None
         return dm.view(m.shape), None, dz, None, None, None, *grads
 
 
-def _outer_dw(outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int) -> Tensor:
-    """Gradient `[E * E, N]` of the output projection, float32."""
+def _outer_dw(
+    outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gradients `[E * E, N]` of the output projection and `[N]` of its bias."""
     rows_c = max(1, min(E, (128 if scaled.dtype is not torch.float32 else 32) // E))
     groups = E // rows_c
     splits = min(B * R, max(1, (2 * sm_count(scaled)) // groups))
     i_each = triton.cdiv(B * R, splits)
     splits = triton.cdiv(B * R, i_each)
-    partial = torch.empty((splits, E * E, N), dtype=torch.float32, device=scaled.device)
-    options = _options("outer_dw", N, scaled.dtype)
+    size = (E * E + 1) * N
+    partial = torch.empty((splits, size), dtype=torch.float32, device=scaled.device)
     outer_dw_kernel[(groups, splits)](
-        outer, scaled, partial, B, R, N, i_each, E=E, ROWS_C=rows_c, **options
-    )
-    return partial.sum(0)
+        outer, scaled, partial, B, R, N, i_each, E=E, ROWS_C=rows_c,
+        **_options("outer_dw", N, scaled.dtype),
+    )  # fmt: skip
+    out = torch.empty(size, dtype=dtype, device=scaled.device)
+    sum_splits_kernel[(triton.cdiv(size, 512),)](partial, out, size, splits, BLOCK=512)
+    return out[: E * E * N].view(E * E, N), out[E * E * N :]
 
 
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:

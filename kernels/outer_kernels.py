@@ -69,17 +69,19 @@ def outer_dproject_kernel(
 
 @triton.jit
 def outer_dw_kernel(
-    OUTER, DSCALED, PARTIAL_W, B, R, N, i_each,
+    OUTER, DSCALED, PARTIAL, B, R, N, i_each,
     E: tl.constexpr, ROWS_C: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program's share of dW `[E * E, N]` for ROWS_C values of c, over `i_each` residues i."""
+    """Over `i_each` residues i: dW `[E * E, N]` for ROWS_C values of c, then the bias's `[N]`."""
     ce = tl.arange(0, ROWS_C * E)
     n = tl.arange(0, BLOCK_N)
     n_in = n < N
     c0, split = tl.program_id(0) * ROWS_C, tl.program_id(1)
     width = R * E
     acc = tl.zeros([ROWS_C * E, BLOCK_N], tl.float32)
+    bias = tl.zeros([16, BLOCK_N], tl.float32)
+    ones = tl.full([16, BLOCK_J], 1.0, OUTER.dtype.element_ty)
     for bi in range(split * i_each, tl.minimum((split + 1) * i_each, B * R)):
         bi64 = (split * 0 + bi).to(tl.int64)
         for first in range(0, R, BLOCK_J):
@@ -90,5 +92,8 @@ def outer_dw_kernel(
             d = tl.load(DSCALED + (bi64 * R + j)[:, None] * N + n[None, :],
                         mask=j_in[:, None] & n_in[None, :], other=0.0)  # fmt: skip
             acc = tl.dot(tl.trans(a), d, acc, input_precision=PRECISION)
-    at = (split.to(tl.int64) * E * E + c0 * E + ce)[:, None] * N + n[None, :]
-    tl.store(PARTIAL_W + at, acc, mask=n_in[None, :])
+            bias = tl.dot(ones, d, bias, input_precision=PRECISION)
+    start = PARTIAL + split.to(tl.int64) * (E * E + 1) * N
+    tl.store(start + (c0 * E + ce)[:, None] * N + n[None, :], acc, mask=n_in[None, :])
+    if c0 == 0:  # all sixteen rows are the same
+        tl.store(start + E * E * N + n, tl.max(bias, 0), mask=n_in)

@@ -12,24 +12,26 @@ from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, triton
 from evofeed.kernels.choices import tile
-from evofeed.kernels.norm import sum_partials
+from evofeed.kernels.norm import layer_norm_backward
 from evofeed.kernels.projection_kernels import (
     linear_dw_kernel,
     linear_kernel,
-    ln_linear_dx_kernel,
-    ln_linear_kernel,
     mlp_kernel,
+    norm_rows_kernel,
+    sum_splits_kernel,
 )
 
 __all__ = [
     "Drop",
     "linear",
     "linear_dw",
-    "ln_linear",
-    "ln_linear_dx",
     "mlp",
+    "norm_rows",
+    "norm_rows_grad",
     "pack",
+    "padded",
     "precision",
+    "project",
 ]
 
 
@@ -74,152 +76,109 @@ class Drop:
         )
 
 
-def ln_linear(
+def norm_rows(
     x: Tensor,
     gamma: Tensor,
     beta: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     eps: float,
+    dtype: torch.dtype,
     *,
-    relu: bool = False,
-    mask: Tensor | None = None,
-    groups: int = 1,
+    keep: bool = True,
     pair_weight: Tensor | None = None,
     pair_length: int = 1,
     transpose_pair: bool = False,
+    pair_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """act(layer_norm(x) weight^T + bias) * mask for x `[M, C]`.
+    """Normalised rows of x `[M, C]`.
 
     Args:
         x: contiguous rows.
         gamma, beta: of the norm.
-        weight: `[N, C]` in the type products run in, or None for the pair bias only.
-        bias: `[N]` or None.
         eps: of the norm.
-        relu: whether negative results become 0.
-        mask: `[M]` factor of the rows.
-        groups: output channels come as `[groups, M, N / groups]`.
-        pair_weight: `[H, C]`; if given, its product is the attention bias.
+        dtype: of the result.
+        keep: whether the result itself is wanted (else an empty tensor).
+        pair_weight: `[H, C]`; if given, its product with the result is the attention bias.
         pair_length: L, where M = B * L * L.
         transpose_pair: bias[i, j] comes from pair (j, i).
+        pair_scale: factor of the attention bias.
 
     Returns:
-        The product, mean and 1/std `[2, M]`, and the attention bias `[B, H, L, L]` or None.
+        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, L, L]` or None.
     """
     M, C = x.shape
-    kind = weight if weight is not None else pair_weight
-    assert kind is not None
-    N = 0 if weight is None else weight.shape[0]
-    group = max(1, N // groups)
-    shape = (M, N) if groups == 1 else (groups, M, group)
-    y = torch.empty(shape, dtype=kind.dtype, device=x.device)
+    y = torch.empty((M, C) if keep else (0, C), dtype=dtype, device=x.device)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    heads, pair_bias = 0, None
+    heads, pair_bias = 1, None
     if pair_weight is not None:
-        heads = pair_weight.shape[0]
-        batch = M // (pair_length * pair_length)
-        pair_bias = torch.empty(
-            (batch, heads, pair_length, pair_length), dtype=kind.dtype, device=x.device
-        )
-    block = tile("ln_linear", C, kind.dtype)
-    ln_linear_kernel[(triton.cdiv(M, block.rows),)](
-        x, gamma, beta, kind, bias, mask, y, stats, pair_weight, pair_bias,
-        M, C, N, eps, C, 1, group, 1, M * group, pair_length, heads,
-        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_N=min(block.columns, padded(group)),
-        GROUP=group, BLOCK_H=max(16, triton.next_power_of_2(heads)), RELU=relu,
-        HAS_BIAS=bias is not None, HAS_MASK=mask is not None, PAIR=pair_weight is not None,
-        TRANSPOSE=transpose_pair, PRECISION=precision(kind.dtype), num_warps=block.warps,
-        num_stages=block.stages,
+        heads, batch = pair_weight.shape[0], M // (pair_length * pair_length)
+        shape = (batch, heads, pair_length, pair_length)
+        pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
+    block = tile("norm_rows", C, dtype)
+    norm_rows_kernel[(triton.cdiv(M, block.rows),)](
+        x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, heads,
+        pair_scale, BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_H=padded(heads), KEEP=keep,
+        PAIR=pair_weight is not None, TRANSPOSE=transpose_pair, PRECISION=precision(dtype),
+        num_warps=block.warps, num_stages=block.stages,
     )  # fmt: skip
     return y, stats, pair_bias
 
 
-def ln_linear_dx(
-    dy: Tensor, weight: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, residual: Tensor | None
+def norm_rows_grad(
+    dy: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    residual: Tensor | None,
+    normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (plus `residual`), gamma and beta, from `dy` of `layer_norm(x) weight^T`.
+    """Gradients of x (plus `residual`), gamma and beta; fills `normed` with the norm's result.
 
-    Args:
-        dy: `[M, K]` rows (any row stride), or `[groups, M, K / groups]`.
-        weight: `[K, C]`.
-        x: `[M, C]` contiguous.
-        stats: mean and 1/std of its rows.
-        gamma: of the norm.
-        residual: `[M, C]` to add to the gradient of x, or None.
+    All `[M, C]` contiguous.
     """
-    M, C = x.shape
-    K = weight.shape[0]
-    grouped = dy.dim() == 3
-    group = dy.shape[2] if grouped else K
-    dx = torch.empty_like(x)
-    block = tile("ln_linear_dx", C, weight.dtype)
-    tiles = triton.cdiv(M, block.rows)
-    programs = min(tiles, 2 * sm_count(x))
-    partial = torch.empty((programs, 2, C), dtype=torch.float32, device=x.device)
-    ln_linear_dx_kernel[(programs,)](
-        dy, weight, x, stats, gamma, residual, dx, partial,
-        M, C, K, dy.stride(-2), dy.stride(0) if grouped else 0, triton.cdiv(tiles, programs),
-        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_K=min(block.columns, padded(group)),
-        GROUP=group, HAS_RES=residual is not None, PRECISION=precision(weight.dtype),
-        num_warps=block.warps, num_stages=block.stages,
-    )  # fmt: skip
-    dgamma, dbeta = sum_partials(partial, gamma.dtype)
-    return dx, dgamma, dbeta
+    rows = (x.shape[0], 0, x.shape[1])
+    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed)
 
 
 def linear_dw(
-    dy: Tensor,
-    a: Tensor,
-    like: Tensor,
-    *,
-    norm: tuple[Tensor, Tensor, Tensor] | None = None,
-    channels_first: bool = False,
-    gate: Tensor | None = None,
-    drop: Drop | None = None,
-    columns: int | None = None,
+    dy: Tensor, a: Tensor, dtype: torch.dtype, columns: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """dW = dy^T a and the column sums of dy, both float32.
+    """dy^T a and the column sums of dy, in `dtype`.
 
     Args:
-        dy: `[M, N]` rows (any row stride), or `[groups, M, N / groups]`.
-        a: `[M, C]` contiguous, or `[C, M]` with `channels_first`.
-        like: a tensor of the type products run in.
-        norm: (stats, gamma, beta): a is normalised first.
-        channels_first: how `a` lies.
-        gate: `[M, C]` rows; a is multiplied by its sigmoid first.
-        drop: dropout mask that multiplies dy first.
+        dy: `[M, N]` rows, any row stride.
+        a: `[M, C]` rows, any row stride, in dy's dtype.
+        dtype: of the results.
         columns: N, if dy has padding after its columns.
     """
-    grouped = dy.dim() == 3
-    group = dy.shape[2] if grouped else (columns or dy.shape[1])
-    N = group * dy.shape[0] if grouped else group
-    M = dy.shape[-2]
-    C = a.shape[0] if channels_first else a.shape[1]
-    block = tile("linear_dw", C, like.dtype)
-    block_m = block.rows
-    block_n, block_c = min(block.columns, padded(group)), min(block.columns, padded(C))
-    tiles = triton.cdiv(N, block_n) * triton.cdiv(C, block_c)
-    splits = max(1, min(triton.cdiv(M, block_m), (2 * sm_count(dy)) // tiles))
-    rows_each = triton.cdiv(triton.cdiv(M, splits), block_m) * block_m
+    M, C = a.shape
+    N = columns or dy.shape[1]
+    block = tile("linear_dw", C, dy.dtype)
+    block_n, block_c = min(block.columns, padded(N)), min(block.columns, padded(C))
+    grid = (triton.cdiv(N, block_n), triton.cdiv(C, block_c))
+    splits = max(1, min(triton.cdiv(M, block.rows), sm_count(dy) // (grid[0] * grid[1])))
+    rows_each = triton.cdiv(triton.cdiv(M, splits), block.rows) * block.rows
     splits = triton.cdiv(M, rows_each)
-    partial_w = torch.empty((splits, N, C), dtype=torch.float32, device=dy.device)
-    partial_b = torch.empty((splits, N), dtype=torch.float32, device=dy.device)
-    stats, gamma, beta = norm or (None, None, None)
-    has_drop = drop is not None and drop.mask is not None
-    grid = (triton.cdiv(N, block_n), triton.cdiv(C, block_c), splits)
-    linear_dw_kernel[grid](
-        dy, a, like, gate, stats, gamma, beta, drop.mask if drop else None, partial_w, partial_b,
-        M, N, C, dy.stride(-2), dy.stride(0) if grouped else 0,
-        1 if channels_first else a.stride(0), a.stride(0) if channels_first else 1,
-        gate.stride(0) if gate is not None else 0, *(drop.strides() if drop else (1, 1, 1)),
-        rows_each, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_C=block_c, GROUP=group,
-        NORM=norm is not None, GATED=gate is not None, HAS_DROP=has_drop,
-        PRECISION=precision(like.dtype), num_warps=block.warps, num_stages=block.stages,
+    size = N * (C + 1)
+    partial = torch.empty((splits, size), dtype=torch.float32, device=dy.device)
+    linear_dw_kernel[(*grid, splits)](
+        dy, a, partial, M, N, C, dy.stride(0), a.stride(0), rows_each, BLOCK_M=block.rows,
+        BLOCK_N=block_n, BLOCK_C=block_c, PRECISION=precision(dy.dtype), num_warps=block.warps,
+        num_stages=block.stages,
     )  # fmt: skip
-    if splits == 1:
-        return partial_w[0], partial_b[0]
-    return partial_w.sum(0), partial_b.sum(0)
+    out = torch.empty(size, dtype=dtype, device=dy.device)
+    sum_splits_kernel[(triton.cdiv(size, 512),)](partial, out, size, splits, BLOCK=512)
+    return out[: N * C].view(N, C), out[N * C :]
+
+
+def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
+    if bias is None:
+        return torch.mm(a, weight.t())
+    bias = bias.to(a.dtype)
+    if relu:
+        return torch._addmm_activation(bias, a, weight.t())
+    return torch.addmm(bias, a, weight.t())
 
 
 def linear(

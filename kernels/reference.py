@@ -100,10 +100,15 @@ def gated_attention(
 
 
 def pair_bias(
-    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, eps: float = 1e-5
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    scale: float = 1.0,
 ) -> Tensor:
     """Attention bias of the normalised pairs, heads first."""
-    return F.linear(layer_norm(z, norm_weight, norm_bias, eps), weight).movedim(-1, 1)
+    return scale * F.linear(layer_norm(z, norm_weight, norm_bias, eps), weight).movedim(-1, 1)
 
 
 def transition(

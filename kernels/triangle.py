@@ -17,7 +17,14 @@ from torch import Tensor
 from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.choices import tile
 from evofeed.kernels.norm import sum_partials
-from evofeed.kernels.projection import Drop, linear_dw, ln_linear_dx, pack, padded, precision
+from evofeed.kernels.projection import (
+    Drop,
+    linear_dw,
+    norm_rows_grad,
+    pack,
+    padded,
+    precision,
+)
 from evofeed.kernels.triangle_kernels import (
     triangle_in_grad_kernel,
     triangle_in_kernel,
@@ -121,20 +128,20 @@ class _TriangleMultiplication(torch.autograd.Function):
         dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
         dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
         dxt = torch.empty_like(xt)
+        normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
         options = _options("triangle_out_grad", C, E, plan.dtype)
         count = triton.cdiv(M, options["BLOCK_M"])
         programs = count
         partial = torch.empty((programs, 2, E), dtype=torch.float32, device=z.device)
         triangle_out_grad_kernel[(programs,)](
             dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in, packed_w[4 * E :],
-            g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], partial, M, C, E,
+            g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], normed, partial, M, C, E,
             dpacked.stride(0), plan.eps, *plan.drop.strides(), triton.cdiv(count, programs),
             HAS_DROP=plan.drop.mask is not None, **options,
         )  # fmt: skip
         dgamma_out, dbeta_out = sum_partials(partial, torch.float32)
-        dwz, dbz = linear_dw(
-            dy, xt.view(E, M), wz, norm=(stats[1], gamma_out, beta_out), channels_first=True
-        )
+        dwz, dbz = linear_dw(dy, normed, ctx.dtypes[12])
+        del dy, normed
         a, b = ab
         dab = torch.empty_like(ab)
         if plan.outgoing:  # x_ij = sum_k a_ik b_jk
@@ -149,11 +156,12 @@ class _TriangleMultiplication(torch.autograd.Function):
             dpacked.stride(0), plan.eps, **options,
         )  # fmt: skip
         flat = z.view(M, C)
-        residual = dout if plan.residual else None
-        dz, dgamma_in, dbeta_in = ln_linear_dx(
-            dpacked, packed_w, flat, stats[0], gamma_in, residual
-        )
-        dw, db = linear_dw(dpacked, flat, packed_w, norm=(stats[0], gamma_in, beta_in))
+        normed = torch.empty_like(flat, dtype=plan.dtype)
+        dz, dgamma_in, dbeta_in = norm_rows_grad(
+            torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
+            dout if plan.residual else None, normed,
+        )  # fmt: skip
+        dw, db = linear_dw(dpacked, normed, ctx.dtypes[2])
         parts = [t for n in range(4) for t in (dw[n * E : (n + 1) * E], db[n * E : (n + 1) * E])]
         grads = [
             dgamma_in, dbeta_in, *parts, dgamma_out, dbeta_out, dwz, dbz, dw[4 * E :], db[4 * E :],

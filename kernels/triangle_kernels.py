@@ -120,14 +120,15 @@ def triangle_out_kernel(
 @triton.jit
 def triangle_out_grad_kernel(
     DOUT, XT, GAMMA_X, BETA_X, WZ, BZ, Z, GAMMA_Z, BETA_Z, WG, BG, DROP,
-    DXT, DY, DGATE, PARTIAL, M, C, E, dg_m, eps, drop_1, drop_2, drop_rows, tiles_each,
+    DXT, DY, DGATE, NORMED, PARTIAL, M, C, E, dg_m, eps, drop_1, drop_2, drop_rows, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
     HAS_DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward of `triangle_out_kernel` up to the weights, both products rebuilt.
 
-    Writes the gradient of X (channels first), of the projection (DY `[M, C]`) and of the
-    gate before its sigmoid (DGATE, row stride dg_m), and per program the sums for X's norm.
+    Writes the gradient of X (channels first), the normalised X (NORMED `[M, E]`), the
+    gradients of the projection (DY `[M, C]`) and of the gate before its sigmoid (DGATE,
+    row stride dg_m), and per program the sums for X's norm.
     """
     program = tl.program_id(0)
     c, e = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_E)
@@ -159,6 +160,7 @@ def triangle_out_grad_kernel(
         xhat *= rstd[:, None]
         w = tl.load(WZ + c[:, None] * E + e[None, :], mask=c_in[:, None] & e_in[None, :], other=0.0)
         xn = (xhat * gamma[None, :] + beta[None, :]).to(w.dtype)
+        tl.store((NORMED + rows.to(tl.int64)[:, None] * E) + e[None, :], xn, mask=xt_in)
         y = tl.dot(xn, tl.trans(w), input_precision=PRECISION)
         y += tl.load(BZ + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
         dgate = dout * y * open_ * (1.0 - open_)
