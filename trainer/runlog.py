@@ -100,6 +100,14 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
+def forget_steps(folder: Path, first: int) -> None:
+    """Drop the lines from step `first` on: a resumed run does those steps again."""
+    kept = [line for line in read_steps(folder) if line["step"] < first]
+    aside = folder / f".{STEPS}.partial"
+    aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    aside.rename(folder / STEPS)
+
+
 def _finite(value: Any) -> Any:
     """JSON knows no nan: None stands for a number that is not finite."""
     if isinstance(value, dict):

@@ -34,7 +34,7 @@ from evofeed.trainer.model_config import (
 )
 from evofeed.trainer.operators import OperatorSampler
 from evofeed.trainer.report import RUN, write_report
-from evofeed.trainer.runlog import RunLog
+from evofeed.trainer.runlog import STEPS, RunLog, forget_steps
 from evofeed.trainer.stream import Loader
 
 _C = TypeVar("_C", bound=Any)
@@ -118,6 +118,11 @@ def run(
 ) -> TrainResult:
     """Train given parts and write the run's folder; `train` without the building."""
     began = time.perf_counter() if began is None else began
+    if not resume and world.share((out / STEPS).exists()):
+        raise TrainerError(
+            "a run is here already; --resume goes on with it, another --out starts afresh",
+            path=str(out),
+        )
     facts = _facts(config, model, loader, world)
     log = None
     if world.is_first:
@@ -130,6 +135,8 @@ def run(
         provenance=provenance,
     )  # fmt: skip
     first = loop.resume() if resume else 0
+    if world.is_first:
+        forget_steps(out, first)
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
     loop.watch = sampler.watch

@@ -10,12 +10,13 @@ import pytest
 from loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.cli import main
-from evofeed.errors import InputError
+from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.config import TrainConfig, from_dict, load_config, preset, save_config
 from evofeed.trainer.distributed import World
 from evofeed.trainer.flops import count_step_flops
 from evofeed.trainer.operators import Kernel, busy_share, group_kernels, group_of
 from evofeed.trainer.report import make_report
+from evofeed.trainer.runlog import forget_steps, read_steps
 from evofeed.trainer.train import run
 
 
@@ -73,6 +74,17 @@ def test_the_report_prints_as_table_and_json_and_draws_a_picture(
     with pytest.raises(SystemExit):
         main(["train", "--report", str(folder), "--json"])
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 60
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
+    with pytest.raises(TrainerError, match="--resume goes on"):
+        run(TrainConfig(), TinyModel(), squared_error, TinyLoader(), world=World(), out=folder)
+
+
+def test_lines_of_steps_that_are_done_again_are_forgotten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text((folder / "steps.jsonl").read_text())
+    forget_steps(tmp_path, 25)
+    assert [line["step"] for line in read_steps(tmp_path)] == list(range(25))
 
 
 def test_a_run_that_was_killed_can_be_reported_on(folder: Path, tmp_path: Path) -> None:
