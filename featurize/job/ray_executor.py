@@ -7,6 +7,7 @@ worker process of its own, which does the dangerous part, and reports its end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -25,6 +26,8 @@ _OBJECT_STORE = 128 << 20  # only ids and counts cross
 _CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 
+# One token per process: Ray's core reads it once and keeps it.
+_TOKEN = secrets.token_hex(32)
 _worker: Worker | None = None
 
 
@@ -34,6 +37,14 @@ def unit_on_ray(task: UnitTask, deadline: float) -> Outcome:
     if _worker is None or not _worker.pid:
         _worker = Worker()
     return watch(_worker, task, deadline)
+
+
+def _forget_token() -> None:
+    """Have Ray's core read the token anew: an earlier Ray of this process may have had another."""
+    with contextlib.suppress(ImportError, AttributeError):  # not in every version of Ray
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 class RayExecutor:
@@ -60,6 +71,7 @@ class RayExecutor:
         import ray
         from ray.exceptions import RayError
 
+        _forget_token()
         self._lost = RayError
         if not self._ours:  # the caller's Ray, which stays when we go
             return ray
@@ -85,7 +97,8 @@ class RayExecutor:
             self.close()
             where = f"Ray at {self.address}" if self.address else "a local Ray"
             raise JobError(
-                f"cannot start {where}: {error}; --executor local works without Ray"
+                f"cannot start {where}: {str(error).splitlines()[0]}; "
+                "--executor local works without Ray"
             ) from error
         return ray
 
@@ -99,7 +112,7 @@ class RayExecutor:
         if folder:
             wanted[guardian.MARK] = folder
         if not self.address and "RAY_AUTH_MODE" not in os.environ:
-            wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
         for name, value in wanted.items():
             self._environ[name] = os.environ.get(name)
             os.environ[name] = value
