@@ -22,7 +22,7 @@ from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.statistics import column_statistics
-from evofeed.service.tables import DatasetRow
+from evofeed.service.tables import DatasetRow, JobRow
 from evofeed.store.history import Diff, diff_indexes
 
 _K = TypeVar("_K")
@@ -98,10 +98,20 @@ class Catalog:
         """Forget a dataset's name and history; its files stay where they are.
 
         Raises:
-            Problem: 404.
+            Problem: 404; 409, a job is at work on it.
         """
-        self.dataset(name)
+        row = self.dataset(name)
         with self._database.write() as session:
+            at_work = select(JobRow.id).where(
+                JobRow.dataset_id == row.id, JobRow.state.in_(["running", "cancelling"])
+            )
+            if (job := session.scalar(at_work.limit(1))) is not None:
+                raise Problem(
+                    409,
+                    "dataset_in_use",
+                    f"job {job} is at work on dataset {name!r}",
+                    next="cancel the job first, or wait for its end",
+                )
             session.execute(delete(DatasetRow).where(DatasetRow.name == name))
             record(session, principal, "dataset.remove", name)
         self._uris.pop(name, None)

@@ -92,8 +92,8 @@ def _not_kept() -> Problem:
     return Problem(
         422,
         "idempotency",
-        "this answer holds a secret and is never kept, so it takes no Idempotency-Key",
-        next="send it without; revoke what you did not mean to make",
+        "answers of this route are never kept, so it takes no Idempotency-Key",
+        next="send it without",
     )
 
 

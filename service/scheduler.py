@@ -11,10 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from evofeed.service import jobs
 from evofeed.service.jobs import JobQueue
+from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
 
 _log = logging.getLogger("evofeed.service")
@@ -74,7 +73,7 @@ class Scheduler:
                     if job_id is None:
                         break
                     self._children[job_id] = self._spawn(job_id)
-            except (SQLAlchemyError, OSError):
+            except Exception:  # whatever it was, this thread must not die of it
                 _log.exception("the job queue cannot be served now; trying again")
             self._wake.wait(_TICK)
             self._wake.clear()
@@ -100,15 +99,19 @@ class Scheduler:
     def _reap(self) -> None:
         for job_id, child in list(self._children.items()):
             if child.poll() is not None:
-                self._bury(job_id, child)
                 del self._children[job_id]
+                self._bury(job_id, child)
 
     def _bury(self, job_id: str, child: subprocess.Popen[bytes]) -> None:
         """Whatever the child left running goes with it; a job it did not end is put right."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes
         code = child.wait()
-        job, _ = self._queue.get(job_id)
+        try:
+            job, _ = self._queue.get(job_id)
+        except Problem:
+            _log.warning("job %s was removed while it ran", job_id)
+            return
         if job.state == jobs.CANCELLING:
             self._queue.end(job_id, jobs.CANCELLED)
         elif job.state == jobs.RUNNING and (self._stop.is_set() or job.attempts < _MAX_ATTEMPTS):

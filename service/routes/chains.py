@@ -106,7 +106,7 @@ def list_chains(
 
 
 @router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
-@scope("read")
+@scope("read", repeatable=False)
 def search_chains(
     service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
 ) -> Response:

@@ -155,11 +155,11 @@ def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> J
 def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
     row, dataset = owned_job(service, principal, job_id)
-    ledger_job = row.result.get("ledger_job")
-    service.jobs.requeue(job_id, principal.id)
-    if ledger_job:
+    # The ledger first: once it is queued, a child may drive the job and hold the ledger.
+    if row.state in jobs.ENDED and (ledger_job := row.result.get("ledger_job")):
         with _ledger(service, dataset) as ledger:
             ledger.retry(ledger_job)
+    service.jobs.requeue(job_id, principal.id)
     service.scheduler.wake()
     return _view(*service.jobs.get(job_id))
 
@@ -207,7 +207,11 @@ def watch_job(
 async def _events(request: Request, service: Service, job_id: str) -> AsyncIterator[str]:
     last, quiet = "", 0.0
     while not service.stopping.is_set():
-        row, dataset = await run_in_threadpool(service.jobs.get, job_id)
+        try:
+            row, dataset = await run_in_threadpool(service.jobs.get, job_id)
+        except Problem:  # removed with its dataset
+            yield 'event: end\ndata: {"state": "removed"}\n\n'
+            return
         text = json.dumps(_view(row, dataset).model_dump() | {"updated_at": ""})
         if text != last:
             yield f"event: progress\ndata: {text}\n\n"

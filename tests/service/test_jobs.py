@@ -103,6 +103,9 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     waiting = submit(client, raw, dataset="other")
     assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
     wait(client, running, {"running"})
+    in_use = client.delete("/v1/datasets/out")
+    assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
+    assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
     children = psutil.Process().children(recursive=True)
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
     assert wait(client, running)["state"] in ("cancelled", "succeeded")
