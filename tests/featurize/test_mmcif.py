@@ -50,12 +50,24 @@ def test_what_openfold_cannot_parse_is_refused_with_a_reason(name: str, golden: 
     assert PARSED[name]["errors"][0].strip("'") in str(error.value)
 
 
-def test_an_undated_entry_without_id_is_taken_by_default(golden: Path) -> None:
-    taken = []
-    for name, entry in PARSED.items():
-        if entry["errors"] and "No protein" not in entry["errors"][0]:
-            taken += parse_mmcif(read(name), file_id=name).sequences.values()
-    assert taken and all(len(sequence) > 10 for sequence in taken)
+BARE = [n for n, e in PARSED.items() if e["errors"] and "No protein" not in e["errors"][0]]
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_an_undated_entry_without_id_is_taken_by_default(name: str, golden: Path) -> None:
+    sequences = parse_mmcif(read(name), file_id=name).sequences
+    assert sequences and all(len(sequence) > 10 for sequence in sequences.values())
+
+
+def test_a_file_of_atoms_alone_has_their_sequence() -> None:
+    data = small([(".", "1", "0.0")])
+    row = data[data.rindex(b"ATOM") :]
+    bare = b"data_x\n" + data[data.index(b"loop_\n_atom_site") :]
+    bare += row.replace(b"ALA A 1 1", b"TRP A 4 4")
+    assert parse_mmcif(bare, file_id="x").sequences == {"A": "AXXW"}
+    with pytest.raises(MmcifError, match="No protein"):
+        config = FeaturizeConfig(sequence_from_atoms=False)
+        parse_mmcif(bare, file_id="x", config=config)
 
 
 UNDATED = [
@@ -76,17 +88,25 @@ def test_chains_without_a_date_fail_as_in_openfold_and_pass_by_default(
     assert featurize_chain(source).release_date == ""
 
 
-def test_a_position_with_two_residue_types_counts_once_by_default(golden: Path) -> None:
-    shifted = 0
-    for name, entry in PARSED.items():
-        for chain_id, doubled in entry.get("chain_to_seqres", {}).items():
-            structure = parse_mmcif(read(name), file_id=name)
-            shifted += len(doubled) != len(structure.sequences[chain_id])
-            chain = structure.chain(chain_id)
-            # The letters are now those of the atoms: every observed CB says "not glycine".
-            cb = chain.mask[:, 3] > 0
-            assert not any(chain.sequence[i] == "G" for i in np.flatnonzero(cb))
-    assert shifted
+@pytest.mark.parametrize("name", [n for n, e in PARSED.items() if not e["errors"]])
+def test_letters_are_those_of_the_atoms_by_default(name: str, golden: Path) -> None:
+    structure = parse_mmcif(read(name), file_id=name)
+    for chain_id in structure.sequences:
+        chain = structure.chain(chain_id)
+        cb = chain.mask[:, 3] > 0  # an observed CB says "not glycine"
+        assert not any(chain.sequence[i] == "G" for i in np.flatnonzero(cb))
+
+
+def test_a_position_with_two_residue_types_counts_once_by_default() -> None:
+    data = small([(".", "1", "1.0")]).replace(b"\n1 2 GLY", b"\n1 1 SER\n1 2 GLY")
+    row = data[data.rindex(b"ATOM") :]
+    data += row.replace(b"ALA", b"SER").replace(b"1.0 ", b"2.0 ")
+    ours = parse_mmcif(data, file_id="t")
+    theirs = parse_mmcif(data, file_id="t", config=OPENFOLD.replace(require_atom_items=False))
+    assert (ours.sequences["A"], theirs.sequences["A"]) == ("AG", "ASG")
+    # The letter and the atoms agree: the first type's, not the last's.
+    assert ours.chain("A").positions[0, 1, 0] == 1.0
+    assert theirs.chain("A").positions[0, 1, 0] == 2.0
 
 
 def test_component_types_in_capitals_are_protein_by_default() -> None:
