@@ -25,18 +25,25 @@ from evofeed.trainer.clock import StepClock
 
 GROUPS: dict[str, str] = {
     "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
-    "optimizer": r"adam|lerp|ema_|multi_tensor",
-    "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments",
-    "attention": r"attn|attention|flash|fmha|softmax|sdpa",
+    "optimizer": r"adam|lerp|ema_|multi_tensor|^_(update|scalars|square_sum)_kernel",
+    "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
+    r"^norm_rows_kernel|^_(forward|backward|sum_partials)_kernel",
+    "attention": r"attn|attention|flash|fmha|softmax|sdpa|"
+    r"^(forward|backward_d\w+|delta|mask)_kernel",
     "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"
-    r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)",
+    r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)|"
+    r"^(linear|mlp|outer|triangle|gated_output)\w*_kernel|^sum_splits_kernel",
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+    r"dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
     "memory": r"memcpy|memset",
 }
-"""Group by the first pattern found in a kernel's or operator's name, in this order."""
+r"""Group by the first pattern found in a kernel's or operator's name, in this order.
+
+`\w+_kernel` are those of `evofeed.kernels`; a fused product with its norm and gate
+counts as gemm.
+"""
 
 _MARKER = "spin_kernel"  # torch.cuda._sleep's
 

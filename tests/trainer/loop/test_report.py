@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from loop_standin import TinyLoader, TinyModel, squared_error
 
+import evofeed.kernels
 from evofeed.cli import main
 from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.config import TrainConfig, from_dict, load_config, preset, save_config
@@ -120,10 +122,22 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
         ("Memcpy HtoD (Pinned -> Device)", "memory"),
         ("something_new", "other"),
+        ("_backward_kernel", "norm"),
+        ("backward_dkv_kernel", "attention"),
+        ("triangle_out_grad_kernel", "gemm"),
+        ("linear_dw_kernel", "gemm"),
     ],
 )
 def test_kernels_find_their_group_by_name(name: str, group: str) -> None:
     assert group_of(name) == group
+
+
+def test_every_kernel_of_our_own_has_a_group() -> None:
+    folder = Path(str(evofeed.kernels.__file__)).parent
+    text = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    names = re.findall(r"@triton\.jit.*?\ndef (\w+_kernel)\(", text)
+    assert len(names) > 20
+    assert [name for name in names if group_of(name) == "other"] == []
 
 
 def test_overlapping_kernels_count_once_in_the_busy_share() -> None:
