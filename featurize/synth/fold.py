@@ -79,7 +79,7 @@ def _grow(rng: np.random.Generator, runs: list[str]) -> tuple[int, Fold]:
         span = slice(done, done + len(ss))
         angles = _draw_torsions(rng, ss, _CANDIDATES)
         # the frame of the first residue of a segment already depends on its own phi
-        rots, origins = _walk(rot, origin, angles, first=done == 0, psi_before=psi[done - 1])
+        rots, origins = _walk(rot, origin, angles, done == 0, psi[done - 1])
         new = np.stack([origins, origins + rots @ _CENTROID], axis=2)
         bad, energy = _score(points[:done], new)
         pick = int(np.lexsort([energy, bad])[0])
@@ -100,52 +100,88 @@ def _draw_torsions(rng: np.random.Generator, ss: str, count: int) -> Float[np.nd
     return np.radians(angles)
 
 
-def _walk(
-    rot: np.ndarray, origin: np.ndarray, angles: np.ndarray, *, first: bool, psi_before: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Frames `[K, n, 3, 3]`, `[K, n, 3]` of K tries of a segment that follows a residue."""
+@njit(cache=True, nogil=True)
+@no_type_check
+def _walk(rot, origin, angles, first, psi_before):
+    """Frames `[K, n, 3, 3]`, `[K, n, 3]` of K tries of a segment that follows a residue.
+
+    `first` says that nothing comes before: the first frame is the given one.
+    """
     count, length, _ = angles.shape
-    psi = np.concatenate([np.full([count, 1], psi_before), angles[:, :-1, 1]], axis=1)
-    step_rot, step_origin = _steps(psi, angles[:, :, 0])
-    rots, origins = np.empty([count, length, 3, 3]), np.empty([count, length, 3])
-    now_rot, now = np.broadcast_to(rot, [count, 3, 3]), np.broadcast_to(origin, [count, 3])
-    for i in range(length):
-        if not (first and i == 0):
-            now = now + np.einsum("kij,kj->ki", now_rot, step_origin[:, i])
-            now_rot = now_rot @ step_rot[:, i]
-        rots[:, i], origins[:, i] = now_rot, now
+    rots, origins = np.empty((count, length, 3, 3)), np.empty((count, length, 3))
+    step = np.empty((4, 3))
+    for k in range(count):
+        for i in range(length):
+            if i == 0 and first:
+                rots[k, i], origins[k, i] = rot, origin
+                continue
+            psi = psi_before if i == 0 else angles[k, i - 1, 1]
+            _step(psi, angles[k, i, 0], step)
+            before, at = (rot, origin) if i == 0 else (rots[k, i - 1], origins[k, i - 1])
+            for x in range(3):
+                origins[k, i, x] = at[x]
+                for y in range(3):
+                    origins[k, i, x] += before[x, y] * step[3, y]
+                    rots[k, i, x, y] = 0.0
+                    for z in range(3):
+                        rots[k, i, x, y] += before[x, z] * step[y, z]
     return rots, origins
 
 
-def _steps(psi: np.ndarray, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rigid step from a residue's frame to the next one's, trans peptide bond."""
-    n = np.broadcast_to(np.array([-0.525, 1.363, 0.0]), (*psi.shape, 3))
-    ca = np.zeros_like(n)
-    c = np.broadcast_to(np.array([1.526, 0.0, 0.0]), n.shape)
-    next_n = _extend(n, ca, c, 1.329, np.radians(116.6), psi)
-    next_ca = _extend(ca, c, next_n, 1.460, np.radians(121.7), np.full_like(psi, np.pi))
-    next_c = _extend(c, next_n, next_ca, 1.526, np.radians(111.07), phi)
-    ex = _unit(next_c - next_ca)
-    hint = next_n - next_ca
-    ey = _unit(hint - ex * (hint * ex).sum(-1, keepdims=True))
-    return np.stack([ex, ey, np.cross(ex, ey)], axis=-1), next_ca
+@njit(cache=True, nogil=True)
+@no_type_check
+def _step(psi, phi, out):
+    """Rigid step to the next residue over a trans peptide bond: its axes, then its CA."""
+    n, ca, c = (-0.525, 1.363, 0.0), (0.0, 0.0, 0.0), (1.526, 0.0, 0.0)
+    next_n = _extend(n, ca, c, 1.329, 116.6, psi)
+    next_ca = _extend(ca, c, next_n, 1.460, 121.7, np.pi)
+    next_c = _extend(c, next_n, next_ca, 1.526, 111.07, phi)
+    ex = _unit(_minus(next_c, next_ca))
+    ez = _unit(_cross(ex, _minus(next_n, next_ca)))
+    ey = _cross(ez, ex)
+    for x in range(3):
+        out[0, x], out[1, x], out[2, x], out[3, x] = ex[x], ey[x], ez[x], next_ca[x]
 
 
-def _extend(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, length: float, angle: float, torsion: np.ndarray
-) -> np.ndarray:
-    """The atom bonded to `c` at this length, angle a-b-c frame and torsion (radians)."""
-    bc = _unit(c - b)
-    normal = _unit(np.cross(b - a, bc))
-    side = np.cross(normal, bc)
+@njit(cache=True, nogil=True)
+@no_type_check
+def _extend(a, b, c, length, degrees, torsion):
+    """The atom bonded to `c` at this length, angle b-c-atom and torsion (radians)."""
+    angle = degrees * np.pi / 180
+    along = _unit(_minus(c, b))
+    normal = _unit(_cross(_minus(b, a), along))
+    side = _cross(normal, along)
     x = -length * np.cos(angle)
-    y = length * np.sin(angle)
-    turned = np.cos(torsion)[..., None] * side + np.sin(torsion)[..., None] * normal
-    return np.asarray(c + x * bc + y * turned)
+    y = length * np.sin(angle) * np.cos(torsion)
+    z = length * np.sin(angle) * np.sin(torsion)
+    return (
+        c[0] + x * along[0] + y * side[0] + z * normal[0],
+        c[1] + x * along[1] + y * side[1] + z * normal[1],
+        c[2] + x * along[2] + y * side[2] + z * normal[2],
+    )
 
 
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return np.asarray(vector / np.linalg.norm(vector, axis=-1, keepdims=True))
+@njit(cache=True, nogil=True)
+@no_type_check
+def _minus(a, b):
+    return (a[0] - b[0], a[1] - b[1], a[2] - b[2])
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _cross(a, b):
+    return (
+        a[1] * b[2] - a[2] * b[1],
+        a[2] * b[0] - a[0] * b[2],
+        a[0] * b[1] - a[1] * b[0],
+    )
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _unit(a):
+    norm = np.sqrt(a[0] * a[0] + a[1] * a[1] + a[2] * a[2])
+    return (a[0] / norm, a[1] / norm, a[2] / norm)
 
 
 @njit(cache=True, nogil=True)
@@ -176,7 +212,7 @@ def _score(placed: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def frames(fold: Fold) -> tuple[Float[np.ndarray, "L 3 3"], Float[np.ndarray, "L 3"]]:
     """Backbone frames of a fold, centred on the mean CA."""
     angles = np.stack([fold.phi, fold.psi], axis=-1)[None]
-    rots, origins = _walk(np.eye(3), np.zeros(3), angles, first=True, psi_before=0.0)
+    rots, origins = _walk(np.eye(3), np.zeros(3), angles, True, 0.0)
     return rots[0], origins[0] - origins[0].mean(axis=0)
 
 

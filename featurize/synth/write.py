@@ -122,7 +122,7 @@ def _alignment_files(
     files = {}
     for database, share in (("uniref90", 0.6), ("mgnify", 0.4), ("bfd_uniclust", 0.7)):
         rows = _best_first(member.row, homologs(rng, family.family, share))
-        names = [_name(rng, database, row) for row in rows]
+        names = _names(rng, database, rows)
         rows = np.concatenate([query, rows])
         if database == "bfd_uniclust":
             titles = [f"{n} Simulated homolog n=1" for n in names]
@@ -148,14 +148,15 @@ def _best_first(query: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return rows[np.argsort(-same, kind="stable")][: int((shared > 9).sum())]
 
 
-def _name(rng: np.random.Generator, database: str, row: np.ndarray) -> str:
-    where = np.flatnonzero(row != GAP)
-    start = int(rng.integers(1, 300))
-    span = f"{start}-{start + len(where) - 1}"
-    number = int(rng.integers(10**8))
-    if database == "mgnify":
-        return f"MGYP{number:012d}/{span}"
-    return f"UniRef{'90' if database == 'uniref90' else '100'}_S{number:08d}/{span}"
+def _names(rng: np.random.Generator, database: str, rows: np.ndarray) -> list[str]:
+    """Names with the span of the hit, as each database writes them."""
+    style = {"mgnify": "MGYP{:012d}", "uniref90": "UniRef90_S{:08d}"}
+    form = style.get(database, "UniRef100_S{:08d}") + "/{}-{}"
+    numbers = rng.integers(10**8, size=len(rows))
+    starts = rng.integers(1, 300, size=len(rows))
+    ends = starts + (rows != GAP).sum(axis=1) - 1
+    spans = zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    return [form.format(*span) for span in spans]
 
 
 def _stranger(rng: np.random.Generator, member: Member, other: Member) -> formats.Hit:
