@@ -191,7 +191,7 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
     """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it."""
     sources = []
     for record in parse_fasta(read_bytes(file_ref(path)), path=str(path)):
-        source = beside.source(record.name.partition("/")[0], str(path))
+        source = beside.source(_fasta_id(record.name), str(path))
         if source is None:
             continue
         folder = first_dir(path.parent, (source.chain_id, f"alignments/{source.chain_id}"))
@@ -206,6 +206,12 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
             )
         )
     return sources
+
+
+def _fasta_id(name: str) -> str:
+    """Chain id of a FASTA header's first word; of `sp|P61626|LYSC_HUMAN` the accession."""
+    parts = name.split("|")
+    return (parts[1] if len(parts) > 1 and parts[1] else name).partition("/")[0]
 
 
 def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:

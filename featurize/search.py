@@ -72,7 +72,7 @@ def search_fasta(
 
     Args:
         fasta: the sequences.
-        out_dir: gets a folder of alignments for each.
+        out_dir: becomes a data set that `discover` knows: `alignments/`, `fasta/`.
         search_dbs: databases for the MSA, FASTA or those of hhblits and mmseqs.
         template_db: `pdb_seqres.fasta` for template hits.
         template_mmcif_dir: structures of those hits.
@@ -117,7 +117,9 @@ def search_chain(
     """One sequence searched; the source with its folder of alignments. Safe to repeat."""
     config = config or SearchConfig()
     cache = Path(cache_dir or Path(out_dir) / ".cache")
-    folder = Path(out_dir) / source.chain_id
+    folder = Path(out_dir) / "alignments" / source.chain_id
+    fasta = Path(out_dir) / "fasta" / f"{source.chain_id}.fasta"
+    _write(fasta, f">{source.description or source.chain_id}\n{source.sequence}\n".encode())
     alignments = []
     for db in search_dbs:
         suffix, run = _searcher(db, config)
@@ -134,7 +136,12 @@ def search_chain(
             cache, key, ".sto", lambda: _templates(source.sequence, alignments, template_db, config)
         )
         _write(folder / "hmm_output.sto", data)
-    return dataclasses.replace(source, alignment_dir=str(folder), alignments=())
+    return ChainSource(
+        source.chain_id,
+        alignment_dir=str(folder),
+        fasta=str(fasta),
+        template_mmcif_dir=source.template_mmcif_dir,
+    )
 
 
 def _searcher(db: str, config: SearchConfig) -> tuple[str, Callable[[str, str], bytes]]:

@@ -165,6 +165,13 @@ def test_a_fasta_with_alignments_beside_it(tmp_path: Path) -> None:
     assert (two.sequence, two.num_alignments) == ("ACDEFG", 2)
 
 
+def test_uniprot_headers_are_named_by_accession(tmp_path: Path) -> None:
+    (tmp_path / "u.fasta").write_text(">sp|P61626|LYSC_HUMAN Lysozyme C OS=Homo sapiens\nACDEF\n")
+    (source,) = discover(tmp_path / "u.fasta")
+    assert source.chain_id == "P61626"
+    assert featurize_chain(source).description.startswith("sp|P61626|LYSC_HUMAN")
+
+
 def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path, golden: Path) -> None:
     model = next((INPUTS[0] / "pdb").glob("*.pdb"))
     chain = featurize_chain(ChainSource("x_A", structure=str(model)))

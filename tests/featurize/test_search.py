@@ -9,7 +9,7 @@ import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
 
 from evofeed.errors import InputError
-from evofeed.featurize import SearchConfig, featurize_chain, search_fasta
+from evofeed.featurize import SearchConfig, discover, featurize_chain, search_fasta
 from evofeed.featurize import search as search_module
 
 EMBEDDED = SearchConfig(program="pyhmmer")
@@ -48,6 +48,7 @@ def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path,
         progress=lambda *now: seen.append(now),
     )
     assert seen == [(1, 1)]
+    assert discover(folder / "out", template_mmcif_dir=INPUTS[0] / "template_mmcif") == [source]
     record = featurize_chain(source)
     want = openfold_record(chain_id)
     assert record.sequence == want.sequence and record.description.startswith(chain_id)
