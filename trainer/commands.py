@@ -103,13 +103,16 @@ def predict(
         Path, typer.Option(help="Run folder, checkpoint folder, or OpenFold's or AF2's file.")
     ],
     out: Annotated[Path, typer.Option(help="Structure file to write: .pdb or .cif.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="Contacts, distances and pLDDT as a PNG.")
+    ] = None,
     recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Predict the structure of a chain, pLDDT in the B column.
 
-    Example:  evofeed predict data/ 102m_A --checkpoint runs/first --out 102m_A.pdb
+    Example:  evofeed predict data/ 102m_A --checkpoint runs/first --out 102m_A.pdb --picture a.png
     """
     file_format = out.suffix.lstrip(".")
     if file_format not in ("pdb", "cif"):
@@ -125,6 +128,10 @@ def predict(
     batch = record_batch(record, no_recycling_iters=recycles)
     found = predict_structure(model, {k: v.to(place) for k, v in batch.items()}, name=chain)
     out.write_text(found.text(file_format))
+    if picture is not None:
+        from evofeed.trainer.prediction_plot import plot_prediction
+
+        plot_prediction(found, picture)
     told = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}
     told["residues"] = len(found.plddt)
     if as_json:

@@ -133,14 +133,26 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
     report = json.loads(capsys.readouterr().out)
     assert report["figures"]["iterations"] == 3
     assert report["run"]["dataset"][0]
-    structure = tmp_path / "chain.pdb"
+    structure, picture = tmp_path / "chain.pdb", tmp_path / "chain.png"
     checkpoint = str(tmp_path / "run")
     predict = ["predict", tiny_dataset, "syn0003_A", "--checkpoint", checkpoint]
     with pytest.raises(SystemExit) as ended:
-        main([*predict, "--out", str(structure), "--recycles", "0", "--json"])
+        main(
+            [
+                *predict,
+                "--out",
+                str(structure),
+                "--picture",
+                str(picture),
+                "--recycles",
+                "0",
+                "--json",
+            ]
+        )
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert structure.read_text().count(" CA ") == told["residues"] > 30
+    assert picture.stat().st_size > 10_000
     with pytest.raises(TrainerError, match="seed"):
         train(config(5, seed=7), tiny_dataset, out=tmp_path / "run", resume=True)
     with pytest.raises(CannotResume, match="config"):
