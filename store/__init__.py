@@ -1,6 +1,7 @@
 """Immutable Arrow shards of chain records, their index, and snapshots of them."""
 
 from evofeed.store.cache import Cache
+from evofeed.store.copying import copy_dataset
 from evofeed.store.dataset import Dataset
 from evofeed.store.gc import GcReport, gc
 from evofeed.store.history import Diff, Snapshot
@@ -32,6 +33,7 @@ __all__ = [
     "replace_chains",
     "merge",
     "compact",
+    "copy_dataset",
     "tag",
     "gc",
     "GcReport",

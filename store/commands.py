@@ -211,6 +211,29 @@ def compact(uri: Uri, ref: RefName = "main", as_json: AsJson = False) -> None:
 
 
 @snapshots.command()
+def copy(
+    uri: Uri,
+    target: Annotated[str, typer.Argument(help="Folder or s3:// address to copy to.")],
+    snapshot: RefName = "main",
+    zstd: Annotated[
+        bool | None,
+        typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
+    ] = None,
+    token: Annotated[str, typer.Option(help="Bearer token of a service.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Copy a snapshot to another place, as it is or compressed or unpacked.
+
+    Example: evofeed snapshots copy http://host:8000/v1/datasets/pdb data/
+    """
+    from evofeed.store import copy_dataset
+
+    with _wrong_call():
+        copied = copy_dataset(uri, target, snapshot=snapshot, zstd=zstd, token=token or None)
+        _published(copied, as_json)
+
+
+@snapshots.command()
 def convert(
     uri: Uri,
     files: Annotated[list[str], typer.Argument(help="Feature files: .npz, .pkl[.gz|.xz].")],

@@ -1,0 +1,106 @@
+"""A snapshot copied elsewhere: as it is, or compressed or unpacked on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+from evofeed.errors import ShardCorrupt
+from evofeed.store.dataset import Dataset
+from evofeed.store.encode import compress
+from evofeed.store.history import Snapshot
+from evofeed.store.index import canonical
+from evofeed.store.layout import PackedColumn
+from evofeed.store.manifest import Manifest, ShardEntry
+from evofeed.store.refs import move_ref
+from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
+from evofeed.store.storage import Storage, open_storage
+from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
+
+
+def copy_dataset(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    snapshot: str = "main",
+    zstd: bool | None = None,
+    ref: str = "main",
+    expect: str | None = None,
+    token: str | None = None,
+    shard_nbytes: int = SHARD_NBYTES,
+) -> Snapshot:
+    """Copy a snapshot between folders, buckets and services.
+
+    Args:
+        source: where it is; HTTP too.
+        target: a folder or bucket; shards that are there already are not fetched again.
+        snapshot: ref or digest.
+        zstd: None copies files as they are and keeps the digest; True compresses every
+            column that gets smaller, False unpacks (cold storage to a local disk, once).
+        ref: name to move at the target, which must be at `expect`.
+        expect: digest the ref must have there now; None if it must not exist.
+        token: bearer token for the source.
+        shard_nbytes: where a new shard begins, if shards are written anew.
+
+    Raises:
+        ShardCorrupt: what arrived is not what the manifest names.
+        RefConflict: `ref` is elsewhere.
+    """
+    dataset, storage = Dataset.open(source, snapshot, token=token), open_storage(target)
+    if zstd is None:
+        copied = _mirror(dataset, storage)
+    else:
+        copied = _recode(dataset, storage, zstd, shard_nbytes)
+    move_ref(storage, ref, copied.digest, expect)
+    return copied
+
+
+def _mirror(dataset: Dataset, storage: Storage) -> Snapshot:
+    there = {item.key: item.nbytes for item in storage.files("shards/")}
+    for entry in dataset.manifest.shards:
+        key = shard_key(entry.name)
+        if there.get(key) == entry.nbytes:
+            continue
+        data = dataset.storage.read(key)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
+        storage.put(key, data)
+    folder = f"snapshots/{dataset.digest}"
+    storage.put(f"{folder}/index.arrow", dataset.storage.read(f"{folder}/index.arrow"))
+    storage.put(f"{folder}/manifest.json", dataset.manifest.to_bytes())
+    return Snapshot(dataset.digest, dataset.manifest)
+
+
+def _recode(dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int) -> Snapshot:
+    entries = list(_written(dataset, storage, zstd, shard_nbytes))
+    sizes = dict(zip(dataset, dataset.index["cluster_size"].to_pylist(), strict=True))
+    table = canonical([read_part(storage, entry) for entry in entries])
+    manifest: Manifest = dataset.manifest
+    return write_snapshot(
+        storage,
+        with_cluster_sizes(table, sizes),
+        entries,
+        parent=None,
+        config=manifest.config | {"copied_from": dataset.digest},
+        dropped=manifest.dropped,
+    )
+
+
+def _written(
+    dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int
+) -> Iterator[ShardEntry]:
+    pending: dict[str, dict[str, PackedColumn]] = {}
+    size = 0
+    for row in range(len(dataset)):
+        decoder = dataset.spans.decoder(row, dataset.spans.read_span(row))
+        columns = {name: decoder.raw(name) for name in decoder.columns}
+        if zstd:
+            columns = {name: compress(name, column) for name, column in columns.items()}
+        pending[decoder.place.chain_id] = columns
+        size += sum(len(column.payload) for column in columns.values())
+        if size >= shard_nbytes:
+            yield store_shard(storage, shard_bytes(pending))
+            pending, size = {}, 0
+    if pending:
+        yield store_shard(storage, shard_bytes(pending))

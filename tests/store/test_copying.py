@@ -1,0 +1,64 @@
+"""Copies of a snapshot: the same digest as it is, the same chains when recoded."""
+
+from __future__ import annotations
+
+import pytest
+from store_records import assert_same, random_record
+
+from evofeed.errors import RefConflict, ShardCorrupt
+from evofeed.store import Dataset, DatasetWriter, copy_dataset
+
+
+@pytest.fixture
+def source(tmp_path):
+    writer = DatasetWriter(str(tmp_path / "source"), shard_nbytes=1)
+    for seed in range(4):
+        writer.add(random_record(seed, num_res=40, num_alignments=60))
+    writer.commit(cluster_sizes={"chain2_A": 5}, config={"a": 1})
+    return tmp_path / "source"
+
+
+def check(folder):
+    dataset = Dataset.open(folder)
+    assert dataset.verify(deep=True) == [] and len(dataset) == 4
+    for seed in range(4):
+        record = random_record(seed, num_res=40, num_alignments=60)
+        assert_same(dataset[record.chain_id], record)
+    assert dataset.index["cluster_size"].to_pylist() == [-1, -1, 5, -1]
+    return dataset
+
+
+def test_a_plain_copy_keeps_the_digest_and_fetches_only_what_is_new(source, tmp_path):
+    target = tmp_path / "target"
+    copied = copy_dataset(source, target)
+    assert copied.digest == Dataset.open(source).digest == check(target).digest
+    times = {path: path.stat().st_mtime_ns for path in (target / "shards").iterdir()}
+    copy_dataset(source, target)
+    assert times == {path: path.stat().st_mtime_ns for path in (target / "shards").iterdir()}
+
+
+def test_a_compressed_copy_is_smaller_and_unpacks_to_the_same_bytes(source, tmp_path):
+    cold, warm = tmp_path / "cold", tmp_path / "warm"
+    copied = copy_dataset(source, cold, zstd=True)
+    assert check(cold).manifest.config == {"a": 1, "copied_from": Dataset.open(source).digest}
+    first = sum(shard.nbytes for shard in Dataset.open(source).manifest.shards)
+    assert sum(shard.nbytes for shard in copied.manifest.shards) < first
+    copy_dataset(cold, warm, zstd=False, shard_nbytes=1)
+    ours, theirs = check(warm), Dataset.open(source)
+    assert ours.manifest.shards == theirs.manifest.shards
+    assert ours.diff_with(theirs).changed == ()
+
+
+def test_damage_and_foreign_refs_stop_a_copy(source, tmp_path):
+    target = str(tmp_path / "target")
+    other = DatasetWriter(target)
+    other.add(random_record(9))
+    other.commit()
+    with pytest.raises(RefConflict):
+        copy_dataset(source, target)
+    path = sorted((source / "shards").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardCorrupt, match="sha256"):
+        copy_dataset(source, tmp_path / "fresh")
