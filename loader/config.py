@@ -134,8 +134,11 @@ class LoaderConfig:
 
     @property
     def digest(self) -> str:
-        """sha256 of every field that changes the stream of samples."""
+        """sha256 of every field that decides what stands at a position.
+
+        Batch sizes do not; how many samples share an optimiser step is compared by itself.
+        """
         fields = dataclasses.asdict(self)
-        for name in ("batch_size", "max_bad_chains"):
+        for name in ("batch_size", "global_batch_size", "max_bad_chains"):
             del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

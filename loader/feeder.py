@@ -193,7 +193,7 @@ class Feeder(threading.Thread):
         if isinstance(answer, Slab):
             sample.slab = answer
             self._last_success = time.perf_counter()
-            self._stats.was_read(sample.request.place.chain_id, sample.asked)
+            self._stats.was_read(sample.request.place.chain_id, sample.asked, answer.seconds)
             return
         if type(answer) is StoreError and self._may_pass(sample, answer):
             return

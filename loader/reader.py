@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -33,8 +34,10 @@ Result = tuple[int, Slab | EvofeedError]
 def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadRequest) -> Result:
     """Carry out one request; an unreadable chain is an answer, not an exception."""
     slot = memory[request.offset : request.offset + request.nbytes]
+    begun = time.perf_counter()
     try:
-        return request.number, read_chain(storages[request.place.dataset], request, slot)
+        slab = read_chain(storages[request.place.dataset], request, slot)
+        return request.number, replace(slab, seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error
     except OSError as error:

@@ -81,6 +81,8 @@ class Slab:
     parts: tuple[Part, ...]
     start: int
     stop: int
+    seconds: float = 0.0
+    """What reading and checking took."""
 
 
 def span_of(place: ChainPlace, templates: bool) -> tuple[int, int]:
