@@ -97,6 +97,9 @@ class FeaturizeConfig:
     """Where a hit's part of the query lies: by the hit file's own numbers where the letters
     agree, else by search. OpenFold only searches: a repeat is found at its first place,
     a query with an odd letter nowhere, which shifts the template by one residue."""
+    unmatched_to_last: bool = False
+    """OpenFold and AF2 give residues that realignment leaves without a partner the atoms
+    of the chain's last residue (an index of -1). Ours: they have none."""
     old_hhr: bool = True
     """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
     realign: Literal["biopython", "never"] = "biopython"
@@ -133,6 +136,7 @@ class FeaturizeConfig:
             "exclude_same_pdb": False,
             "released_before_days": None,
             "locate_query": "search",
+            "unmatched_to_last": True,
             "old_hhr": False,
         }
         return cls(**{**preset, **changes})

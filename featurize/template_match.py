@@ -67,7 +67,7 @@ def match_hit(
         raise TemplateError(f"the sequence of {hit.name[:12]!r} is not in its structure")
     onto = _realign(sequence, structure.sequences[name], hit.name)
     template = onto[piece]
-    there = template >= 0
+    there = (template >= 0) | config.unmatched_to_last  # -1 is the last one in what follows
     full = structure.sequences[name]
     letters = "".join(full[i] for i in template[there].tolist())
     return Match(name, query[there], template[there], letters, realigned=True)

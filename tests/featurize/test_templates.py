@@ -88,6 +88,11 @@ def test_a_changed_sequence_is_realigned_if_it_is_nearly_the_same() -> None:
     match = match_hit(hit(), "A", QUERY, structure({"A": changed}), CONFIG)
     assert match.realigned and match.letters == PIECE
     assert match.template.tolist() == [*range(4, 11), *range(12, 19)]
+    shorter = structure({"A": "GGGG" + PIECE[:7] + PIECE[8:]})  # one residue less
+    match = match_hit(hit(), "A", QUERY, shorter, CONFIG)
+    assert match.letters == PIECE[:7] + PIECE[8:] and len(match.query) == 13
+    theirs = match_hit(hit(), "A", QUERY, shorter, FeaturizeConfig.openfold())
+    assert theirs.letters == PIECE[:7] + PIECE[-1] + PIECE[8:] and theirs.template[7] == -1
     other = structure({"A": "GWGWGWGWGWGWGWGWGWGW"})
     with pytest.raises(TemplateError, match="identical"):
         match_hit(hit(), "A", QUERY, other, CONFIG)
