@@ -1,0 +1,60 @@
+"""What only a GPU shows: the clock by events, steps as CUDA graphs, resume, the profiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evofeed.trainer.config import TrainConfig, preset
+from evofeed.trainer.optim import OptimConfig
+from evofeed.trainer.report import make_report
+from evofeed.trainer.train import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
+
+
+def config(steps: int, **changes: Any) -> TrainConfig:
+    base = preset("tiny").replace(
+        steps=steps, profile_steps=0,
+        optim=OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9),
+    )  # fmt: skip
+    return base.replace(**changes)
+
+
+def test_the_parts_add_up_and_the_profiler_sees_kernels(tiny_dataset: str, tmp_path: Path) -> None:
+    train(config(30, profile_steps=3), tiny_dataset, out=tmp_path)
+    report = make_report(tmp_path)
+    assert abs(report["breakdown"]["unaccounted_share"]) < 0.02
+    assert 0 < report["figures"]["gpu_busy_share"] <= 1
+    assert {"gemm", "optimizer", "featurise"} <= set(report["operators"]["groups"])
+
+
+def test_a_resumed_run_goes_on_within_a_millionth(tiny_dataset: str, tmp_path: Path) -> None:
+    whole = train(config(8), tiny_dataset, out=tmp_path / "whole").losses
+    parts = train(config(4), tiny_dataset, out=tmp_path / "parts").losses
+    parts += train(config(8), tiny_dataset, out=tmp_path / "parts", resume=True).losses
+    assert parts == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "fused"])
+def test_steps_as_cuda_graphs_are_the_same_steps(
+    tiny_dataset: str, tmp_path: Path, kernels: str
+) -> None:
+    eager = train(config(8, kernels=kernels), tiny_dataset, out=tmp_path / "eager").losses
+    graph = config(8, kernels=kernels, cuda_graphs=True)
+    graphed = train(graph, tiny_dataset, out=tmp_path / "graph").losses
+    assert graphed == pytest.approx(eager, rel=1e-4)
+
+
+def test_bf16_on_fused_kernels_follows_fp32_on_plain_ones(
+    tiny_dataset: str, tmp_path: Path
+) -> None:
+    plain = train(config(6), tiny_dataset, out=tmp_path / "plain").losses
+    fast = config(6, precision="bf16", kernels="fused")
+    assert train(fast, tiny_dataset, out=tmp_path / "fast").losses == pytest.approx(plain, rel=0.03)
