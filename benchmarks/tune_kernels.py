@@ -78,17 +78,17 @@ def tiles(text: str) -> list[Tile]:
 
 
 FORWARD = tiles(
-    "64,64,4,1 64,64,4,2 64,64,4,3 64,32,4,1 64,32,4,2 64,32,4,3 128,64,4,2 128,64,8,1 128,64,8,2 "
-    "128,32,4,2 128,32,4,3 128,32,8,2 64,128,4,1 64,128,4,2 128,128,8,1 128,128,8,2"
+    "64,64,4,2 64,64,4,3 64,64,4,4 64,32,4,2 64,32,4,3 64,32,4,4 128,64,4,2 128,64,4,3 128,64,8,2 "
+    "128,64,8,3 128,32,4,2 128,32,4,3 128,32,4,4 128,32,8,3 256,32,8,3 256,32,8,4"
 )
 DQ = FORWARD
 DKV = tiles(
-    "64,64,4,1 64,64,4,2 64,64,4,3 32,64,4,1 32,64,4,2 32,64,4,3 64,128,4,1 64,128,8,1 64,128,8,2 "
-    "32,128,4,1 32,128,4,2 32,128,8,2 32,128,8,3 128,64,4,1 128,128,8,1"
+    "64,64,4,1 64,64,4,2 64,64,4,3 64,64,4,4 32,64,4,1 32,64,4,2 32,64,4,3 32,64,4,4 64,128,8,3 "
+    "32,128,4,3 32,128,8,2 32,128,8,3 32,128,8,4"
 )
 DB = tiles(
-    "128,64,8,1 128,64,8,2 128,64,8,3 64,64,4,1 64,64,4,2 64,64,4,3 128,128,8,1 128,128,8,2 "
-    "128,64,4,1 64,128,8,2 64,32,4,2 64,32,4,3 128,32,4,2 128,32,4,3 128,32,8,2"
+    "128,64,8,2 128,64,8,3 128,64,8,4 64,64,4,2 64,64,4,3 64,64,4,4 128,128,8,2 128,128,8,3 "
+    "64,128,8,3 64,32,4,3 64,32,4,4 128,32,4,3 128,32,4,4 128,32,8,3"
 )
 
 
@@ -365,15 +365,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("choices.json"))
     parser.add_argument("--log", type=Path, help="every candidate's time, as JSON lines")
     parser.add_argument("--only", default="", help="only cases whose key contains this text")
+    parser.add_argument("--skip", default="", help="no cases whose key contains one of these (;)")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     cases = [c for c in [*attention_cases(), *op_cases()] if args.only in json.dumps(c.key)]
+    if args.skip:
+        skip = args.skip.split(";")
+        cases = [c for c in cases if not any(text in json.dumps(c.key) for text in skip)]
     if args.worker >= 0:
         compile_share(args.worker, args.workers, cases)
         return
     start = time.time()
-    command = [sys.executable, __file__, "--only", args.only, "--workers", str(args.workers)]
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        args.only,
+        "--skip",
+        args.skip,
+        "--workers",
+        str(args.workers),
+    ]
     jobs = [subprocess.Popen([*command, "--worker", str(w)]) for w in range(args.workers)]
     codes = [job.wait() for job in jobs]
     print(f"compiled in {time.time() - start:.0f} s, exit codes {codes}", flush=True)

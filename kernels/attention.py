@@ -43,7 +43,7 @@ class Masked(NamedTuple):
     """A mask as the kernels take it.
 
     Attributes:
-        term: `[B * R, 16, N]`; its first row is added to all logits of a row.
+        term: `[B * R, N]`, added to all logits of a row.
         factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
     """
 
@@ -54,7 +54,7 @@ class Masked(NamedTuple):
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
     B, R, N = mask.shape
-    term = torch.empty((B * R, 16, N), dtype=dtype, device=mask.device)
+    term = torch.empty((B * R, N), dtype=dtype, device=mask.device)
     factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
     masked = -6e4 if dtype is torch.float16 else -1e9
     mask_kernel[(B * R,)](

@@ -46,7 +46,7 @@ def mask_kernel(
     MASK, TERM, FACTOR, ms_b, ms_i, ms_n, R, N, masked, factor,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """TERM[row] `[16, N]`: `masked` in its first row where the key is masked; FACTOR[row].
+    """TERM[row] `[N]`: `masked` where the key is masked, else 0; and FACTOR[row].
 
     FACTOR is `factor`, or 0 where no key of the row is valid.
     """
@@ -58,10 +58,8 @@ def mask_kernel(
         valid = tl.load(MASK + b * ms_b + i * ms_i + n * ms_n, mask=n < N, other=0.0)
         most = tl.maximum(most, valid.to(tl.float32))
         line = tl.where(valid > 0.5, 0.0, masked)
-        r = tl.arange(0, MASK_ROWS)
-        term = tl.where(r[:, None] == 0, line[None, :], 0.0)
-        to = TERM + row.to(tl.int64) * MASK_ROWS * N + r[:, None] * N + n[None, :]
-        tl.store(to, term.to(TERM.dtype.element_ty), mask=(n < N)[None, :] & (r >= 0)[:, None])
+        to = TERM + row.to(tl.int64) * N + n
+        tl.store(to, line.to(TERM.dtype.element_ty), mask=n < N)
     tl.store(FACTOR + row, tl.where(tl.max(most, 0) > 0.5, factor, 0.0))
 
 
@@ -108,8 +106,8 @@ def forward_kernel(
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             s = tl.dot(bias, identity, s, input_precision=PRECISION)
         if HAS_MASK:
-            at = TERM + row.to(tl.int64) * MASK_ROWS * NK + r[:, None] * NK + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r >= 0)[:, None], other=0.0)
+            at = TERM + row.to(tl.int64) * NK + r[:, None] * 0 + cols[None, :]
+            term = tl.load(at, mask=k_in[None, :] & (r == 0)[:, None], other=0.0)
             s = tl.dot(ones, term, s, input_precision=PRECISION)
         v = tl.load(V + kv, mask=kv_in, other=0.0)
         s *= factor
@@ -186,8 +184,8 @@ def backward_dq_kernel(
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             s = tl.dot(bias, identity, s, input_precision=PRECISION)
         if HAS_MASK:
-            at = TERM + row.to(tl.int64) * MASK_ROWS * NK + r[:, None] * NK + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r >= 0)[:, None], other=0.0)
+            at = TERM + row.to(tl.int64) * NK + r[:, None] * 0 + cols[None, :]
+            term = tl.load(at, mask=k_in[None, :] & (r == 0)[:, None], other=0.0)
             s = tl.dot(ones, term, s, input_precision=PRECISION)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         s = s * factor - lse[:, None]
@@ -250,7 +248,7 @@ def backward_dkv_kernel(
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     if HAS_MASK:
-        line = tl.load(TERM + row.to(tl.int64) * MASK_ROWS * NK + cols, mask=k_in, other=0.0)
+        line = tl.load(TERM + row.to(tl.int64) * NK + cols, mask=k_in, other=0.0)
         keep = (line.to(tl.float32) * factor == 0.0)[:, None]  # valid, or no key is
         dk, dv = tl.where(keep, dk, 0.0), tl.where(keep, dv, 0.0)
     to = b * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
@@ -299,8 +297,8 @@ def backward_db_kernel(
         s = tl.dot(bias, identity, s, input_precision=PRECISION)
         if HAS_MASK:
             factor = tl.load(FACTOR + row)
-            at = TERM + row * MASK_ROWS * NK + r[:, None] * NK + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r >= 0)[:, None], other=0.0)
+            at = TERM + row * NK + r[:, None] * 0 + cols[None, :]
+            term = tl.load(at, mask=k_in[None, :] & (r == 0)[:, None], other=0.0)
             s = tl.dot(ones, term, s, input_precision=PRECISION)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         # padded keys are not stored; 100: they must not overflow either

@@ -108,10 +108,10 @@ class _GatedAttention(torch.autograd.Function):
         B, R, N, C = x.shape
         width = q.shape[0]
         D = width // plan.heads
-        packed_w = pack([q, k, v, g] + ([] if pair is None else [pair]), plan.dtype)
+        packed_w = _pack_projections([q, k, v, g], pair, plan.dtype)
         normed, stats, own_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
-            pair_weight=None if pair is None else packed_w[4 * width :],
+            pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
             pair_length=N, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
         packed_b = torch.cat([g_bias.new_zeros(3 * width), g_bias])
@@ -147,10 +147,10 @@ class _GatedAttention(torch.autograd.Function):
         ) = ctx.saved_tensors  # fmt: skip
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
-        width, columns, M = H * D, packed_w.shape[0], B * R * N
+        width, M = H * D, B * R * N
+        columns = 4 * width + (H if ctx.own_bias else 0)
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
-        # Rows padded to 16 bytes, whatever the number of heads.
-        dpacked = torch.empty((M, -(-columns // 8) * 8), dtype=plan.dtype, device=x.device)
+        dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do, gated = torch.empty_like(attended), torch.empty_like(attended)
         dy = dropped(dout, plan.drop, plan.dtype)
         delta = _gated_output_grad(
@@ -168,10 +168,11 @@ class _GatedAttention(torch.autograd.Function):
             assert dbias is not None
             own = _attending(dbias.permute(0, 2, 3, 1), plan)
             dpacked[:, 4 * width : columns].view(B, R, N, H).copy_(own)
+            dpacked[:, columns:].zero_()
             dbias = None
         normed = torch.empty_like(flat, dtype=plan.dtype)
         dx, dgamma, dbeta = norm_rows_grad(
-            torch.mm(dpacked[:, :columns], packed_w), flat, stats, gamma, beta,
+            torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, normed,
         )  # fmt: skip
         dw, db = linear_dw(dpacked, normed, ctx.dtypes[0], columns)
@@ -184,6 +185,14 @@ class _GatedAttention(torch.autograd.Function):
         return (
             None, dx.view(x.shape), dbias, None, dgamma, dbeta, *grads, dpair,
         )  # fmt: skip
+
+
+def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """q, k, v, gate and pair weights as one matrix, its rows padded to 16 bytes worth."""
+    if pair is not None:
+        H, C = pair.shape
+        parts = [*parts, pair, pair.new_zeros(-H % 8, C)]
+    return pack(parts, dtype)
 
 
 def _gated_output(
@@ -310,7 +319,7 @@ class _PairBias(torch.autograd.Function):
         z, gamma, beta, packed, stats = ctx.saved_tensors
         B, R, _, C = z.shape
         H = packed.shape[0]
-        rows = dbias.new_empty((B * R * R, -(-H // 8) * 8), dtype=packed.dtype)
+        rows = dbias.new_zeros((B * R * R, -(-H // 8) * 8), dtype=packed.dtype)
         torch.mul(dbias.permute(0, 2, 3, 1), ctx.scale, out=rows.view(B, R, R, -1)[..., :H])
         flat = z.view(-1, C)
         normed = torch.empty_like(flat, dtype=packed.dtype)

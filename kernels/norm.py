@@ -197,8 +197,8 @@ def sum_partials(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Sums over the first axis of `[G, 2, C]`: gradients of a norm's weight and bias."""
     programs, _, C = partial.shape
     sums = torch.empty((2, C), dtype=dtype, device=partial.device)
-    _sum_partials_kernel[(triton.cdiv(2 * C, 16),)](
-        partial, sums[0], sums[1], programs, C, BLOCK_G=128, BLOCK_C=16, num_warps=4
+    _sum_partials_kernel[(triton.cdiv(2 * C, 8),)](
+        partial, sums[0], sums[1], programs, C, BLOCK_G=512, BLOCK_C=8, num_warps=4
     )
     return sums[0], sums[1]
 

@@ -23,11 +23,18 @@ __all__ = ["FusedAdamEMA"]
 
 
 @triton.jit
-def _square_sum_kernel(GRAD, PARTIAL, N, BLOCK: tl.constexpr):
-    """Sum of squares of every `num_programs`-th block, one partial sum per program."""
+def _square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):
+    """Sum of squares of every `num_programs`-th block, one partial sum per program.
+
+    `whole` is N down to a multiple of 16: only then are the loads 16 bytes wide.
+    """
     total = tl.zeros([BLOCK], tl.float32)
-    for first in range(tl.program_id(0) * BLOCK, N, tl.num_programs(0) * BLOCK):
+    for first in range(tl.program_id(0) * BLOCK, whole, tl.num_programs(0) * BLOCK):
         at = first + tl.arange(0, BLOCK)
+        grad = tl.load(GRAD + at, mask=at < whole, other=0.0).to(tl.float32)
+        total += grad * grad
+    if tl.program_id(0) == 0:
+        at = whole + tl.arange(0, BLOCK)
         grad = tl.load(GRAD + at, mask=at < N, other=0.0).to(tl.float32)
         total += grad * grad
     tl.store(PARTIAL + tl.program_id(0), tl.sum(total, 0))
@@ -145,14 +152,24 @@ class FusedAdamEMA:
         if not usable(self.param, self.grad):
             return reference.adam_ema_step(self)
         N, G = self.param.numel(), self._partial.numel()
-        _square_sum_kernel[(G,)](self.grad, self._partial, N, BLOCK=4096, num_warps=8)
+        _square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
         _scalars_kernel[(1,)](
             self._partial, G, self.rate, self.updates, self._scalars, self.max_norm,
             math.log2(self.beta1), math.log2(self.beta2), BLOCK=triton.next_power_of_2(G),
         )  # fmt: skip
-        _update_kernel[(triton.cdiv(N, 2048),)](
-            self.param, self.grad, self.exp_avg, self.exp_avg_sq, self.ema, self.low,
-            self._scalars, N, 1 - self.beta1, 1 - self.beta2, self.eps, 1 - self.ema_decay,
-            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None, BLOCK=2048, num_warps=8,
-        )  # fmt: skip
+        # The tail goes alone: a length that is no multiple of 16 costs the wide loads.
+        whole = N // 16 * 16
+        for part in (slice(0, whole), slice(whole, N)):
+            self._update(part)
         return self._scalars[0]
+
+    def _update(self, part: slice) -> None:
+        size = part.stop - part.start
+        if size == 0:
+            return
+        buffers = (self.param, self.grad, self.exp_avg, self.exp_avg_sq, self.ema, self.low)
+        _update_kernel[(triton.cdiv(size, 1024),)](
+            *(None if buffer is None else buffer[part] for buffer in buffers),
+            self._scalars, size, 1 - self.beta1, 1 - self.beta2, self.eps, 1 - self.ema_decay,
+            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None, BLOCK=1024, num_warps=4,
+        )  # fmt: skip

@@ -153,7 +153,7 @@ def _outer_dw(
         **_options("outer_dw", N, scaled.dtype),
     )  # fmt: skip
     out = torch.empty(size, dtype=dtype, device=scaled.device)
-    sum_splits_kernel[(triton.cdiv(size, 512),)](partial, out, size, splits, BLOCK=512)
+    sum_splits_kernel[(triton.cdiv(size, 128),)](partial, out, size, splits, BLOCK=128, BLOCK_S=16)
     return out[: E * E * N].view(E * E, N), out[E * E * N :]
 
 

@@ -167,7 +167,7 @@ def linear_dw(
         num_stages=block.stages,
     )  # fmt: skip
     out = torch.empty(size, dtype=dtype, device=dy.device)
-    sum_splits_kernel[(triton.cdiv(size, 512),)](partial, out, size, splits, BLOCK=512)
+    sum_splits_kernel[(triton.cdiv(size, 128),)](partial, out, size, splits, BLOCK=128, BLOCK_S=16)
     return out[: N * C].view(N, C), out[N * C :]
 
 

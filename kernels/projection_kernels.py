@@ -99,14 +99,18 @@ def linear_dw_kernel(
 
 
 @triton.jit
-def sum_splits_kernel(PARTIAL, OUT, SIZE, splits, BLOCK: tl.constexpr):
+def sum_splits_kernel(
+    PARTIAL, OUT, SIZE, splits, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr
+):  # fmt: skip
     """OUT = sum of the splits, always in the same order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(splits):
-        total += tl.load(PARTIAL + split * SIZE + at, mask=inside, other=0.0)
-    tl.store(OUT + at, total.to(OUT.dtype.element_ty), mask=inside)
+    total = tl.zeros([BLOCK_S, BLOCK], tl.float32)
+    for first in range(0, splits, BLOCK_S):
+        split = first + tl.arange(0, BLOCK_S)
+        from_ = (PARTIAL + split.to(tl.int64)[:, None] * SIZE) + at[None, :]
+        total += tl.load(from_, mask=(split < splits)[:, None] & inside[None, :], other=0.0)
+    tl.store(OUT + at, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
