@@ -79,7 +79,7 @@ def settings(options: argparse.Namespace, cell: str) -> Any:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
     return preset(options.preset).replace(
         steps=options.steps, precision=precision, kernels=kernels, loader=loader,
-        cuda_graphs=graph == ["graph"], checkpoint_every=0, validate_every=0,
+        cuda_graphs=graph == ["graph"], checkpoint_every=0, validate_every=0, profile_steps=2,
         model={"activation_checkpointing": options.checkpointing},
     )  # fmt: skip
 
