@@ -43,10 +43,18 @@ class Service:
                 (PostgreSQL is only migrated by `evofeed serve --migrate`).
         """
         database = Database(settings.url)
-        if database.is_sqlite:
-            database.upgrade()
-        else:
-            database.require_current()
+        try:
+            if database.is_sqlite:
+                database.upgrade()
+            else:
+                database.require_current()
+            return cls._on(database, settings)
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def _on(cls, database: Database, settings: ServiceSettings) -> Service:
         catalog = Catalog(database)
         for name, uri in settings.datasets.items():
             catalog.register(name, uri, replace=True)

@@ -6,14 +6,18 @@ seconds since 1970 (UTC), so SQLite and PostgreSQL agree to the bit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text
+from sqlalchemy import JSON, Double, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
     """Root of the tables."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        float: Double()
+    }  # 2.0 and 2.1 differ by themselves
 
 
 class DatasetRow(Base):

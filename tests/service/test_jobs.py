@@ -75,6 +75,20 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
+def test_a_job_runs_on_ray_and_leaves_no_process(start: Start, raw, tmp_path) -> None:
+    client = start(datasets={"out": str(tmp_path / "out")})
+    job_id = submit(client, raw, executor="ray")
+    seen: set[psutil.Process] = set()
+    while client.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
+        seen |= set(psutil.Process().children(recursive=True))
+        time.sleep(0.2)
+    job = wait(client, job_id)
+    assert (job["state"], job["result"]["num_good"]) == ("succeeded", 6), job
+    assert seen and not psutil.wait_procs(seen, timeout=20)[1]
+
+
+@pytest.mark.slow
 def test_broken_chains_are_dead_letters_and_get_another_chance(start: Start, tmp_path) -> None:
     raw = tmp_path / "raw"
     write_synthetic(raw, 4, seed=1)

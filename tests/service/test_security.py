@@ -13,6 +13,7 @@ import pytest
 from conftest_service import Start
 from pydantic import SecretStr
 
+from evofeed.errors import StoreError
 from evofeed.service import ServiceSettings, create_app
 from evofeed.service.auth import SCOPES, create_token
 from evofeed.service.database import Database
@@ -20,6 +21,7 @@ from evofeed.service.limits import RateLimiter
 from evofeed.service.problems import Problem
 from evofeed.service.routing import make_router
 from evofeed.service.tables import Base
+from evofeed.store import Dataset
 
 
 @pytest.fixture
@@ -102,6 +104,16 @@ def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
     assert client.post("/v1/datasets", json=new, headers=mine).status_code == 403
     for path in ("/v1/tokens", "/v1/audit"):
         assert client.get(path, headers=mine).status_code == 403
+
+
+def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder) -> None:
+    client, database = guarded
+    url = f"{str(client.base_url).rstrip('/')}/v1/datasets/demo"
+    remote = Dataset.open(url, token=token(database, "read", datasets=["demo"]))
+    assert remote.digest == folder[2] and remote[0].num_res > 0
+    remote.storage._connection().close()  # type: ignore[attr-defined]
+    with pytest.raises(StoreError, match="token"):
+        Dataset.open(url)
 
 
 def test_a_token_makes_no_wider_token_than_itself(guarded) -> None:

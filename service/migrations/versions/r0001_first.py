@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("folded", sa.String(128), nullable=False, unique=True),
         sa.Column("uri", sa.Text(), nullable=False),
         sa.Column("description", sa.Text(), nullable=False),
-        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
     )
     op.create_table(
         "ref_moves",
@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.Column("ref", sa.String(128), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("previous", sa.String(64)),
-        sa.Column("moved_at", sa.Float(53), nullable=False),
+        sa.Column("moved_at", sa.Double(), nullable=False),
         sa.Column("principal", sa.String(128), nullable=False),
     )
     op.create_index("ix_ref_moves_ref", "ref_moves", ["dataset_id", "ref", "id"])
@@ -42,8 +42,8 @@ def upgrade() -> None:
         sa.Column("result", sa.JSON(), nullable=False),
         sa.Column("error", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer()),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.Column("updated_at", sa.Float(53), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("updated_at", sa.Double(), nullable=False),
         sa.Column("principal", sa.String(128), nullable=False),
     )
     op.create_index("ix_jobs_state", "jobs", ["state"])
@@ -58,15 +58,15 @@ def _create_bookkeeping() -> None:
         sa.Column("secret_sha256", sa.LargeBinary(32), nullable=False),
         sa.Column("scopes", sa.JSON(), nullable=False),
         sa.Column("datasets", sa.JSON()),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.Column("expires_at", sa.Float(53)),
-        sa.Column("revoked_at", sa.Float(53)),
-        sa.Column("last_used_at", sa.Float(53)),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("expires_at", sa.Double()),
+        sa.Column("revoked_at", sa.Double()),
+        sa.Column("last_used_at", sa.Double()),
     )
     op.create_table(
         "audit",
         sa.Column("id", sa.Integer(), primary_key=True),
-        sa.Column("at", sa.Float(53), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.Column("principal", sa.String(128), nullable=False),
         sa.Column("action", sa.String(64), nullable=False),
         sa.Column("subject", sa.String(256), nullable=False),
@@ -81,7 +81,7 @@ def _create_bookkeeping() -> None:
         sa.Column("status", sa.Integer()),
         sa.Column("media_type", sa.String(128), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
     )
     op.create_table(
         "secrets",

@@ -1,0 +1,142 @@
+"""The database: migrations that make exactly the tables, transactions, both kinds alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from evofeed.errors import ServiceError
+from evofeed.service import ServiceSettings, create_app
+from evofeed.service.catalog import Catalog
+from evofeed.service.database import Database
+from evofeed.service.problems import Problem
+from evofeed.service.tables import Base, SecretRow
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path) -> str:
+    """The URL of an up-to-date, empty database of each kind."""
+    if request.param == "postgres":
+        new_url: Callable[[], str] = request.getfixturevalue("postgres")
+        return new_url()
+    url = f"sqlite:///{tmp_path / 'x.sqlite3'}"
+    database = Database(url)
+    database.upgrade()
+    database.close()
+    return url
+
+
+@pytest.fixture
+def database(url):
+    made = Database(url)
+    yield made
+    made.close()
+
+
+def test_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
+    with database.engine.connect() as connection:
+        ours = set(Base.metadata.tables) | {"alembic_version"}
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "compare_type": True,
+                "include_name": lambda name, kind, _: kind != "table" or name in ours,
+            },
+        )
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_upgrading_twice_or_from_two_places_at_once_changes_nothing(
+    database: Database, url
+) -> None:
+    errors: list[Exception] = []
+
+    def upgrade() -> None:
+        mine = Database(url)
+        try:
+            mine.upgrade()
+        except Exception as error:
+            errors.append(error)
+        finally:
+            mine.close()
+
+    threads = [threading.Thread(target=upgrade) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and database.is_current()
+
+
+def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
+    with pytest.raises(RuntimeError), database.write() as session:
+        session.add(SecretRow(name="half", value=b"x" * 32))
+        session.flush()
+        raise RuntimeError("in the middle")
+    with database.read() as session:
+        assert session.get(SecretRow, "half") is None
+
+
+def test_of_racing_registrations_one_name_comes_out(database: Database) -> None:
+    refused: list[Problem] = []
+
+    def register(number: int) -> None:
+        try:
+            Catalog(database).register("same", f"/place/{number % 2}")
+        except Problem as problem:
+            refused.append(problem)
+
+    threads = [threading.Thread(target=register, args=[n]) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [row.name for row in Catalog(database).datasets()] == ["same"]
+    assert {problem.code for problem in refused} == {"name_taken"} and len(refused) >= 3
+
+
+def test_a_postgres_without_our_tables_is_refused_with_the_command_that_helps(
+    postgres, monkeypatch
+) -> None:
+    url = postgres()
+    database = Database(url)
+    with database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = 'old'"))
+    try:
+        with pytest.raises(ServiceError, match="evofeed serve --migrate"):
+            create_app(ServiceSettings(database_url=SecretStr(url)))
+    finally:
+        with database.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+        database.close()
+
+
+def test_readiness_names_a_database_that_is_behind(start_any) -> None:
+    client, database = start_any(), start_any.database()
+    assert client.get("/readyz").status_code == 200
+    with database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = 'old'"))
+    try:
+        behind = client.get("/readyz")
+        assert behind.status_code == 503 and behind.headers["retry-after"] == "2"
+        assert client.get("/healthz").status_code == 200
+    finally:
+        with database.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+
+
+def test_metrics_count_by_endpoint_and_never_by_path(start_any, folder) -> None:
+    client = start_any(datasets={"demo": str(folder[0])})
+    for path in ("/healthz", "/v1/datasets/demo/refs/main", "/no/such/path/1", "/no/such/path/2"):
+        client.get(path)
+    lines = client.get("/metrics").text.splitlines()
+    assert 'evofeed_requests_total{endpoint="get_ref",method="GET",status="200"} 1.0' in lines
+    assert 'evofeed_requests_total{endpoint="none",method="GET",status="404"} 2.0' in lines
+    assert "evofeed_datasets 1.0" in lines and 'evofeed_jobs{state="queued"} 0.0' in lines
+    assert not any("such" in line or "demo" in line for line in lines)
