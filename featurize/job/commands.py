@@ -45,11 +45,16 @@ def _pick(ledger: Any, job_id: str) -> Any:
 
 
 def _status(ledger: Any, job: Any) -> dict[str, Any]:
+    from evofeed.featurize.job.lock import is_driven
+
     job = ledger.job(job.job_id)
     counts = ledger.counts(job.job_id)
     share = counts["cost_done"] / max(counts["cost"], 1)
     names = ("job_id", "state", "input_uri", "dataset_uri", "num_chains", "snapshot", "message")
     status: dict[str, Any] = {name: getattr(job, name) for name in names} | counts
+    if job.state == "running" and not is_driven(ledger, job.job_id):
+        status["state"] = "stopped"
+        status["message"] = "its driver is gone: `evofeed jobs run` goes on"
     status["share"] = round(share, 4)
     status["updated_seconds_ago"] = round(max(0.0, time.time() - job.updated_at), 1)
     return status

@@ -11,21 +11,22 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discover import discover
-from evofeed.featurize.job import ledger as states
+from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import Executor, LocalExecutor
-from evofeed.featurize.job.ledger import JobRow, Ledger
+from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import ledger_url, relative, report_path
 from evofeed.featurize.job.publish import missing_shards, parent_of, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
+from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe
 from evofeed.featurize.job.worker import DEADLINE_KILL, Outcome, UnitFailed, UnitLost
@@ -123,6 +124,7 @@ class _Driver:
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.began = time.monotonic()
         self.lost_workers = 0
+        self.lost_units: Counter[str] = Counter()
         self._told = 0.0
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
@@ -232,8 +234,8 @@ class _Driver:
     def _lost(self, lost: UnitLost) -> list[str]:
         """A unit was lost and nobody is to blame: again, but not for ever."""
         job_id = self.job.job_id
-        row = next(u for u in self.ledger.units(job_id) if u["unit_id"] == lost.unit_id)
-        if row["attempts"] < _MAX_LOST:
+        self.lost_units[lost.unit_id] += 1
+        if self.lost_units[lost.unit_id] < _MAX_LOST:
             self.ledger.give_back(job_id, lost.unit_id)
             return [lost.unit_id]
         what = (

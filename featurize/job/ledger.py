@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,76 +16,22 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from evofeed.errors import JobError
+from evofeed.featurize.job.tables import (
+    CHAINS,
+    DEAD,
+    DONE,
+    FAILED,
+    JOBS,
+    LEASED,
+    METADATA,
+    PUBLISHED,
+    RUNNING,
+    TODO,
+    UNITS,
+    JobRow,
+)
 from evofeed.featurize.job.units import Plan
 from evofeed.featurize.job.work import UnitResult
-
-TODO, LEASED, DONE, DEAD = "todo", "leased", "done", "dead"
-RUNNING, PUBLISHED, FAILED, CANCELLED = "running", "published", "failed", "cancelled"
-
-_META = sa.MetaData()
-JOBS = sa.Table(
-    "featurize_jobs",
-    _META,
-    sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("input_uri", sa.Text, nullable=False),
-    sa.Column("dataset_uri", sa.Text, nullable=False),
-    sa.Column("arguments", sa.JSON, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("message", sa.Text, nullable=False, default=""),
-    sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
-    sa.Column("num_chains", sa.Integer, nullable=False),
-    sa.Column("parent", sa.String(64)),
-    sa.Column("snapshot", sa.String(64)),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("updated_at", sa.Float, nullable=False),
-)
-UNITS = sa.Table(
-    "featurize_units",
-    _META,
-    sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("unit_id", sa.String(64), primary_key=True),
-    sa.Column("ordinal", sa.Integer, nullable=False),
-    sa.Column("chain_ids", sa.JSON, nullable=False),
-    sa.Column("cost", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String(8), nullable=False, index=True),
-    sa.Column("attempts", sa.Integer, nullable=False, default=0),
-    sa.Column("leased_at", sa.Float),
-    sa.Column("num_chains", sa.Integer, nullable=False, default=0),
-    sa.Column("shard", sa.JSON),
-    sa.Column("notes", sa.JSON),
-)
-CHAINS = sa.Table(
-    "featurize_chains",
-    _META,
-    sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("chain_id", sa.String(128), primary_key=True),
-    sa.Column("unit_id", sa.String(64), nullable=False),
-    sa.Column("strikes", sa.Integer, nullable=False, default=0),
-    sa.Column("dead", sa.Boolean, nullable=False),
-    sa.Column("type", sa.String(64), nullable=False),
-    sa.Column("message", sa.Text, nullable=False),
-    sa.Column("path", sa.Text),
-    sa.Column("line", sa.Integer),
-)
-"""Chains that failed (`dead`), and suspects that killed a worker and get another chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as the ledger has it; times are Unix seconds."""
-
-    job_id: str
-    input_uri: str
-    dataset_uri: str
-    arguments: dict[str, Any]
-    state: str
-    message: str
-    cancel_requested: bool
-    num_chains: int
-    parent: str | None
-    snapshot: str | None
-    created_at: float
-    updated_at: float
 
 
 class Ledger:
@@ -103,7 +48,7 @@ class Ledger:
             Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         try:
             self.engine: Engine = _engine(self.url)
-            _META.create_all(self.engine)
+            METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             raise JobError(f"ledger cannot be opened: {error}", path=self.url) from error
 

@@ -28,11 +28,21 @@ def driving(ledger: Ledger, job_id: str) -> Iterator[None]:
         yield
 
 
+def is_driven(ledger: Ledger, job_id: str) -> bool:
+    """Whether a driver holds the job at this moment."""
+    hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
+    try:
+        with hold(ledger, job_id, patience=0.0):
+            return False
+    except JobError:
+        return True
+
+
 @contextmanager
-def _file_lock(ledger: Ledger, job_id: str) -> Iterator[None]:
+def _file_lock(ledger: Ledger, job_id: str, patience: float | None = None) -> Iterator[None]:
     path = Path(f"{ledger.engine.url.database}.{job_id[:16]}.lock")
     with path.open("a") as file:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + (_PATIENCE if patience is None else patience)
         while True:
             try:  # a POSIX lock: unlike flock's it is not inherited by forked workers
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,11 +56,16 @@ def _file_lock(ledger: Ledger, job_id: str) -> Iterator[None]:
 
 
 @contextmanager
-def _advisory_lock(ledger: Ledger, job_id: str) -> Iterator[None]:
+def _advisory_lock(ledger: Ledger, job_id: str, patience: float | None = None) -> Iterator[None]:
     """PostgreSQL's session lock: it goes with the connection."""
     key = int(job_id[:15], 16)
     with ledger.engine.connect() as connection:
-        if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
+        end = time.monotonic() + (_PATIENCE if patience is None else patience)
+        while not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
+            connection.commit()
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
             raise _taken(job_id, ledger.engine.url.render_as_string(hide_password=True))
         connection.commit()
         try:

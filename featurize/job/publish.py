@@ -6,9 +6,10 @@ from typing import Any
 
 from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.featurize.caches import read_cluster_sizes
-from evofeed.featurize.job import ledger as states
-from evofeed.featurize.job.ledger import JobRow, Ledger
+from evofeed.featurize.job import tables as states
+from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.tables import JobRow
 from evofeed.store import DatasetWriter, ShardEntry
 from evofeed.store.refs import read_ref
 from evofeed.store.storage import open_storage

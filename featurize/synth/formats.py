@@ -32,11 +32,6 @@ class Hit:
     prob: float
 
 
-def letters(row: UInt8[np.ndarray, " X"]) -> str:
-    """The residues of a row, gaps left out."""
-    return str(_UPPER[row[row != GAP]].tobytes().decode())
-
-
 def a3m(names: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
     """Rows as A3M: columns where row 0 has a residue are upper case or `-`, others lower case."""
     match = rows[0] != GAP

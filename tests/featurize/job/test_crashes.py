@@ -220,3 +220,23 @@ def test_interrupting_a_job_stops_its_workers_and_keeps_what_is_done(
 
 def _interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
+    raw: Path, fast_path: Path
+) -> None:
+    from evofeed.featurize.job import Ledger, commands
+
+    def act() -> tuple[str, str]:
+        pid = start_driver(raw, fast_path, lambda: None, workers=1)
+        while not list(fast_path.glob("shards/*.arrow")):
+            time.sleep(0.01)
+        book = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
+        alive = commands._status(book, book.jobs()[0])["state"]
+        kill_tree(pid)
+        wait_for(pid)
+        dead = commands._status(book, book.jobs()[0])["state"]
+        book.close()
+        return alive, dead
+
+    assert on_stage(act) == ("running", "stopped")
