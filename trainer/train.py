@@ -135,6 +135,8 @@ def run(
         provenance=provenance,
     )  # fmt: skip
     first = loop.resume() if resume else 0
+    if first >= config.steps:  # nothing left to do, and nothing to report anew
+        return loop.result
     if world.is_first:
         forget_steps(out, first)
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0

@@ -83,6 +83,16 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
         run(TrainConfig(), TinyModel(), squared_error, TinyLoader(), world=World(), out=folder)
 
 
+def test_resuming_a_run_that_is_done_changes_nothing(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in sorted(folder.glob("*.json*"))}
+    config = TrainConfig(steps=60, precision="fp32", kernels="torch")
+    result = run(
+        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=folder, resume=True
+    )
+    assert result.step == 60 and not result.losses
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_lines_of_steps_that_are_done_again_are_forgotten(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text((folder / "steps.jsonl").read_text())
     forget_steps(tmp_path, 25)
