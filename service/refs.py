@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
+import pyarrow as pa
 from sqlalchemy import select
 
 from evofeed.errors import RefConflict
+from evofeed.service import chains
 from evofeed.service.audit import record
 from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
@@ -24,6 +28,7 @@ def move_ref(
     digest: str,
     expect: str | None,
     principal: str,
+    forbid: Sequence[dict[str, Any]] = (),
 ) -> Ref:
     """Point a ref at a snapshot if it still stands where the caller thinks.
 
@@ -38,12 +43,17 @@ def move_ref(
         digest: a snapshot that is there and complete.
         expect: digest it points at now; None, it does not exist yet.
         principal: who moves it.
+        forbid: filters that no chain of the snapshot may pass, such as a release date
+            behind the cut-off of the test set.
 
     Raises:
-        Problem: 404, no such dataset or snapshot; 412, it stands elsewhere.
+        Problem: 404, no such dataset or snapshot; 409, a forbidden chain; 412, the ref
+            stands elsewhere.
     """
     row = catalog.dataset(dataset)
-    catalog.snapshot(dataset, digest)  # never point at what is not there
+    snapshot = catalog.snapshot(dataset, digest)  # never point at what is not there
+    for number, where in enumerate(forbid):
+        _require_none(snapshot.index, where, number)
     view = catalog.view(dataset)
     try:
         moved = view.move_ref(ref, digest, expect)
@@ -71,6 +81,19 @@ def move_ref(
         )
         record(session, principal, "ref.move", f"{dataset}/{ref}", to=digest, previous=expect)
     return moved
+
+
+def _require_none(index: pa.Table, where: dict[str, Any], number: int) -> None:
+    found = chains.count(index, where)
+    if found:
+        first = chains.page(index, where, ["chain_id"], 0, 5).rows
+        names = ", ".join(row["chain_id"] for row in first)
+        raise Problem(
+            409,
+            "forbidden_chains",
+            f"{found} chains pass forbid[{number}]: {names}{', ...' if found > 5 else ''}",
+            next="leave them out and commit again, or move the ref without this condition",
+        )
 
 
 def note_ref(database: Database, dataset_id: int, ref: Ref) -> None:

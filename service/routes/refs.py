@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,6 +38,9 @@ class RefTarget(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     digest: DigestValue
+    forbid: list[dict[str, Any]] = Field(
+        [], max_length=16, description="filters that no chain of the snapshot may pass"
+    )
 
 
 class Move(BaseModel):
@@ -105,6 +108,7 @@ def put_ref(
         digest=target.digest,
         expect=_expected(if_match, if_none_match),
         principal=principal.id,
+        forbid=target.forbid,
     )
     response.headers["ETag"] = f'"{moved.digest}"'
     return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)

@@ -58,6 +58,22 @@ def test_a_ref_never_points_at_what_is_not_there(moving) -> None:
     assert Dataset.open(path).digest == second
 
 
+def test_a_ref_does_not_move_to_a_snapshot_with_forbidden_chains(moving) -> None:
+    client, path, first, second = moving
+    late = {"column": "release_date", "op": ">", "value": "2018-04-30"}
+    asked = {"If-Match": f'"{second}"'}
+    answer = client.put(URL, json={"digest": first, "forbid": [late]}, headers=asked)
+    assert (answer.status_code, answer.json()["code"]) == (409, "forbidden_chains")
+    assert "0002_A" in answer.json()["detail"] and Dataset.open(path).digest == second
+    malformed = client.put(URL, json={"digest": first, "forbid": [{"column": "x"}]}, headers=asked)
+    assert malformed.status_code == 422
+    later = late | {"value": "2030-01-01"}
+    assert (
+        client.put(URL, json={"digest": first, "forbid": [later]}, headers=asked).status_code == 200
+    )
+    assert Dataset.open(path).digest == first
+
+
 def test_a_new_ref_is_made_once(moving) -> None:
     client, _, first, second = moving
     url = "/v1/datasets/demo/refs/stable"
