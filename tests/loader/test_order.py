@@ -99,7 +99,7 @@ def test_a_pass_without_weights_is_a_permutation(count: int, seed: int, epoch: i
 
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
     probability = np.array([1.0, 0.5, 0.1, 0.01])
-    passes = 20_000
+    passes = 5_000
     seen = np.zeros(4)
     for number in range(passes):
         seen[pass_order(4, probability, 7, 0, 0, number)] += 1
