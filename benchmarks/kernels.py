@@ -192,7 +192,7 @@ def layer_norms(peers: bool) -> Iterator[Row]:
 
             def inputs(shape: Any = shape, dtype: Any = dtype, C: int = C, n: int = count) -> Any:
                 return [
-                    [rand(*shape, dtype=dtype), rand(C, dtype=torch.float32), rand(C, dtype=torch.float32)]
+                    [rand(*shape, dtype=dtype), *(rand(C, dtype=torch.float32) for _ in "wb")]
                     for _ in range(n)
                 ]  # fmt: skip
 
@@ -579,6 +579,9 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
         try:
             for row in makers[section]():
                 rows.append(row)
+                result["sections"][section] = rows
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps(result, indent=1) + "\n")
                 print(
                     section,
                     json.dumps({k: v for k, v in row.items() if k != "kernels"}),
@@ -591,7 +594,6 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
             rows.append({"failed": traceback.format_exc()[-1500:]})
         result["sections"][section] = rows
         print(f"{section}: {time.time() - start:.0f} s", flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 

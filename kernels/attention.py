@@ -262,4 +262,4 @@ def biased_attention(
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
     if not fits or not usable(q, k, v, bias, mask):
         return reference.biased_attention(q, k, v, bias, mask, scale)
-    return _BiasedAttention.apply(q, k, v, bias, mask, scale)  # type: ignore[no-any-return]
+    return _BiasedAttention.apply(q, k, v, bias, mask, scale)  # type: ignore[no-any-return,no-untyped-call]

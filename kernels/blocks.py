@@ -144,7 +144,8 @@ class FusedEvoformerBlock(Fused):
             return m
         inner = getattr(module, "_msa_att", None)
         if inner is None:  # global attention
-            return m + module(m, mask)
+            update: Tensor = module(m, mask)
+            return m + update
         flat = four_axes(m)
         return gated_attention(
             flat, attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,

@@ -111,7 +111,7 @@ def transition(
     """
     dtype = compute_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = _Transition.apply(
+        result: Tensor = _Transition.apply(  # type: ignore[no-untyped-call]
             x.contiguous(), mask, *weights.tensors(), eps, residual, dtype
         )
     return result

@@ -293,7 +293,9 @@ def gated_attention(
     drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
     plan = _Plan(heads, eps, columns, residual, drop, dtype, bias_scale)
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = _GatedAttention.apply(plan, x.contiguous(), bias, mask, *weights.tensors())
+        result: Tensor = _GatedAttention.apply(  # type: ignore[no-untyped-call]
+            plan, x.contiguous(), bias, mask, *weights.tensors()
+        )
     return result
 
 
@@ -349,7 +351,7 @@ def pair_bias(
     """
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _PairBias.apply(
+        result: Tensor = _PairBias.apply(  # type: ignore[no-untyped-call]
             z.contiguous(), norm_weight, norm_bias, weight, eps, scale, dtype
         )
     return result

@@ -45,12 +45,12 @@ def _has(module: nn.Module, *names: str) -> bool:
     return all(getattr(module, name, None) is not None for name in names)
 
 
-def attention_weights(norm: nn.Module, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
+def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
     """Parameters of a norm and an attention module, by OpenFold's names."""
     return AttentionWeights(
         norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
         mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias, pair,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def triangle_weights(module: Any) -> TriangleWeights:
@@ -66,7 +66,7 @@ def triangle_weights(module: Any) -> TriangleWeights:
         layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
         parts = [t for layer in layers for t in (layer.weight, layer.bias)]
     into, out = module.layer_norm_in, module.layer_norm_out
-    return TriangleWeights(
+    return TriangleWeights(  # type: ignore[call-arg]
         into.weight, into.bias, *parts, out.weight, out.bias, module.linear_z.weight,
         module.linear_z.bias, module.linear_g.weight, module.linear_g.bias,
     )  # fmt: skip

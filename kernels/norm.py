@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, tl, triton, usable
-from evofeed.kernels.choices import tile
+from evofeed.kernels.choices import small_norm, tile
 
 __all__ = ["layer_norm", "sum_partials", "supported"]
 
@@ -214,7 +214,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
     Returns:
         A contiguous tensor of x's shape and dtype (also under autocast). Where no
-        kernel can run (CPU, no Triton, float64, C > 8192) PyTorch computes it.
+        kernel can run (CPU, no Triton, float64, C > 8192) or pay, PyTorch computes it.
     """
     C = x.shape[-1]
     if x.numel() == 0 or not supported(x, weight, bias):
@@ -224,7 +224,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def supported(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the kernel takes this input."""
+    """Whether the kernel takes this input and is worth its launch."""
     if weight is None or bias is None or x.dtype is torch.float64:
+        return False
+    if x.is_cuda and x.numel() < small_norm():
         return False
     return x.shape[-1] <= MAX_CHANNELS and usable(x, weight, bias)

@@ -87,7 +87,7 @@ class _OuterProductMean(torch.autograd.Function):
         packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
-        ab = _masked(project(normed, packed_w, packed_b).unflatten(1, (2, E)).transpose(0, 1), rows)
+        ab = _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows)
         counts = mask.float()
         norm = torch.bmm(counts.mT, counts) + eps
         # [(c, e), n], so that neighbours in memory are neighbours in n
@@ -189,7 +189,7 @@ def outer_product_mean(
     """
     dtype = compute_dtype(m)
     with torch.autocast(m.device.type, enabled=False):
-        result: Tensor = _OuterProductMean.apply(
+        result: Tensor = _OuterProductMean.apply(  # type: ignore[no-untyped-call]
             m.contiguous(), mask.contiguous(), None if z is None else z.contiguous(), eps,
             norm_eps, dtype, *weights.tensors(),
         )  # fmt: skip

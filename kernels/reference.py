@@ -88,9 +88,7 @@ def gated_attention(
         xn = layer_norm(x, weights.norm_weight, weights.norm_bias, eps)
         if weights.pair is not None:
             bias = F.linear(xn, weights.pair).movedim(-1, 1)
-        q, k, v = (
-            F.linear(xn, w).unflatten(-1, (heads, -1)) for w in (weights.q, weights.k, weights.v)
-        )
+        q, k, v = (_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))
         o = biased_attention(q, k, v, bias, mask).flatten(-2)
         gate = torch.sigmoid(F.linear(xn, weights.g, weights.g_bias))
         update = F.linear(gate * o, weights.o, weights.o_bias)
@@ -172,6 +170,10 @@ def outer_product_mean(
     return update if z is None else z + update
 
 
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x.view(*x.shape[:-1], heads, -1)
+
+
 def _at_least_float32(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
@@ -195,4 +197,5 @@ def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
         o.ema.lerp_(o.param, (1 - o.ema_decay) * gate)
     if o.low is not None:
         o.low.copy_(o.param)
-    return norm
+    result: Tensor = norm
+    return result

@@ -203,7 +203,7 @@ def triangle_multiplication(
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, Drop(drop_mask, (z.shape[1], z.shape[2])), eps, dtype)
     with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _TriangleMultiplication.apply(
+        result: Tensor = _TriangleMultiplication.apply(  # type: ignore[no-untyped-call]
             plan, z.contiguous(), mask, *weights.tensors()
         )
     return result
