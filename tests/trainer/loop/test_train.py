@@ -80,14 +80,18 @@ def test_the_loss_of_a_few_chains_falls(tiny_dataset: str, tmp_path: Path, preci
 
 
 @pytest.mark.slow
-def test_one_two_and_four_ranks_give_the_same_run(tiny_dataset: str, tmp_path: Path) -> None:
-    alone = train(config(2, accumulate=4), tiny_dataset, out=tmp_path / "1").losses
-    assert len(alone) == 2
-    for ranks in (2, 4):
-        path, out = tmp_path / f"{ranks}.yaml", tmp_path / str(ranks)
-        save_config(config(2, accumulate=4 // ranks), path)
-        _torchrun(ranks, ["train", str(path), "--dataset", tiny_dataset, "--out", str(out)])
-        assert [line["loss"] for line in read_steps(out)] == pytest.approx(alone, rel=1e-5)
+def test_a_run_handed_from_one_rank_to_two_to_four_is_the_same_run(
+    tiny_dataset: str, tmp_path: Path
+) -> None:
+    alone = train(config(5, accumulate=4), tiny_dataset, out=tmp_path / "alone").losses
+    out = tmp_path / "stitched"
+    train(config(1, accumulate=4), tiny_dataset, out=out)
+    for ranks, steps in ((2, 3), (4, 5)):
+        path = tmp_path / f"{ranks}.yaml"
+        save_config(config(steps, accumulate=4 // ranks), path)
+        where = ["--dataset", tiny_dataset, "--out", str(out), "--resume"]
+        _torchrun(ranks, ["train", str(path), *where])
+    assert [line["loss"] for line in read_steps(out)] == pytest.approx(alone, rel=1e-5)
 
 
 def _torchrun(ranks: int, arguments: list[str]) -> None:
