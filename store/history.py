@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import DatasetMissing, ShardMissing, StoreError
+from evofeed.errors import DatasetMissing, ShardMissing
 from evofeed.store.manifest import Manifest
-from evofeed.store.storage import Storage
+from evofeed.store.refs import read_ref
+from evofeed.store.storage import ReadOnlyStorage, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ def list_snapshots(storage: Storage, head: str | None = None) -> list[Snapshot]:
     """All snapshots, children before parents; ancestors of `head` where files cannot be listed."""
     try:
         keys = [item.key for item in storage.files("snapshots/")]
-    except StoreError:
-        return ancestors(storage, head) if head else []
+    except ReadOnlyStorage:
+        return ancestors(storage, head or read_ref(storage, "main").digest)
     digests = [key.split("/")[1] for key in keys if key.endswith("/manifest.json")]
     found = {digest: read_manifest(storage, digest) for digest in digests}
 

@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import quote, urlsplit
 
 from evofeed.errors import ShardMissing, StoreError
-from evofeed.store.storage import Bytes, StoredObject
+from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
@@ -163,8 +163,8 @@ class HttpStorage:
         """Refused."""
         raise self._read_only()
 
-    def _read_only(self) -> StoreError:
-        return StoreError(
+    def _read_only(self) -> ReadOnlyStorage:
+        return ReadOnlyStorage(
             "a dataset over HTTP is read-only: use the folder or bucket behind the service",
             path=self._uri,
         )

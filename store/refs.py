@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
-from evofeed.store.storage import Storage, now
+from evofeed.store.storage import ReadOnlyStorage, Storage, now
 
 RACES = 5
 """Times to look again when a compare-and-swap was lost by a hair."""
@@ -49,8 +49,11 @@ def _parse(data: bytes, name: str, uri: str) -> Ref:
 
 
 def list_refs(storage: Storage) -> list[Ref]:
-    """All refs, by name."""
-    names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
+    """All refs, by name; only `main` where files cannot be listed."""
+    try:
+        names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
+    except ReadOnlyStorage:
+        names = ["main"]
     return [read_ref(storage, name) for name in names if not name.startswith(".")]
 
 

@@ -26,6 +26,10 @@ MAX_OPEN = 256
 """Shard files held open at once by one storage."""
 
 
+class ReadOnlyStorage(StoreError):
+    """This storage can neither list nor change files."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     """A file of a dataset: key, size and age."""
@@ -138,7 +142,7 @@ class LocalStorage:
             raise _write_error(error, target, len(data)) from error
 
     def swap(self, key: str, old: bytes | None, new: bytes) -> bool:
-        """Compare and replace under a file lock: atomic among processes of this host."""
+        """Compare and replace under a file lock: atomic wherever `flock` is (NFS: version 4)."""
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         with (target.parent / ".lock").open("a") as lock:

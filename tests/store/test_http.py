@@ -10,10 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from store_records import assert_same, random_record
+from typer.testing import CliRunner
 
 from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset
 from evofeed.store import http as store_http
+from evofeed.store.commands import snapshots
 
 
 class Service(BaseHTTPRequestHandler):
@@ -149,3 +151,21 @@ def test_what_the_service_lacks_is_missing(service, closing):
 def test_a_dataset_over_http_cannot_be_written(service, closing):
     with pytest.raises(StoreError, match="read-only"):
         DatasetWriter(service.url).storage.put("shards/x", b"")
+
+
+def test_snapshots_and_copies_work_through_http(service, closing, tmp_path):
+    dataset = closing(service.url)
+    assert [snapshot.digest for snapshot in dataset.snapshots()] == [dataset.digest]
+    listed = CliRunner().invoke(snapshots, ["ls", service.url, "--json"])
+    assert [row["refs"] for row in json.loads(listed.output)] == [["main"]]
+    copied = copy_dataset(service.url, tmp_path / "copy")
+    assert copied.digest == dataset.digest
+    assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
+
+
+def test_a_cache_fills_over_http(service, tmp_path):
+    cache = Cache(folder=str(tmp_path / "cache"))
+    dataset = Dataset.open(service.url, cache=cache)
+    for seed in (0, 1, 2, 0):
+        assert_same(dataset[f"chain{seed}_A"], random_record(seed))
+    assert dataset.storage.stats["fills"] == 1 and dataset.storage.stats["hits"] == 4
