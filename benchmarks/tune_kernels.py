@@ -331,6 +331,17 @@ def compile_share(worker: int, workers: int, cases: list[Case]) -> None:
         del run
 
 
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`old` with the entries of `new` in place of its own."""
+    names = {entry["name"] for entry in new["attention"]}
+    attention = [e for e in old.get("attention", []) if e["name"] not in names]
+    tiles = {op: list(entries) for op, entries in old.get("tiles", {}).items()}
+    for op, entries in new["tiles"].items():
+        widths = {entry["C"] for entry in entries}
+        tiles[op] = [e for e in tiles.get(op, []) if e["C"] not in widths] + entries
+    return {"card": new["card"], "attention": attention + new["attention"], "tiles": tiles}
+
+
 def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]:
     choices: dict[str, Any] = {"card": torch.cuda.get_device_name(), "attention": [], "tiles": {}}
     by_shape: dict[str, dict[str, Any]] = {}
@@ -392,6 +403,8 @@ def main() -> None:
     print(f"compiled in {time.time() - start:.0f} s, exit codes {codes}", flush=True)
     raced: list[tuple[Case, list[tuple[float, Any]]]] = []
     log = args.log.open("w") if args.log else None
+    saved = Path("kernels/choices.json")
+    before = json.loads(saved.read_text()) if saved.exists() else {}
     for case in cases:
         run = case.make()
         times = [(attempt(case, run, choice, time_it=True), choice) for choice in case.candidates]
@@ -400,7 +413,7 @@ def main() -> None:
         print(f"{case.key} failed {len(times) - len(done)}", *done[:3], sep="\n    ", flush=True)
         if log:
             print(json.dumps({**case.key, "times": done}), file=log, flush=True)
-        args.out.write_text(json.dumps(winners(raced), indent=1) + "\n")
+        args.out.write_text(json.dumps(merged(before, winners(raced)), indent=1) + "\n")
         del run
     print(f"raced in {time.time() - start:.0f} s", flush=True)
 
