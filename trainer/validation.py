@@ -28,7 +28,7 @@ class Validator:
 
     def __init__(self, config: TrainConfig, model: nn.Module, dataset: Any, world: World) -> None:
         from evofeed.loader import FeatureLoader
-        from evofeed.trainer.train import loader_config
+        from evofeed.trainer.build import loader_config
 
         settings = loader_config(config, world)
         self.model, self.world = model, world
