@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import layer_norm, reference, to_fused
+from evofeed.kernels import layer_norm, masked_softmax, reference, to_fused
 from evofeed.kernels.attention import biased_attention
 from evofeed.kernels.modules import triangle_weights
 from evofeed.kernels.optimizer import FusedAdamEMA
@@ -294,6 +294,26 @@ def attention_cores(peers: bool) -> Iterator[Row]:
                     yield {**head, "who": who, **row}
                 except Exception as error:  # a peer that cannot run is a result too
                     yield {"case": case, "who": who, "failed": str(error)[:200]}
+
+
+def softmaxes(peers: bool) -> Iterator[Row]:
+    for R, H, N in ((256, 4, 256), (384, 4, 384), (512, 4, 512), (128, 8, 256)):
+
+        def inputs(R: int = R, H: int = H, N: int = N) -> Any:
+            return [[rand(1, R, H, N, N), rand(1, H, N, N)] for _ in range(2)]
+
+        mask = (torch.rand(1, R, N, device=DEVICE) > 0.1).to(BF16)
+        case = f"[1, {R}, {H}, {N}, {N}] bfloat16"
+
+        def op(which: Any, mask: Tensor = mask) -> Callable[..., Tensor]:
+            return lambda x, bias: which(x, mask, bias)
+
+        ops = {"evofeed": op(masked_softmax)}
+        if peers:
+            torch.compiler.reset()
+            ops["torch.compile"] = torch.compile(op(reference.masked_softmax), dynamic=False)
+        for who, function in ops.items():
+            yield {"case": case, "who": who, **both_ways(function, inputs(), [0, 1], wall=False)}
 
 
 def triangle_modules(peers: bool) -> Iterator[Row]:
@@ -569,7 +589,7 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
     makers: dict[str, Callable[[], Iterator[Row]]] = {
         "ceilings": ceilings, "numerics": numerics,
         "layer_norm": lambda: layer_norms(peers), "attention": lambda: attention_cores(peers),
-        "triangle": lambda: triangle_modules(peers), "blocks": lambda: blocks(peers, only),
+        "softmax": lambda: softmaxes(peers), "triangle": lambda: triangle_modules(peers), "blocks": lambda: blocks(peers, only),
         "optimizer": lambda: optimizers(peers),
     }  # fmt: skip
     result: Row = {"environment": environment(), "sections": {}}

@@ -27,6 +27,7 @@ __all__ = [
     "biased_attention",
     "gated_attention",
     "layer_norm",
+    "masked_softmax",
     "outer_product_mean",
     "pair_bias",
     "transition",
@@ -199,3 +200,15 @@ def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
         o.low.copy_(o.param)
     result: Tensor = norm
     return result
+
+
+def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """softmax over keys of x + bias, masked keys at -1e9."""
+    s = x.to(_at_least_float32(x))
+    if bias is not None:
+        s = s + bias[:, None].to(s.dtype)
+    if mask is not None:
+        valid = (mask > 0.5)[:, :, None, None, :]
+        none = ~valid.any(-1, keepdim=True)
+        s = torch.where(none, s - s.detach(), s + torch.where(valid, 0.0, -1e9).to(s.dtype))
+    return torch.softmax(s, -1).to(x.dtype)
