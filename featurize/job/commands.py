@@ -40,7 +40,7 @@ def _pick(ledger: Any, job_id: str) -> Any:
         return ledger.job(job_id)
     known = ledger.jobs()
     if not known:
-        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.url)
+        raise JobError("no job yet: start one with `evofeed featurize`", path=ledger.place)
     return known[0]
 
 

@@ -88,7 +88,7 @@ def run_job(
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
-            "options": options.to_dict(),
+            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
             "discover": dict(discover_args or {}),
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}

@@ -46,11 +46,13 @@ class Ledger:
         self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)
         if self.url.startswith("sqlite:///"):
             Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        self.place = self.url.rpartition("@")[2]  # for messages: no password
         try:
             self.engine: Engine = _engine(self.url)
             METADATA.create_all(self.engine)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
-            raise JobError(f"ledger cannot be opened: {error}", path=self.url) from error
+            reason = str(error).splitlines()[0]
+            raise JobError(f"ledger cannot be opened: {reason}", path=self.place) from error
 
     def close(self) -> None:
         """Give the connections back."""
@@ -74,7 +76,7 @@ class Ledger:
         if len(found) != 1:
             known = ", ".join(job.job_id[:12] for job in found or self.jobs()) or "none"
             what = "ambiguous" if found else "unknown"
-            raise JobError(f"{what} job {job_id!r}; the ledger has {known}", path=self.url)
+            raise JobError(f"{what} job {job_id!r}; the ledger has {known}", path=self.place)
         return found[0]
 
     def counts(self, job_id: str) -> dict[str, int]:

@@ -66,7 +66,7 @@ def _advisory_lock(ledger: Ledger, job_id: str, patience: float | None = None) -
             if time.monotonic() < end:
                 time.sleep(0.1)
                 continue
-            raise _taken(job_id, ledger.engine.url.render_as_string(hide_password=True))
+            raise _taken(job_id, ledger.place)
         connection.commit()
         try:
             yield

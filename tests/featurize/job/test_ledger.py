@@ -139,6 +139,14 @@ def test_jobs_are_found_by_the_beginning_of_their_id(url: str, plan: Plan) -> No
     ledger.close()
 
 
+def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> None:
+    with pytest.raises(JobError) as caught:
+        Ledger("postgresql://me:secret@/none?host=/no/such/folder")
+    assert "cannot be opened" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_job_is_driven_by_one_process_at_a_time(
     url: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
