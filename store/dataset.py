@@ -129,14 +129,32 @@ class Dataset:
             raise ValueError(f"no such columns: {sorted(unknown)}")
 
         def one(chain: str | int) -> dict[str, np.ndarray]:
-            row = self.spans.row(chain)
-            decoder = self.spans.decoder(row, self.spans.read_span(row))
-            return crop_features(decoder, wanted, residues, rows)
+            return self._read_one(self.spans.row(chain), wanted, residues, rows)
 
         if isinstance(self.storage, LocalStorage) or len(ids) < 2:
             return [one(chain) for chain in ids]
         with ThreadPoolExecutor(min(len(ids), REMOTE_READS)) as pool:  # waiting, not computing
             return list(pool.map(one, ids))
+
+    def _read_one(
+        self,
+        row: int,
+        wanted: Sequence[str],
+        residues: slice | None,
+        rows: slice | Sequence[int] | np.ndarray | None,
+    ) -> dict[str, np.ndarray]:
+        from evofeed.store.reading import read_features
+
+        num_res, num_alignments = self.spans.dims[row, :2].tolist()
+        start, stop, step = (residues or slice(None)).indices(num_res)
+        if step != 1:
+            raise ValueError("a residue window has step 1")
+        taken = np.arange(num_alignments)[rows if rows is not None else slice(None)]
+        stop = max(start, stop)
+        found, decoder = read_features(self.spans, row, wanted, start, stop, taken)
+        rest = [name for name in wanted if name not in found]
+        found |= crop_features(decoder, rest, slice(start, stop), taken)
+        return {name: found[name] for name in wanted if name in found}
 
     def read_into(
         self,
@@ -269,7 +287,11 @@ def crop_features(
         raise ValueError("a residue window has step 1")
     taken = np.arange(decoder.dims["N"])[rows if rows is not None else slice(None)]
     cropped: dict[str, np.ndarray] = {}
-    if any(name.startswith("deletion_") for name in columns):
+    sparse = any(name.startswith("deletion_") for name in columns)
+    whole = stop - start == decoder.dims["L"] and np.array_equal(
+        taken, np.arange(decoder.dims["N"])
+    )
+    if sparse and ("deletion_matrix" in columns or not whole):  # else they are there as stored
         cropped |= _deletions(decoder, start, stop, taken)
     for name in columns:
         if name in cropped:

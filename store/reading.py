@@ -50,10 +50,24 @@ def read_into(
     verify: bool = True,
 ) -> None:
     """Fill every array of `out` with that feature of a chain, cropped; see `Dataset.read_into`."""
-    L, N, K, T = spans.dims[row].tolist()
-    wanted = np.arange(N) if rows is None else rows
+    wanted = np.arange(spans.dims[row, 1]) if rows is None else rows
     _check_shapes(out, {"L": stop - start, "N": len(wanted), "T": len(templates)} | _FIXED)
     span = spans.read_span(row, scratch(int(spans.nbytes[row])), verify=verify)
+    fill(spans, row, span, out, start, stop, wanted, templates)
+
+
+def fill(
+    spans: Spans,
+    row: int,
+    span: np.ndarray,
+    out: Mapping[str, np.ndarray],
+    start: int,
+    stop: int,
+    wanted: np.ndarray,
+    templates: np.ndarray,
+) -> None:
+    """Decode a span into arrays of the right shapes."""
+    L, N, K, T = spans.dims[row].tolist()
     starts = spans.starts[row]
     if spans.raw_nbytes[row] != spans.nbytes[row]:
         span, starts = inflated(spans.decoder(row, span))
@@ -68,6 +82,35 @@ def read_into(
     if len(done) < len(out):
         left = [name for name in out if name not in done]
         _plainly(spans.decoder(row, span, starts), out, left, start, stop, wanted, templates)
+
+
+def read_features(
+    spans: Spans,
+    row: int,
+    columns: Sequence[str],
+    start: int,
+    stop: int,
+    wanted: np.ndarray,
+) -> tuple[dict[str, np.ndarray], ChainDecoder]:
+    """Those of `columns` that have a fixed size, in arrays of the table's dtype; and the decoder.
+
+    Absent structure arrays are left out.
+    """
+    span = spans.read_span(row)
+    decoder = spans.decoder(row, span)
+    templates = np.arange(decoder.dims["T"])
+    sizes = {"L": stop - start, "N": len(wanted), "T": len(templates)} | _FIXED
+    out = {}
+    for name in columns:
+        if name not in _DIMS:
+            continue
+        feature = FEATURES.get(name)
+        if feature and feature.stage == "structure" and not decoder.dims["has_structure"]:
+            continue
+        shape = [sizes[dim] for dim in _DIMS[name]]
+        out[name] = np.empty(shape, feature.dtype if feature else np.int32)
+    fill(spans, row, span, out, start, stop, wanted, templates)
+    return out, decoder
 
 
 def inflated(decoder: ChainDecoder) -> tuple[np.ndarray, np.ndarray]:

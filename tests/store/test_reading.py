@@ -10,6 +10,7 @@ from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.atoms import unpack_mask, unpack_positions
 from evofeed.store.crop import angstroms, spread, spread_plainly
+from evofeed.store.dataset import crop_features
 from evofeed.store.layout import Codec
 from evofeed.store.msa_codec import unpack_rows
 
@@ -66,8 +67,14 @@ def test_any_window_and_rows_equal_the_plain_read(dataset, verify):
             dataset.read_into(
                 chain, out, residues=window, rows=rows, templates=chosen, verify=verify
             )
-            columns = list(BUFFERS)
-            (plain,) = dataset.read([chain], columns, residues=slice(start, stop), rows=rows)
+            columns = [*BUFFERS, "deletion_row", "msa_species"]
+            decoder = dataset.spans.decoder(chain, dataset.spans.read_span(chain))
+            plain = crop_features(decoder, columns, slice(start, stop), rows)
+            (read,) = dataset.read([chain], columns, residues=slice(start, stop), rows=rows)
+            assert list(read) == list(plain)
+            for name, array in read.items():
+                assert array.dtype == plain[name].dtype, name
+                assert array.tobytes() == plain[name].tobytes(), name
             for name, array in out.items():
                 expected = plain.get(name, np.zeros_like(array))
                 if name.startswith("template"):
