@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from conftest_service import Start
 from pydantic import SecretStr
@@ -29,6 +30,38 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw")
     write_synthetic(path, 6, seed=0)
     return path
+
+
+def descendants() -> set[int]:
+    """Processes below this one, as /proc has them now."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                parents[int(stat.parent.name)] = int(parent)
+    found, news = set(), {os.getpid()}
+    while news:
+        news = {pid for pid, parent in parents.items() if parent in news}
+        found |= news
+    return found
+
+
+def all_end(pids: set[int]) -> bool:
+    """True once none of these runs any more; False after 20 seconds."""
+    end = time.monotonic() + 20
+    while any(running(pid) for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
@@ -79,13 +112,13 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw
 def test_a_job_runs_on_ray_and_leaves_no_process(start: Start, raw, tmp_path) -> None:
     client = start(datasets={"out": str(tmp_path / "out")})
     job_id = submit(client, raw, executor="ray")
-    seen: set[psutil.Process] = set()
+    seen: set[int] = set()
     while client.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
-        seen |= set(psutil.Process().children(recursive=True))
+        seen |= descendants()
         time.sleep(0.2)
     job = wait(client, job_id)
     assert (job["state"], job["result"]["num_good"]) == ("succeeded", 6), job
-    assert seen and not psutil.wait_procs(seen, timeout=20)[1]
+    assert seen and all_end(seen)
 
 
 @pytest.mark.slow
@@ -120,11 +153,10 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     in_use = client.delete("/v1/datasets/out")
     assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
     assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
-    children = psutil.Process().children(recursive=True)
+    children = descendants()
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
     assert wait(client, running)["state"] in ("cancelled", "succeeded")
-    gone, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive and gone
+    assert children and all_end(children)
     listed = client.get("/v1/jobs").json()["jobs"]
     assert [job["id"] for job in listed] == [waiting, running]
     first = client.get("/v1/jobs?limit=1").json()
