@@ -92,10 +92,12 @@ def run_forward(
     tiles = tiles or attention_tiles(NK, D, q.dtype, bias is not None)
     lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
     term, factor = mask or (None, None)
-    forward_kernel[(B * R, triton.cdiv(NQ, tiles.forward.rows), H)](
+    two = tiles.forward_two and R > 1
+    programs = B * triton.cdiv(R, 2) if two else B * R
+    forward_kernel[(programs, triton.cdiv(NQ, tiles.forward.rows), H)](
         q, k, v, bias, term, factor, out, lse,
         *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias), R, H, NQ, NK, scale * LOG2E,
-        **_options(tiles.forward, q, NK, bias, mask),
+        TWO=two, **_options(tiles.forward, q, NK, bias, mask),
     )  # fmt: skip
     return lse
 
@@ -145,16 +147,18 @@ def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | 
     """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
     q, k, bias = given.q, given.k, given.bias
     tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
-    launch_dq(given, tiles.dq)
+    launch_dq(given, tiles.dq, tiles.dq_two)
     launch_dkv(given, tiles.dkv)
     return None if bias is None else launch_db(given, tiles.db, tiles.waves)
 
 
-def launch_dq(given: Given, tile: Tile) -> None:
-    """Writes dq."""
+def launch_dq(given: Given, tile: Tile, two: bool = False) -> None:
+    """Writes dq; with `two`, two rows a program."""
     B, R, NQ, H, _ = given.q.shape
-    backward_dq_kernel[(B * R, triton.cdiv(NQ, tile.rows), H)](
-        *given.tensors(), given.grads[0], *given.scalars(), **given.options(tile)
+    two = two and R > 1
+    programs = B * triton.cdiv(R, 2) if two else B * R
+    backward_dq_kernel[(programs, triton.cdiv(NQ, tile.rows), H)](
+        *given.tensors(), given.grads[0], *given.scalars(), TWO=two, **given.options(tile)
     )
 
 
