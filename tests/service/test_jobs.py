@@ -48,8 +48,8 @@ def descendants() -> set[int]:
 
 
 def all_end(pids: set[int]) -> bool:
-    """True once none of these runs any more; False after 20 seconds."""
-    end = time.monotonic() + 20
+    """True once none of these runs any more; False after 40 seconds."""
+    end = time.monotonic() + 40
     while any(running(pid) for pid in pids):
         if time.monotonic() > end:
             return False
