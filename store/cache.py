@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
-from evofeed.store.storage import Bytes, LocalStorage, Storage, StoredObject
+from evofeed.store.storage import Bytes, Keeping, LocalStorage, Storage, StoredObject
 
 CHUNK: Final = 16 << 20
 """Bytes a remote read while filling."""
@@ -174,6 +174,14 @@ class CachedStorage:
         path.unlink(missing_ok=True)  # processes that have it open read on
         self.stats["evictions"] += 1
         return True
+
+    def forget(self, key: str) -> None:
+        """Drop the local copy: it has gone bad on disk, or the remote's read was wrong."""
+        self._local.forget(key)
+        if _SHARD.fullmatch(key.removeprefix("shards/")):
+            (self._folder / key.removeprefix("shards/")).unlink(missing_ok=True)
+        if isinstance(self.remote, Keeping):
+            self.remote.forget(key)
 
     def put(self, key: str, data: Bytes) -> None:
         """To the remote."""

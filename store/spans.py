@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from evofeed.errors import ShardMissing, StoreError
+from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
     COLUMN_NUMBER,
@@ -21,7 +21,10 @@ from evofeed.store.layout import (
     unpack_column,
 )
 from evofeed.store.shard import shard_key
-from evofeed.store.storage import Storage
+from evofeed.store.storage import Keeping, Storage
+
+READS = 2
+"""Attempts at a chain whose bytes come out wrong, the second from the source itself."""
 
 
 class PackedSlice(NamedTuple):
@@ -114,10 +117,16 @@ class Spans:
         if out is None or len(out) < nbytes:
             out = np.empty(nbytes, np.uint8)
         span = out[:nbytes]
-        self.read_range(row, 0, span.data)
-        if verify and xxhash.xxh3_64_intdigest(span.data) != self.checksum[row]:
-            raise self.place(row).corrupt("checksum does not match: fetch the shard again")
-        return span
+        for _ in range(READS):
+            self.read_range(row, 0, span.data)
+            if not verify or xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
+                return span
+            self._forget(row)  # a flip on the way or in a cache heals itself
+        raise self.place(row).corrupt("checksum does not match: fetch the shard again")
+
+    def _forget(self, row: int) -> None:
+        if isinstance(self.storage, Keeping):
+            self.storage.forget(self.key(row))
 
     def decoder(self, row: int, span: np.ndarray, starts: np.ndarray | None = None) -> ChainDecoder:
         """Decoder of a whole span; the sizes it finds must be those of the index."""
@@ -154,6 +163,15 @@ class Spans:
         if len(out) < self.packed_nbytes(row, columns):
             need = self.packed_nbytes(row, columns)
             raise ValueError(f"a buffer of {len(out)} bytes; {need} needed")
+        try:
+            return self._read_packed(row, columns, out)
+        except ShardCorrupt:
+            self._forget(row)
+            return self._read_packed(row, columns, out)
+
+    def _read_packed(
+        self, row: int, columns: Sequence[str], out: memoryview
+    ) -> dict[str, PackedSlice]:
         first, last = _range(columns)
         starts = self.starts[row].tolist()
         base, used = starts[first], starts[last] - starts[first]

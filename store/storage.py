@@ -67,6 +67,14 @@ class Storage(Protocol):
         """Remove a file; no error if it is gone."""
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """A storage that keeps copies or open files of what it has read."""
+
+    def forget(self, key: str) -> None:
+        """What was read was wrong: read it anew next time, from where it really lies."""
+
+
 class _Descriptor:
     """An open shard file; closed when its last reader lets go of it."""
 
@@ -112,6 +120,11 @@ class LocalStorage:
                     path=str(self.path(key)),
                 )
             done += got
+
+    def forget(self, key: str) -> None:
+        """Open the file again next time: it may have been replaced by a sound one."""
+        with self._lock:
+            self._open.pop(key, None)
 
     def _descriptor(self, key: str) -> _Descriptor:
         found = self._open.get(key)

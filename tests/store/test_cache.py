@@ -92,6 +92,19 @@ def test_damage_on_the_way_is_found_when_filling(remote, tmp_path):
     assert not list((tmp_path / "cache" / "shards").glob(".tmp-*"))
 
 
+def test_a_local_copy_that_went_bad_is_fetched_again(remote, tmp_path):
+    dataset = cached(remote, tmp_path)
+    dataset["chain3_A"]
+    (name,) = held(tmp_path)
+    path = tmp_path / "cache" / "shards" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert_same(dataset["chain3_A"], record(3))
+    assert dataset.storage.stats["fills"] == 2
+    assert path.read_bytes() == (remote / "shards" / name).read_bytes()
+
+
 def test_a_cache_is_not_put_into_a_dataset(remote):
     with pytest.raises(ValueError, match="is a dataset"):
         Cache(folder=str(remote))
