@@ -11,11 +11,11 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from evofeed.errors import InputError
 from evofeed.featurize import external_search as external
@@ -66,6 +66,7 @@ def search_fasta(
     template_mmcif_dir: str | None = None,
     cache_dir: str | None = None,
     config: SearchConfig | None = None,
+    on_ray: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[ChainSource]:
     """Search every sequence of a FASTA file; its chains, ready to featurise.
@@ -78,6 +79,8 @@ def search_fasta(
         template_mmcif_dir: structures of those hits.
         cache_dir: results by content; `out_dir/.cache` if not given.
         config: thresholds and threads.
+        on_ray: run as tasks of the Ray that is initialised, each holding as many CPUs
+            as it has threads; folders and databases must be where the tasks run.
         progress: called with sequences done and sequences in all.
 
     Raises:
@@ -88,21 +91,42 @@ def search_fasta(
     sources = from_fasta(Path(fasta), nothing)
     if faults:
         raise faults[0]
+    config = config or SearchConfig()
+    where: dict[str, Any] = {
+        "out_dir": out_dir,
+        "search_dbs": tuple(search_dbs),
+        "template_db": template_db,
+        "cache_dir": cache_dir,
+        "config": config,
+    }
+    here = (search_chain(source, **where) for source in sources)
+    results = _on_ray(sources, where, config.threads) if on_ray else here
     found = []
-    for done, source in enumerate(sources, 1):
-        found.append(
-            search_chain(
-                source,
-                out_dir,
-                search_dbs=tuple(search_dbs),
-                template_db=template_db,
-                cache_dir=cache_dir,
-                config=config,
-            )
-        )
+    for source in results:
+        found.append(source)
         if progress is not None:
-            progress(done, len(sources))
-    return found
+            progress(len(found), len(sources))
+    return sorted(found, key=lambda source: source.chain_id)
+
+
+def _on_ray(
+    sources: list[ChainSource], where: dict[str, Any], threads: int
+) -> Iterator[ChainSource]:
+    """As tasks, in order of completion; Ray runs no more than it has CPUs for."""
+    import ray
+
+    remote: Any = ray.remote(num_cpus=threads, max_retries=0)
+    task = remote(search_chain)
+    open_tasks = [task.remote(source, **where) for source in sources]
+    try:
+        while open_tasks:
+            (done, *_), open_tasks = ray.wait(open_tasks, num_returns=1)
+            yield ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        for waiting in open_tasks:
+            ray.cancel(waiting)
 
 
 def search_chain(

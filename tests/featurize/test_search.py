@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -159,3 +164,55 @@ exit 0
             search_fasta(
                 str(tmp_path / "q.fasta"), str(tmp_path / "new"), search_dbs=[str(tmp_path / "db")]
             )
+
+
+ON_RAY = """
+import sys, ray
+from evofeed.featurize import SearchConfig, search_fasta
+folder, where = sys.argv[1:]
+ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=where)
+found = search_fasta(
+    f"{folder}/two.fasta", f"{folder}/on_ray", search_dbs=[f"{folder}/uniref.fasta"],
+    config=SearchConfig(program="pyhmmer", threads=2), on_ray=True,
+)
+print([source.chain_id for source in found])
+try:
+    search_fasta(f"{folder}/two.fasta", folder, search_dbs=["/gone"], on_ray=True)
+except Exception as error:
+    print(type(error).__name__, error)
+ray.shutdown()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_searches_run_as_ray_tasks_that_hold_their_threads(data: tuple[Path, str]) -> None:
+    folder, chain_id = data
+    sequence = openfold_record(chain_id).sequence
+    (folder / "two.fasta").write_text(f">one\n{sequence}\n>two\n{sequence[10:]}\n")
+    where = tempfile.mkdtemp(prefix="ef-", dir="/tmp")
+    # A process of its own: what Ray keeps in one would reach other tests.
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ON_RAY, str(folder), where],
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    finally:
+        shutil.rmtree(where, ignore_errors=True)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[-2] == "['one', 'two']"
+    assert lines[-1].startswith("InputError") and "no such sequence database" in lines[-1]
+    here = search_fasta(
+        str(folder / "two.fasta"),
+        str(folder / "here"),
+        search_dbs=[str(folder / "uniref.fasta")],
+        config=EMBEDDED,
+    )
+    for source in here:
+        file = f"alignments/{source.chain_id}/uniref_hits.sto"
+        assert (folder / "on_ray" / file).read_bytes() == (folder / "here" / file).read_bytes()
