@@ -212,7 +212,7 @@ def deepened(data: bytes, role: str, copies: int) -> bytes:
     for copy in range(1, copies):
         turned = bytes.maketrans(letters, letters[copy:] + letters[:copy])
         lines = []
-        for number, line in enumerate(data.splitlines()):
+        for line in data.splitlines():
             if role == "a3m":
                 lines.append(line if line.startswith(b">") else line.translate(turned))
             elif line and not line.startswith((b"#", b"//")):
