@@ -39,7 +39,7 @@ class TrainConfig:
     kernels: str = "fused"
     """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
     cuda_graphs: bool = False
-    """Record forward and backward once per number of recycles and replay them (GPU only)."""
+    """Record forward and backward once per shape of a batch and replay them (GPU only)."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500

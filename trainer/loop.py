@@ -121,7 +121,7 @@ class Loop:
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
         graphed = config.cuda_graphs and on_gpu
-        self._replay = Replay(self._forward, num_recycles) if graphed else None
+        self._replay = Replay(self._forward) if graphed else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
         self._saved = -1
