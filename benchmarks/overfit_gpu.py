@@ -43,8 +43,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--crop", type=int, default=256, help="longer than the chain: all of it")
     parser.add_argument("--every", type=int, default=25, help="steps between measurements")
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--eps", type=float, default=1e-8, help="of Adam; AF2's damps one chain")
+    parser.add_argument("--clamp-prob", type=float, default=0.0, help="of the clamped FAPE")
+    parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
     parser.add_argument("--precision", default="")
     parser.add_argument("--kernels", default="")
+    parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
     return parser.parse_args()
 
 
@@ -56,11 +60,15 @@ def settings(options: argparse.Namespace) -> TrainConfig:
         validate_every=options.every,
         validate_batches=1,
         profile_steps=0,
+        cuda_graphs=options.graphs,
         loader={
             "crop_size": options.crop, "weighted": False, "allow_unknown": True,
-            "max_recycling_iters": 1, "epoch_len": 64,
+            "max_recycling_iters": 1, "epoch_len": 64, "clamp_prob": options.clamp_prob,
         },
-        optim=OptimConfig(learning_rate=options.rate, warmup_steps=30, ema_decay=0.9),
+        cuda_graphs=options.graphs,
+        optim=OptimConfig(
+            learning_rate=options.rate, warmup_steps=30, ema_decay=0.9, eps=options.eps
+        ),
         **{name: value for name, value in changes.items() if value},
     )  # fmt: skip
 
