@@ -48,7 +48,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
     parser.add_argument("--precision", default="")
     parser.add_argument("--kernels", default="")
-    parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
     return parser.parse_args()
 
 
@@ -60,7 +59,6 @@ def settings(options: argparse.Namespace) -> TrainConfig:
         validate_every=options.every,
         validate_batches=1,
         profile_steps=0,
-        cuda_graphs=options.graphs,
         loader={
             "crop_size": options.crop, "weighted": False, "allow_unknown": True,
             "max_recycling_iters": 1, "epoch_len": 64, "clamp_prob": options.clamp_prob,
