@@ -50,7 +50,7 @@ def gpu_times(calls: list[Call], repeats: int = 40) -> dict[str, float]:
     torch.cuda.synchronize()
     times: list[float] = []
     while len(times) < repeats:
-        torch.cuda._sleep(20_000_000)  # about 10 ms: the launches queue up behind it
+        torch.cuda._sleep(100_000_000)  # about 50 ms: the launches queue up behind it
         events = []
         for n in range(min(20, repeats - len(times))):
             pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -589,7 +589,8 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
     makers: dict[str, Callable[[], Iterator[Row]]] = {
         "ceilings": ceilings, "numerics": numerics,
         "layer_norm": lambda: layer_norms(peers), "attention": lambda: attention_cores(peers),
-        "softmax": lambda: softmaxes(peers), "triangle": lambda: triangle_modules(peers), "blocks": lambda: blocks(peers, only),
+        "softmax": lambda: softmaxes(peers), "triangle": lambda: triangle_modules(peers),
+        "blocks": lambda: blocks(peers, only),
         "optimizer": lambda: optimizers(peers),
     }  # fmt: skip
     result: Row = {"environment": environment(), "sections": {}}
@@ -625,8 +626,12 @@ def table(path: Path) -> str:
     for section, rows in result["sections"].items():
         lines.append(f"## {section}")
         for row in rows:
-            shown = {k: v for k, v in row.items() if k not in ("kernels", "ours_and_torch")}
-            cells = [f"{k} {v['us'] if isinstance(v, dict) else v}" for k, v in shown.items()]
+            shown = {
+                k: v for k, v in row.items() if k not in ("kernels", "ours_and_torch", "measured")
+            }
+            cells = [
+                f"{k} {v.get('us', v) if isinstance(v, dict) else v}" for k, v in shown.items()
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)

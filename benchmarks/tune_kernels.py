@@ -114,22 +114,17 @@ def attention_cases() -> Iterator[Case]:
 
             def run(choice: Any) -> Any:
                 if kind == "forward":
-                    tile = AttentionTiles(forward=choice[0], forward_two=choice[1])
+                    tile = AttentionTiles(forward=choice)
                     return att.run_forward(*given[1:6], given.scale, out, tile)
                 if kind == "dq":
-                    return att.launch_dq(given, *choice)
+                    return att.launch_dq(given, choice)
                 if kind == "dkv":
                     return att.launch_dkv(given, choice)
                 return att.launch_db(given, *choice)
 
             return run
 
-        ways = (False, True) if has_bias else (False,)
-        kinds: list[tuple[str, list[Any]]] = [
-            ("forward", list(itertools.product(FORWARD, ways))),
-            ("dq", list(itertools.product(DQ, ways))),
-            ("dkv", DKV),
-        ]
+        kinds: list[tuple[str, list[Any]]] = [("forward", FORWARD), ("dq", DQ), ("dkv", DKV)]
         if has_bias:
             kinds.append(("db", list(itertools.product(DB, (1, 2, 4)))))
         for kind, candidates in kinds:
@@ -365,10 +360,8 @@ def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]
         if not needed <= parts.keys():  # still racing
             continue
         entry = {"name": name, "N": key["N"], "D": key["D"], "has_bias": key["has_bias"]}
-        for part in ("forward", "dq"):
-            tile, entry[f"{part}_two"] = parts[part][1]
-            entry[part] = list(tile)
-        entry["dkv"] = list(parts["dkv"][1])
+        for part in ("forward", "dq", "dkv"):
+            entry[part] = list(parts[part][1])
         entry |= {"db": list(DB[0]), "waves": 1}
         if key["has_bias"]:
             tile, entry["waves"] = parts["db"][1]

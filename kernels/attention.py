@@ -43,7 +43,7 @@ class Masked(NamedTuple):
     """A mask as the kernels take it.
 
     Attributes:
-        term: `[B * R, N]`, added to all logits of a row.
+        term: `[B * R, 16, N]`; its first row is added to all logits of a row.
         factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
     """
 
@@ -54,7 +54,7 @@ class Masked(NamedTuple):
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
     B, R, N = mask.shape
-    term = torch.empty((B * R, N), dtype=dtype, device=mask.device)
+    term = torch.empty((B * R, 16, N), dtype=dtype, device=mask.device)
     factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
     masked = -6e4 if dtype is torch.float16 else -1e9
     mask_kernel[(B * R,)](
@@ -92,12 +92,10 @@ def run_forward(
     tiles = tiles or attention_tiles(NK, D, q.dtype, bias is not None)
     lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
     term, factor = mask or (None, None)
-    two = tiles.forward_two and R > 1
-    programs = B * triton.cdiv(R, 2) if two else B * R
-    forward_kernel[(programs, triton.cdiv(NQ, tiles.forward.rows), H)](
+    forward_kernel[(B * R, triton.cdiv(NQ, tiles.forward.rows), H)](
         q, k, v, bias, term, factor, out, lse,
         *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias), R, H, NQ, NK, scale * LOG2E,
-        TWO=two, **_options(tiles.forward, q, NK, bias, mask),
+        **_options(tiles.forward, q, NK, bias, mask),
     )  # fmt: skip
     return lse
 
@@ -147,18 +145,16 @@ def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | 
     """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
     q, k, bias = given.q, given.k, given.bias
     tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
-    launch_dq(given, tiles.dq, tiles.dq_two)
+    launch_dq(given, tiles.dq)
     launch_dkv(given, tiles.dkv)
     return None if bias is None else launch_db(given, tiles.db, tiles.waves)
 
 
-def launch_dq(given: Given, tile: Tile, two: bool = False) -> None:
-    """Writes dq; with `two`, two rows a program."""
+def launch_dq(given: Given, tile: Tile) -> None:
+    """Writes dq."""
     B, R, NQ, H, _ = given.q.shape
-    two = two and R > 1
-    programs = B * triton.cdiv(R, 2) if two else B * R
-    backward_dq_kernel[(programs, triton.cdiv(NQ, tile.rows), H)](
-        *given.tensors(), given.grads[0], *given.scalars(), TWO=two, **given.options(tile)
+    backward_dq_kernel[(B * R, triton.cdiv(NQ, tile.rows), H)](
+        *given.tensors(), given.grads[0], *given.scalars(), **given.options(tile)
     )
 
 

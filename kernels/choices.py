@@ -35,8 +35,6 @@ class AttentionTiles(NamedTuple):
         dkv: of dk and dv.
         db: of the bias gradient.
         waves: programs per multiprocessor that the last aims at: it walks over rows.
-        forward_two: two rows per program share each bias tile in the forward pass.
-        dq_two: likewise for dq.
     """
 
     forward: Tile = Tile(64, 64, 4, 2)
@@ -44,8 +42,6 @@ class AttentionTiles(NamedTuple):
     dkv: Tile = Tile(64, 64, 4, 2)
     db: Tile = Tile(128, 64, 8, 2)
     waves: int = 1
-    forward_two: bool = False
-    dq_two: bool = False
 
 
 DEFAULTS: dict[str, Tile] = {
@@ -124,14 +120,12 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> AttentionTiles:
         return AttentionTiles()
     nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
     tiles = {name: Tile(*nearest[name]) for name in ("forward", "dq", "dkv", "db")}
-    flags = {name: nearest.get(name, False) for name in ("forward_two", "dq_two")}
-    return AttentionTiles(**tiles, waves=nearest["waves"], **flags)
+    return AttentionTiles(**tiles, waves=nearest["waves"])
 
 
 def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> AttentionTiles:
     """Tiles for rows of N positions and heads of width D."""
     if dtype is torch.float32:
         small = Tile(16 if N <= 16 else 32, 32, 4, 1)
-        chosen = _overrides.get("attention", AttentionTiles())
-        return chosen._replace(forward=small, dq=small, dkv=small, db=small)
+        return AttentionTiles(small, small, small, small)
     return _overrides.get("attention") or _saved_attention(N, D, has_bias)

@@ -188,10 +188,13 @@ class _GatedAttention(torch.autograd.Function):
 
 
 def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """q, k, v, gate and pair weights as one matrix, its rows padded to 16 bytes worth."""
+    """q, k, v, gate and pair weights as one matrix, 16 rows at least for the last.
+
+    Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
+    """
     if pair is not None:
         H, C = pair.shape
-        parts = [*parts, pair, pair.new_zeros(-H % 8, C)]
+        parts = [*parts, pair, pair.new_zeros(-H % 16, C)]
     return pack(parts, dtype)
 
 
@@ -321,7 +324,7 @@ class _PairBias(torch.autograd.Function):
         z, gamma, beta, packed, stats = ctx.saved_tensors
         B, R, _, C = z.shape
         H = packed.shape[0]
-        rows = dbias.new_zeros((B * R * R, -(-H // 8) * 8), dtype=packed.dtype)
+        rows = dbias.new_zeros((B * R * R, -(-H // 16) * 16), dtype=packed.dtype)
         torch.mul(dbias.permute(0, 2, 3, 1), ctx.scale, out=rows.view(B, R, R, -1)[..., :H])
         flat = z.view(-1, C)
         normed = torch.empty_like(flat, dtype=packed.dtype)

@@ -41,11 +41,10 @@ def test_every_head_width_matches_with_bias_and_mask(
 
 
 @pytest.mark.parametrize("length", [5, 7, 33, 70])
-@pytest.mark.parametrize("two", [False, True])
 def test_odd_lengths_and_several_tiles(
-    length: int, two: bool, tiles: AttentionTiles, device: str, three_way: Check
+    length: int, tiles: AttentionTiles, device: str, three_way: Check
 ) -> None:
-    override("attention", tiles._replace(forward_two=two, dq_two=two))
+    override("attention", tiles)
     inputs = _inputs((2, 3, length, 1, 16), torch.float32, device)
     three_way(biased_attention, reference.biased_attention, inputs, [0, 1, 2, 3])
 
