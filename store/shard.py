@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,11 @@ from evofeed.store.layout import (
 )
 from evofeed.store.manifest import NAME, ShardEntry, check_name
 from evofeed.store.storage import Storage, open_storage
+
+MESSAGE: Final = b"\xff\xff\xff\xff"
+"""How every Arrow message begins."""
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""Arrow's mark behind the last record batch: a footer that lost some is found by it."""
 
 
 def write_shard(uri: str, records: Iterable[ChainRecord], *, zstd: bool = False) -> ShardEntry:
@@ -119,6 +124,8 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
         row = _index_row(data, read_batch(reader, number, path), end, path)
         end = row["offset"] + row["nbytes"]
         rows.append(row | {"shard": name})
+    if not rows or bytes(memoryview(data)[end : end + 8]) != END_OF_STREAM:
+        raise ShardCorrupt("chains are missing at its end", path=path)
     try:
         return index_table(rows)
     except ValueError as error:
@@ -133,6 +140,8 @@ def _schema_end(view: memoryview) -> int:
 def _index_row(data: pa.Buffer, batch: pa.RecordBatch, offset: int, path: str) -> dict[str, Any]:
     chain_id = str(batch.column(0)[0].as_py())
     place = Place(chain_id, path)
+    if bytes(memoryview(data)[offset : offset + 4]) != MESSAGE:
+        raise place.corrupt(f"no Arrow message begins at byte {offset}")
     if not NAME.fullmatch(chain_id):
         raise place.corrupt("this is no chain id")
     starts, columns, saved, stop = [], {}, 0, offset
