@@ -2,8 +2,8 @@
 
 If the driver is killed, Ray's agents stay for a minute and its temporary folder
 for ever. The guardian holds the read end of a pipe: when the driver closes it, or
-dies, every process that carries this Ray's mark in its environment is killed and
-the folder removed. It needs the standard library only, so it costs little.
+dies, every process of this Ray is killed and the folder removed. It needs the
+standard library only, so it costs little.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "EVOFEED_RAY_SESSION"
 _PATIENCE = 10.0  # seconds
 
 
 def start(folder: str) -> subprocess.Popen[bytes]:
     """Watch over the Ray whose temporary folder this is, until the pipe to it closes."""
-    environ = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
-        [sys.executable, "-S", str(Path(__file__)), folder],
+        [sys.executable, "-S", str(Path(__file__)), folder, str(os.getpid())],
         stdin=subprocess.PIPE,
-        env=environ,
         start_new_session=True,  # Ctrl-C in the terminal is not meant for it
     )
 
@@ -37,22 +34,25 @@ def dismiss(guardian: subprocess.Popen[bytes]) -> None:
     guardian.communicate()
 
 
-def marked(folder: str) -> list[int]:
-    """Processes that were started with this mark."""
-    mark = f"{MARK}={folder}".encode()
+def inhabitants(folder: str) -> list[int]:
+    """Processes that hold a file in the folder open: all of a Ray do, their logs lie there.
+
+    Their environment would not do as a mark: Ray's agents write their title over it.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # gone, or somebody else's
+            if process.name.isdigit() and any(
+                str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()
+            ):
+                found.append(int(process.name))
     return found
 
 
-def clean(folder: str) -> None:
-    """Kill what carries the mark, and remove the folder."""
+def clean(folder: str, driver: int) -> None:
+    """Kill what lives in the folder, except the driver, and remove it."""
     end = time.monotonic() + _PATIENCE
-    while (pids := marked(folder)) and time.monotonic() < end:
+    while (pids := set(inhabitants(folder)) - {driver}) and time.monotonic() < end:
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -62,4 +62,4 @@ def clean(folder: str) -> None:
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    clean(sys.argv[1])
+    clean(sys.argv[1], int(sys.argv[2]))

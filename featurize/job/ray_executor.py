@@ -67,7 +67,7 @@ class RayExecutor:
         folder = ""
         if self._ours:
             folder = "" if self.address else tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
-            self._set_environ(folder)
+            self._set_environ()
         import ray
         from ray.exceptions import RayError
 
@@ -102,15 +102,13 @@ class RayExecutor:
             ) from error
         return ray
 
-    def _set_environ(self, folder: str) -> None:
+    def _set_environ(self) -> None:
         """No usage statistics, tools die with their worker, and a token that touches no disk."""
         wanted = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_process_group_cleanup_enabled": "1",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
-        if folder:
-            wanted[guardian.MARK] = folder
         if not self.address and "RAY_AUTH_MODE" not in os.environ:
             wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
         for name, value in wanted.items():
