@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--eps", type=float, default=1e-8, help="of Adam; AF2's damps one chain")
     parser.add_argument("--clamp-prob", type=float, default=0.0, help="of the clamped FAPE")
     parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
+    parser.add_argument("--decay-after", type=int, default=10**9, help="steps before the decay")
     parser.add_argument("--precision", default="")
     parser.add_argument("--kernels", default="")
     return parser.parse_args()
@@ -65,7 +66,8 @@ def settings(options: argparse.Namespace) -> TrainConfig:
         },
         cuda_graphs=options.graphs,
         optim=OptimConfig(
-            learning_rate=options.rate, warmup_steps=30, ema_decay=0.9, eps=options.eps
+            learning_rate=options.rate, warmup_steps=30, ema_decay=0.98, eps=options.eps,
+            decay_after=options.decay_after, decay_every=40, decay_factor=0.75,
         ),
         **{name: value for name, value in changes.items() if value},
     )  # fmt: skip
