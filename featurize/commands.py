@@ -25,6 +25,11 @@ def featurize(
     clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
     structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
     templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
+    search_db: Annotated[
+        list[str] | None,
+        typer.Option(help="Sequence database; INPUT is then a FASTA file. Repeatable."),
+    ] = None,
+    template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA for template hits.")] = "",
     distillation: Annotated[
         bool, typer.Option("--distillation", help="Structures are predictions.")
     ] = False,
@@ -49,7 +54,12 @@ def featurize(
     same. Exit code 0: published. 1: nothing published, or --check found errors; the
     message says why. 2: wrong call. Broken chains up to --max-broken are listed, not fatal.
 
+    With --search-db, INPUT is a FASTA file: its sequences are searched first, and the
+    alignments kept beside it in INPUT.search/ (found again by content).
+
     Example: evofeed featurize raw/ data/ --executor local
+
+    Example: evofeed featurize proteins.fasta data/ --search-db uniref.fasta
     """
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.job.options import JobOptions
@@ -84,6 +94,11 @@ def featurize(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if search_db or template_db:
+        if not search_db:
+            raise typer.BadParameter("--template-db needs --search-db too")
+        threads = options.num_workers
+        input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
     if check:
         raise typer.Exit(_check(input_uri, config, finder, as_json))
     from evofeed.featurize.job.show import run_and_show
@@ -91,6 +106,30 @@ def featurize(
     changed = crop if crop != CropConfig() else None
     report = run_and_show(input_uri, dataset_uri, config, changed, options, finder, as_json)
     raise typer.Exit(report.exit_code)
+
+
+def _search(
+    fasta: str, search_dbs: list[str], template_db: str, templates: str, threads: int, quiet: bool
+) -> str:
+    """Search the sequences of a FASTA file; the folder with what was found."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from evofeed.featurize.search import SearchConfig, search_fasta
+
+    folder = f"{fasta}.search"
+    with Progress(console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("searching", total=None)
+        search_fasta(
+            fasta,
+            folder,
+            search_dbs=search_dbs,
+            template_db=template_db or None,
+            template_mmcif_dir=templates or None,
+            config=SearchConfig(threads=threads),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    return folder
 
 
 def _check(input_uri: str, config: Any, finder: dict[str, Any], as_json: bool) -> int:
