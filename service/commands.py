@@ -57,8 +57,8 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
 
     logging.basicConfig(level=settings.log_level, format="%(message)s")
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in signals]
     with serving(settings) as url:
         if as_json:
             names = sorted(settings.datasets)
@@ -69,6 +69,8 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
                 typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
         sys.stdout.flush()
         stop.wait()
+    for number, handler in zip(signals, before, strict=True):
+        signal.signal(number, handler)
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

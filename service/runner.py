@@ -31,7 +31,7 @@ def main(job_id: str) -> int:
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
     pulse = _Pulse(queue, job_id)
-    signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
+    before = signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
     try:
         job, dataset = queue.get(job_id)
         options = job.spec["options"]
@@ -58,6 +58,7 @@ def main(job_id: str) -> int:
         queue.end(job_id, jobs.FAILED, error=f"{type(error).__name__}: {error}"[:2000])
         return 1
     finally:
+        signal.signal(signal.SIGTERM, before)
         database.close()
     return 0
 

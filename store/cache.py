@@ -105,7 +105,8 @@ class CachedStorage:
                 with aside:
                     fetched = self._fetch(name, aside)
                     if fetched == name.removesuffix(".arrow"):
-                        Path(aside.name).replace(self._folder / name)
+                        with self._changing():  # so that nobody counts it under no name
+                            Path(aside.name).replace(self._folder / name)
                         self.stats["fills"] += 1
                         return True
                     Path(aside.name).unlink()
@@ -138,8 +139,7 @@ class CachedStorage:
 
     def _reserve(self, nbytes: int) -> IO[bytes] | None:
         """A locked temporary file of that size, once there is room under the cap."""
-        with (self._folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._changing():
             held = self._held()
             used = sum(stat.st_size for stat in held.values())
             for path in sorted(held, key=lambda path: held[path].st_mtime):
@@ -153,6 +153,13 @@ class CachedStorage:
             fcntl.flock(file, fcntl.LOCK_EX)  # shows that its maker lives
             file.truncate(nbytes)  # counts against the cap from now on
             return file
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The only one, of all processes, who changes which shards are held."""
+        with (self._folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _held(self) -> dict[Path, os.stat_result]:
         held = {}

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember what was skipped for want of anything but a GPU."""
-    if report.skipped and not hasattr(report, "wasxfail") and "CUDA" not in str(report.longrepr):
+    if report.skipped and not hasattr(report, "wasxfail") and "gpu" not in report.keywords:
         _skipped.append(report.nodeid)
 
 
