@@ -59,18 +59,24 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
     stop = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stop.set()) for number in signals]
-    with serving(settings) as url:
-        if as_json:
-            names = sorted(settings.datasets)
-            typer.echo(json.dumps({"url": url, "datasets": names, "auth": settings.auth_on}))
-        else:
-            typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
-            for name in sorted(settings.datasets):
-                typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
-        sys.stdout.flush()
-        stop.wait()
-    for number, handler in zip(signals, before, strict=True):
-        signal.signal(number, handler)
+    try:
+        with serving(settings) as url:
+            _announce(settings, url, as_json)
+            stop.wait()
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _announce(settings: ServiceSettings, url: str, as_json: bool) -> None:
+    if as_json:
+        names = sorted(settings.datasets)
+        typer.echo(json.dumps({"url": url, "datasets": names, "auth": settings.auth_on}))
+    else:
+        typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
+        for name in sorted(settings.datasets):
+            typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
+    sys.stdout.flush()
 
 
 def _pairs(given: list[str]) -> dict[str, str]:
