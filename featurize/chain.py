@@ -79,9 +79,9 @@ def featurize_chain(
     inputs = _Inputs(config)
     try:
         files = source.alignment_files(config)
-        msas, names = _alignments(files, inputs)
+        msas, refs = _alignments(files, inputs)
         target = _target(source, inputs, msas)
-        return _record(source, target, msas, names, files, inputs, library).validate()
+        return _record(source, target, msas, refs, files, inputs, library).validate()
     except EvofeedError as error:
         error.item = error.item or source.chain_id
         raise
@@ -89,8 +89,8 @@ def featurize_chain(
 
 def _alignments(
     files: Sequence[tuple[Role, FileRef]], inputs: _Inputs
-) -> tuple[list[Msa], list[str]]:
-    msas, names = [], []
+) -> tuple[list[Msa], list[FileRef]]:
+    msas, refs = [], []
     for role, ref in files:
         if role not in ("a3m", "stockholm"):
             continue
@@ -103,8 +103,8 @@ def _alignments(
                 caps=inputs.config.caps,
             )
         )
-        names.append(ref.plain_name)
-    return msas, names
+        refs.append(ref)
+    return msas, refs
 
 
 def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Target:
@@ -176,14 +176,14 @@ def _record(
     source: ChainSource,
     target: _Target,
     msas: Sequence[Msa],
-    names: Sequence[str],
+    refs: Sequence[FileRef],
     files: Sequence[tuple[Role, FileRef]],
     inputs: _Inputs,
     library: TemplateLibrary | None,
 ) -> ChainRecord:
     config = inputs.config
     num_res = len(target.sequence)
-    _check_queries(target.sequence, msas, names, inputs)
+    _check_queries(target.sequence, msas, refs, inputs)
     if not msas:
         inputs.dropped.append("no alignment: the MSA is the query alone")
     merged = merge(msas or [single_row(target.sequence)])
@@ -195,7 +195,7 @@ def _record(
         aatype=sequence_aatype(target.sequence),
         residue_index=np.arange(num_res, dtype=np.int32),
         **_msa_fields(merged),
-        msa_sources=tuple(names) or ("query",),
+        msa_sources=tuple(ref.plain_name for ref in refs) or ("query",),
         all_atom_positions=target.positions,
         all_atom_mask=target.mask,
         **template_fields(templates, num_res),
@@ -238,20 +238,23 @@ def _templates(
 
 
 def _check_queries(
-    sequence: str, msas: Sequence[Msa], names: Sequence[str], inputs: _Inputs
+    sequence: str, msas: Sequence[Msa], refs: Sequence[FileRef], inputs: _Inputs
 ) -> None:
     if not inputs.config.check_query:
         return
-    for msa, name in zip(msas, names, strict=True):
+    for msa, ref in zip(msas, refs, strict=True):
         query = msa.query
         if len(query) != len(sequence) or msa.letters.shape[1] != len(sequence):
             raise MsaError(
-                f"the query of {name} has {msa.letters.shape[1]} columns, the chain has "
-                f"{len(sequence)} residues: alignment and structure do not belong together"
+                f"the query has {msa.letters.shape[1]} columns, the chain has {len(sequence)} "
+                "residues: alignment and structure do not belong together",
+                path=ref.path,
             )
         other = sum(a != b for a, b in zip(query, sequence, strict=True))
         if other:
-            inputs.dropped.append(f"{name}: the query differs from the chain in {other} letters")
+            inputs.dropped.append(
+                f"{ref.plain_name}: the query differs from the chain in {other} letters"
+            )
 
 
 def _msa_fields(merged: MergedMsa) -> dict[str, Any]:
