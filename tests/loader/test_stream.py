@@ -143,6 +143,25 @@ def test_a_restart_at_any_step_goes_on_as_if_nothing_had_happened(
     assert begun + rest == whole
 
 
+@pytest.mark.slow
+def test_worlds_of_eight_six_and_sixteen_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
+    config = CONFIG.replace(global_batch_size=48, epoch_len=144)
+    with open_loader(dataset, config) as loader:
+        whole = sample_digests(loader)
+    state, stitched = None, []
+    for world in (8, 6, 16):  # one optimiser step each
+        ranks = []
+        for rank in range(world):
+            with open_loader(dataset, config, rank=rank, world_size=world) as loader:
+                if state:
+                    loader.load_state_dict(state)
+                ranks.append(sample_digests(loader, 48 // world))
+                after = loader.state_dict()
+        state = after
+        stitched += [sample for samples in zip(*ranks, strict=True) for sample in samples]
+    assert stitched == whole
+
+
 def test_the_world_may_change_size_between_optimiser_steps(
     dataset: Dataset, reference: list[str]
 ) -> None:
