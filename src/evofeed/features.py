@@ -121,7 +121,7 @@ BATCH: Final = (
         """
         aatype                             | L                   | int64   | 0 | restype 0-20 | record
         residue_index                      | L                   | int64   | 0 | position     | record
-        seq_length                         | -                   | int64   | 0 | residues     | full length before the crop
+        seq_length                         | -                   | int64   | 0 | residues     | residues, after the crop
         seq_mask                           | L                   | float32 | 0 | 0 or 1       | 1 for a real residue
         target_feat                        | L target22          | float32 | 0 | one-hot      | AF2 SI 1.2.9
         resolution                         | -                   | float32 | 0 | ångström     | record, 0 if unknown
