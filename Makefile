@@ -32,8 +32,10 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup
-	$(BIN)/python -m benchmarks
+bench: setup ## what a CPU can measure; benchmarks/README.md has the rest
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/job.py
+	$(BIN)/python benchmarks/service.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
