@@ -48,7 +48,7 @@ class DemoReport:
         return [
             ("raw files", f"{self.input}, {self.raw_bytes / 1e6:.1f} MB"),
             ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
-            ("featurize", f"{self.chains_per_second:.1f} chains/s"),
+            ("featurize", f"{self.chains_per_second:.1f} chains/s, the start of Ray included"),
             ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
             ("snapshot", self.snapshot[:16]),
             ("device", self.device),
