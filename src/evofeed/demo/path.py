@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ def simulate(folder: Path, chains: int, say: Say | None) -> Path:
 
     marker = folder / ".complete"
     if not marker.exists() or marker.read_text() != str(chains):
+        shutil.rmtree(folder, ignore_errors=True)  # ours: chains of another count would stay
         tell(say, f"synth: {chains} chains of simulated protein families")
         write_synthetic(folder, chains, seed=0)
         marker.write_text(str(chains))
@@ -163,14 +165,12 @@ def serve_and_train(
         dataset = Dataset.open(address)
         training = train_tiny(dataset, out / "training", steps, say)
         tell(say, "draw: MSA coverage and predicted distances")
-        pictures = draw(dataset, training["checkpoint"], out)
+        pictures = draw(dataset, out / "training", out)
     return {"served_from": address}, training, pictures
 
 
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
     """A minute of the tiny preset, from scratch."""
-    import shutil
-
     from evofeed.trainer.config import preset
     from evofeed.trainer.report import make_report
     from evofeed.trainer.train import train
@@ -188,14 +188,13 @@ def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str
     figures = make_report(out)
     return {
         "losses": result.losses,
-        "checkpoint": result.checkpoint,
         "step_seconds": figures["figures"]["step_seconds"]["p50"],
         "data_wait_share": figures["data_wait"]["share"],
         "device": figures["run"]["device"],
     }
 
 
-def draw(dataset: Any, checkpoint: Path, out: Path) -> list[Path]:
+def draw(dataset: Any, run: Path, out: Path) -> list[Path]:
     """Both pictures, of the chain with the deepest alignment among those with a structure."""
     from evofeed.pictures import draw_distogram, draw_msa_coverage
 
@@ -204,32 +203,21 @@ def draw(dataset: Any, checkpoint: Path, out: Path) -> list[Path]:
     candidates = zip(*columns, strict=True)
     _, chain_id = max((rows, name) for rows, name, known in candidates if known)
     record = dataset[chain_id]
-    logits = distogram_logits(record, checkpoint, out / "picture-dataset")
+    logits = distogram_logits(record, run)
     return [
         draw_msa_coverage(record, out / "msa_coverage.png"),
         draw_distogram(record, logits, out / "distogram.png"),
     ]
 
 
-def distogram_logits(record: Any, checkpoint: Path, scratch: Path) -> np.ndarray:
-    """`f32[L, L, 64]` of one whole chain by the weights of a checkpoint."""
+def distogram_logits(record: Any, run: Path) -> np.ndarray:
+    """`f32[L, L, 64]` of one whole chain by the averaged weights of a run."""
     import torch
-    from safetensors.torch import load_file
 
-    from evofeed.loader import FeatureLoader
-    from evofeed.store import Dataset, DatasetWriter
-    from evofeed.trainer.config import preset
-    from evofeed.trainer.distributed import World
-    from evofeed.trainer.train import build_plain, loader_config
+    from evofeed.trainer.predict import load_model, record_batch
 
-    writer = DatasetWriter(str(scratch))
-    writer.add(record)
-    writer.commit()
-    config = loader_config(preset("tiny"), World()).replace(crop_size=None, masked_fraction=0.0)
-    model = build_plain(preset("tiny")).eval()
-    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
-    with FeatureLoader(Dataset.open(str(scratch)), config, device="cpu", reader="thread") as loader:
-        batch = next(iter(loader))
+    model = load_model(run).eval()
     with torch.no_grad():
-        logits: np.ndarray = model(batch)["distogram_logits"][0].float().numpy()
+        outputs = model(record_batch(record, no_recycling_iters=0))
+    logits: np.ndarray = outputs["distogram_logits"][0].float().numpy()
     return logits
