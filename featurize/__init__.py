@@ -1,15 +1,20 @@
 """Text in, named arrays out: alignments, hits and structures become chain records."""
 
-from evofeed.featurize.chain import featurize_chain
-from evofeed.featurize.check import CheckReport, check_input
-from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
-from evofeed.featurize.crop import crop_record
-from evofeed.featurize.discover import discover
-from evofeed.featurize.openfold_multimer import to_openfold_multimer
-from evofeed.featurize.openfold_raw import to_openfold_raw
-from evofeed.featurize.reading import FileRef
-from evofeed.featurize.search import SearchConfig, search_chain, search_fasta
-from evofeed.featurize.sources import ChainSource
+from typing import TYPE_CHECKING
+
+from evofeed.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.featurize.chain import featurize_chain
+    from evofeed.featurize.check import CheckReport, check_input
+    from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
+    from evofeed.featurize.crop import crop_record
+    from evofeed.featurize.discovery import discover
+    from evofeed.featurize.openfold_multimer import to_openfold_multimer
+    from evofeed.featurize.openfold_raw import to_openfold_raw
+    from evofeed.featurize.reading import FileRef
+    from evofeed.featurize.search import SearchConfig, search_chain, search_fasta
+    from evofeed.featurize.sources import ChainSource
 
 __all__ = [
     "ChainSource",
@@ -28,3 +33,24 @@ __all__ = [
     "to_openfold_multimer",
     "to_openfold_raw",
 ]
+
+__getattr__ = names_from(
+    __name__,
+    {
+        "ChainSource": "sources",
+        "CheckReport": "check",
+        "CropConfig": "config",
+        "FeaturizeConfig": "config",
+        "FileRef": "reading",
+        "InputCaps": "config",
+        "SearchConfig": "search",
+        "check_input": "check",
+        "crop_record": "crop",
+        "discover": "discovery",
+        "featurize_chain": "chain",
+        "search_chain": "search",
+        "search_fasta": "search",
+        "to_openfold_multimer": "openfold_multimer",
+        "to_openfold_raw": "openfold_raw",
+    },
+)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from evofeed.errors import EvofeedError, InputError
 from evofeed.featurize.chain import featurize_chain
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.discover import discover
+from evofeed.featurize.discovery import discover
 from evofeed.featurize.layouts import first_file
 from evofeed.featurize.queries import query_of
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes

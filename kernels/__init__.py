@@ -3,7 +3,7 @@
 Nothing here needs a GPU or Triton to import; names are loaded when first used.
 """
 
-from typing import Any
+from evofeed.lazy import names_from
 
 __all__ = [
     "FusedAdamEMA",
@@ -35,10 +35,4 @@ _HOMES = {
     "triangle_multiplication": "triangle",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = names_from(__name__, _HOMES)

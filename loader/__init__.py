@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.loader.batch import openfold_batch
@@ -12,15 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureLoader", "LoaderConfig", "openfold_batch"]
 
-_WHERE = {
-    "FeatureLoader": "evofeed.loader.feature_loader",
-    "LoaderConfig": "evofeed.loader.config",
-    "openfold_batch": "evofeed.loader.batch",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Lazily: the reader process imports this package and must not pay for torch.
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+# Lazily: the reader process imports this package and must not pay for torch.
+__getattr__ = names_from(
+    __name__,
+    {"FeatureLoader": "feature_loader", "LoaderConfig": "config", "openfold_batch": "batch"},
+)

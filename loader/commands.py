@@ -11,7 +11,7 @@ bench = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Measure evofeed on this machine.",
+    help="Measure evofeed on this machine.\n\nExample: evofeed bench loader data/ --steps 100",
 )
 
 PRESETS = ("initial-training", "finetuning", "prediction")

@@ -1,7 +1,16 @@
 """The manifest service: datasets, snapshots, chains, plans and jobs over HTTP."""
 
-from evofeed.service.app import create_app
-from evofeed.service.server import serving
-from evofeed.service.settings import ServiceSettings
+from typing import TYPE_CHECKING
+
+from evofeed.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.service.app import create_app
+    from evofeed.service.server import serving
+    from evofeed.service.settings import ServiceSettings
 
 __all__ = ["ServiceSettings", "create_app", "serving"]
+
+__getattr__ = names_from(
+    __name__, {"ServiceSettings": "settings", "create_app": "app", "serving": "server"}
+)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
@@ -8,6 +10,8 @@ import pytest
 
 from evofeed import cli
 from evofeed.errors import StoreError
+
+HEAVY = ["torch", "ray", "numba", "triton", "fastapi", "sqlalchemy", "gemmi", "matplotlib"]
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -33,11 +37,24 @@ def test_an_unknown_command_is_a_wrong_call() -> None:
     assert "featurise" in done.stderr and "--help" in done.stderr
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
-def test_every_command_explains_itself_with_an_example(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0, done.stderr
-    assert f"evofeed {name}" in done.stdout
+def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy() -> None:
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from evofeed import cli\n"
+        "told = {}\n"
+        "for name in cli.COMMANDS:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as text:\n"
+        "        with contextlib.suppress(SystemExit):\n"
+        "            cli.main([name, '--help'])\n"
+        "    told[name] = text.getvalue(), sorted(set(sys.modules) & set(sys.argv[1:]))\n"
+        "print(json.dumps(told))\n"
+    )
+    command = [sys.executable, "-c", code, *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name, (text, loaded) in json.loads(done.stdout).items():
+        assert f"evofeed {name}" in text
+        assert re.search(r"Examples?:\s+evofeed", text), f"{name} --help shows no example"
+        assert not loaded, f"{name} --help (or one before it in the list) imported {loaded}"
 
 
 def test_our_errors_are_one_line_and_exit_code_one(

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("featurize", "store", "loader", "service", "trainer", "kernels")
-COMMON = {"features", "errors", "residues", "residue_geometry", "shapes", "__version__"}
+COMMON = {"features", "errors", "lazy", "residues", "residue_geometry", "shapes", "__version__"}
 MAY_IMPORT = {
     "store": set(),
     "kernels": set(),
@@ -77,10 +77,13 @@ def test_every_name_a_room_lists_is_there(room: str) -> None:
 def test_no_module_is_loaded_under_two_names() -> None:
     code = (
         "import importlib, sys, os\n"
-        f"for room in {ROOMS!r}: importlib.import_module('evofeed.' + room)\n"
+        f"for room in {ROOMS!r}:\n"
+        "    module = importlib.import_module('evofeed.' + room)\n"
+        "    [getattr(module, name) for name in module.__all__]\n"
         "seen = {}\n"
         "for name, module in list(sys.modules.items()):\n"
         "    file = getattr(module, '__file__', None)\n"
+        "    if 'site-packages' in (file or ''): continue\n"
         "    if file and os.path.realpath(file).startswith(sys.argv[1]):\n"
         "        seen.setdefault(os.path.realpath(file), []).append(name)\n"
         "twice = {f: n for f, n in seen.items() if len(n) > 1}\n"
@@ -95,6 +98,7 @@ def test_a_training_machine_needs_only_the_base_install_and_torch(room: str) -> 
     code = (
         "import sys, importlib\n"
         f"for name in {absent.split()!r}: sys.modules[name] = None\n"
-        f"importlib.import_module('evofeed.{room}')\n"
+        f"module = importlib.import_module('evofeed.{room}')\n"
+        "[getattr(module, name) for name in module.__all__]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

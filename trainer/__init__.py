@@ -3,7 +3,7 @@
 Names are loaded when first used, so that the command line starts without torch.
 """
 
-from typing import Any
+from evofeed.lazy import names_from
 
 _HOMES = {
     "AlphaFold": "model",
@@ -25,10 +25,4 @@ _HOMES = {
 
 __all__ = list(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = names_from(__name__, _HOMES)

@@ -1,10 +1,15 @@
 """The job that turns a whole input into a published snapshot, exactly once, whatever dies."""
 
-from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.job.driver import run_job
-from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.report import JobProgress, JobReport
+from typing import TYPE_CHECKING
+
+from evofeed.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.featurize.config import CropConfig, FeaturizeConfig
+    from evofeed.featurize.job.driver import run_job
+    from evofeed.featurize.job.ledger import Ledger
+    from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.job.report import JobProgress, JobReport
 
 __all__ = [
     "CropConfig",
@@ -15,3 +20,16 @@ __all__ = [
     "Ledger",
     "run_job",
 ]
+
+__getattr__ = names_from(
+    __name__,
+    {
+        "CropConfig": ".config",
+        "FeaturizeConfig": ".config",
+        "JobOptions": "options",
+        "JobProgress": "report",
+        "JobReport": "report",
+        "Ledger": "ledger",
+        "run_job": "driver",
+    },
+)

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 jobs = typer.Typer(
-    help="Featurize jobs: status, cancel, retry, run.",
+    help="Featurize jobs: status, cancel, retry, run.\n\n"
+    "Example: evofeed jobs status data/ --watch",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

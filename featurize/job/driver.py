@@ -17,7 +17,7 @@ from typing import Any
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.discover import discover
+from evofeed.featurize.discovery import discover
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import Executor, LocalExecutor
 from evofeed.featurize.job.ledger import Ledger
