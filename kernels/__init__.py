@@ -7,6 +7,9 @@ from evofeed.lazy import names_from
 
 __all__ = [
     "FusedAdamEMA",
+    "LSTM",
+    "LayerNorm",
+    "MultiheadAttention",
     "SwapReport",
     "biased_attention",
     "gated_attention",
@@ -22,6 +25,9 @@ __all__ = [
 
 _HOMES = {
     "FusedAdamEMA": "optimizer",
+    "LSTM": "lstm",
+    "LayerNorm": "norm_module",
+    "MultiheadAttention": "multihead_attention",
     "SwapReport": "swap",
     "biased_attention": "attention",
     "gated_attention": "gated",

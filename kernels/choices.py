@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["AttentionTiles", "Tile", "attention_tiles", "override", "small_norm", "tile"]
+__all__ = [
+    "AttentionTiles",
+    "Tile",
+    "attention_tiles",
+    "lstm_multiple",
+    "override",
+    "small_norm",
+    "tile",
+]
 
 
 class Tile(NamedTuple):
@@ -74,6 +82,15 @@ def small_norm() -> int:
     of wall time forward and backward against PyTorch's 78 (H200, [1, 256, 384]).
     """
     return int(_overrides.get("small_norm", 1 << 20))
+
+
+def lstm_multiple(
+    hidden: int, inputs: int, steps: int, batch: int, dtype: torch.dtype, device: str
+) -> int:
+    """What an LSTM's sizes are padded to a multiple of before cuDNN gets them, 1 for none."""
+    if "lstm" in _overrides:
+        return int(_overrides["lstm"])
+    return 1
 
 
 def override(op: str, choice: Any) -> None:

@@ -223,10 +223,6 @@ class FusedOuterProductMean(Fused):
 def _rule(module: nn.Module) -> type[Fused] | str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return None
-    if isinstance(module, nn.LSTM):
-        return "left to cuDNN"
-    if isinstance(module, nn.MultiheadAttention):
-        return "left to PyTorch's scaled_dot_product_attention"
     gated = _has(module, "mha") and _has(module.mha, "linear_q", "linear_g")  # type: ignore[arg-type]
     if gated and _has(module, "layer_norm", "linear") and hasattr(module, "starting"):
         return FusedTriangleAttention

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evofeed.kernels.norm import layer_norm, supported
-
-__all__ = ["Fused", "SwapReport", "register", "to_fused", "to_torch"]
+__all__ = ["Fused", "SwapReport", "drop_in", "register", "to_fused", "to_torch"]
 
 Model = TypeVar("Model", bound=nn.Module)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Fused:
@@ -30,21 +29,7 @@ class Fused:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The swapped class is made at run time: pickle and deepcopy rebuild it.
-        return _rebuild, (self.torch_class, self.mixin), self.__dict__
-
-
-class FusedLayerNorm(Fused):
-    """Forward of a swapped layer norm."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As the original's, in one kernel, in the dtype of `x`."""
-        if x.numel() == 0 or not supported(x, self.weight, self.bias):
-            return super().forward(x)  # type: ignore[misc,no-any-return]
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return _rebuild, (self.torch_class, self.mixin), self.__getstate__()
 
 
 class SwapReport:
@@ -76,20 +61,10 @@ def register(rule: Rule) -> Rule:
     return rule
 
 
-@register
-def _layer_norm_rule(module: nn.Module) -> type[Fused] | str | None:
-    cls = type(module)
-    if isinstance(module, nn.LayerNorm):
-        if cls.forward is not nn.LayerNorm.forward:
-            return f"{cls.__name__} overrides nn.LayerNorm.forward"
-        if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
-            return "not an affine norm of one axis"
-        return FusedLayerNorm
-    if cls.__name__ == "LayerNorm":  # OpenFold's and our trainer's own
-        parts = [getattr(module, name, None) for name in ("weight", "bias")]
-        if all(isinstance(part, Tensor) and part.ndim == 1 for part in parts):
-            return FusedLayerNorm if hasattr(module, "eps") else "has no eps"
-    return None
+def drop_in(cls: type[Module]) -> type[Module]:
+    """Class decorator: `cls` is what its `torch_class` is swapped to, and can be used as it is."""
+    _classes[cls.torch_class, cls.mixin] = cls  # type: ignore[attr-defined]
+    return cls
 
 
 def _fused_class(cls: type[nn.Module], mixin: type[Fused]) -> type[nn.Module]:
@@ -124,9 +99,9 @@ def to_fused(model: Model, report: SwapReport | None = None) -> Model:
         report: filled with what was swapped and what was kept, if given.
     """
     # Here and not above: they register their rules, and need this module for it.
-    from evofeed.kernels import blocks, modules
+    from evofeed.kernels import blocks, lstm, modules, multihead_attention, norm_module
 
-    assert blocks and modules
+    assert blocks and lstm and modules and multihead_attention and norm_module
     report = SwapReport() if report is None else report
     for name, module in _walk(model):
         if isinstance(module, Fused):
