@@ -31,9 +31,12 @@ from evofeed.kernels.attention import biased_attention
 from evofeed.kernels.modules import triangle_weights
 from evofeed.kernels.optimizer import FusedAdamEMA
 from evofeed.kernels.triangle import triangle_multiplication
-from evofeed.trainer.evoformer import EvoformerBlock
-from evofeed.trainer.extra_msa import ExtraMSABlock
-from evofeed.trainer.triangle import TriangleMultiplicationIncoming, TriangleMultiplicationOutgoing
+from evofeed.trainer.model.evoformer import EvoformerBlock
+from evofeed.trainer.model.extra_msa import ExtraMSABlock
+from evofeed.trainer.model.triangle import (
+    TriangleMultiplicationIncoming,
+    TriangleMultiplicationOutgoing,
+)
 
 BF16, DEVICE = torch.bfloat16, "cuda"
 Row = dict[str, Any]

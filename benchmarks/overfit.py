@@ -28,9 +28,9 @@ from evofeed.loader import LoaderConfig
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny
-from evofeed.trainer.flat import FlatOptimizer
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.record_batch import sample_batch
+from evofeed.trainer.predict.record_batch import sample_batch
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SAMPLES = 8

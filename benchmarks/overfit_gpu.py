@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from evofeed.store import Dataset, DatasetWriter
-from evofeed.trainer.config import TrainConfig, preset
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.predict import load_model, predict_structure, record_batch
-from evofeed.trainer.runlog import read_steps
-from evofeed.trainer.train import train
+from evofeed.trainer.predict.prediction import load_model, predict_structure, record_batch
+from evofeed.trainer.run.config import TrainConfig, preset
+from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.runlog import read_steps
+from evofeed.trainer.run.train import train
 
 TERMS = ("loss", "fape", "distogram", "masked_msa", "supervised_chi", "plddt_loss")
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, finetuning, initial_training, tiny
-from evofeed.trainer.flat import FlatOptimizer
-from evofeed.trainer.optim import OptimConfig
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 PARTS = ("forward", "loss", "backward", "optimizer")

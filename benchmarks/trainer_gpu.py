@@ -29,7 +29,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 # FLOPs of one pass at AF2's initial-training shapes (crop 256, 128 + 1024 rows, 4 templates),
-# counted by evofeed.trainer.flops on a CPU: counting again would keep a GPU waiting half a minute.
+# counted on a CPU by `trainer/report/flops.py`: counting again would cost a GPU half a minute.
 INITIAL_TRAINING_FLOPS = {"forward": 11973048897536.0, "forward_backward": 35910420443136.0}
 
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def settings(options: argparse.Namespace, cell: str) -> Any:
-    from evofeed.trainer.config import preset
+    from evofeed.trainer.run.config import preset
 
     precision, kernels, *graph = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
@@ -87,9 +87,9 @@ def settings(options: argparse.Namespace, cell: str) -> Any:
 def run_cell(options: argparse.Namespace, cell: str) -> None:
     import torch
 
-    from evofeed.trainer.distributed import join_world
-    from evofeed.trainer.report import report_rows, write_report
-    from evofeed.trainer.train import train
+    from evofeed.trainer.report.run_report import report_rows, write_report
+    from evofeed.trainer.run.distributed import join_world
+    from evofeed.trainer.run.train import train
 
     if options.check_resume:
         with join_world():  # once: torchrun's store cannot be joined again after leaving
@@ -118,7 +118,7 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
 
 def check_resume(options: argparse.Namespace, cell: str) -> None:
     """Losses of 8 steps against 4 steps, a checkpoint and 4 more; and of 8 steps once again."""
-    from evofeed.trainer.train import train
+    from evofeed.trainer.run.train import train
 
     config, data = settings(options, cell).replace(profile_steps=0), dataset(options)
     whole, again, parts = (fresh(options, f"{cell}-{part}") for part in ("whole", "again", "parts"))
@@ -180,7 +180,7 @@ def _name(options: argparse.Namespace, cell: str) -> str:
 
 
 def _step_seconds(folder: Path) -> list[dict[str, Any]]:
-    from evofeed.trainer.runlog import read_steps
+    from evofeed.trainer.run.runlog import read_steps
 
     return [
         {"step": line["step"], "recycles": line.get("recycles"), "seconds": line["seconds"]}
@@ -190,7 +190,7 @@ def _step_seconds(folder: Path) -> list[dict[str, Any]]:
 
 def _picture(folder: Path, path: Path) -> None:
     try:
-        from evofeed.trainer.report_plot import plot_report
+        from evofeed.trainer.report.plot import plot_report
 
         plot_report(folder, path)
     except ImportError:

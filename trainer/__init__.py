@@ -6,21 +6,21 @@ Names are loaded when first used, so that the command line starts without torch.
 from evofeed.lazy import names_from
 
 _HOMES = {
-    "AlphaFold": "model",
+    "AlphaFold": "model.alphafold",
     "AlphaFoldLoss": "losses",
-    "LossConfig": "model_config",
-    "ModelConfig": "model_config",
-    "TrainConfig": "config",
-    "TrainResult": "loop",
-    "finetuning": "model_config",
-    "from_openfold_batch": "model",
-    "initial_training": "model_config",
-    "load_model": "predict",
-    "load_openfold_checkpoint": "openfold_checkpoint",
-    "predict_structure": "predict",
-    "save_openfold_checkpoint": "openfold_checkpoint",
-    "structure_metrics": "metrics",
-    "tiny": "model_config",
+    "LossConfig": "model.config",
+    "ModelConfig": "model.config",
+    "TrainConfig": "run.config",
+    "TrainResult": "run.loop",
+    "finetuning": "model.config",
+    "from_openfold_batch": "model.alphafold",
+    "initial_training": "model.config",
+    "load_model": "predict.prediction",
+    "load_openfold_checkpoint": "formats.openfold_checkpoint",
+    "predict_structure": "predict.prediction",
+    "save_openfold_checkpoint": "formats.openfold_checkpoint",
+    "structure_metrics": "losses.metrics",
+    "tiny": "model.config",
 }
 
 __all__ = list(_HOMES)

@@ -38,8 +38,8 @@ def train(
     if report is not None:
         _show(_report(report, plot), as_json)
         return
-    from evofeed.trainer.config import load_config
-    from evofeed.trainer.train import train as run_training
+    from evofeed.trainer.run.config import load_config
+    from evofeed.trainer.run.train import train as run_training
 
     settings = load_config(config)
     if not dataset or out is None:
@@ -59,11 +59,11 @@ def train(
 
 
 def _report(folder: Path, plot: Path | None) -> dict[str, Any]:
-    from evofeed.trainer.report import write_report
+    from evofeed.trainer.report.run_report import write_report
 
     report = write_report(folder)
     if plot is not None:
-        from evofeed.trainer.report_plot import plot_report
+        from evofeed.trainer.report.plot import plot_report
 
         plot_report(folder, plot)
     return report
@@ -76,7 +76,7 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from evofeed.trainer.report import report_rows
+    from evofeed.trainer.report.run_report import report_rows
 
     table = Table(show_header=False, title="run report")
     for label, text in report_rows(report):
@@ -120,7 +120,7 @@ def predict(
     import torch
 
     from evofeed.store import Dataset
-    from evofeed.trainer.predict import load_model, predict_structure, record_batch
+    from evofeed.trainer.predict.prediction import load_model, predict_structure, record_batch
 
     record = Dataset.open(dataset)[chain]
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -129,7 +129,7 @@ def predict(
     found = predict_structure(model, {k: v.to(place) for k, v in batch.items()}, name=chain)
     out.write_text(found.text(file_format))
     if picture is not None:
-        from evofeed.trainer.prediction_plot import plot_prediction
+        from evofeed.trainer.predict.plot import plot_prediction
 
         plot_prediction(found, picture)
     told = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}

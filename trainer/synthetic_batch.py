@@ -15,11 +15,15 @@ from torch import Tensor
 
 from evofeed.features import BATCH, Feature
 from evofeed.residues import GAP
-from evofeed.trainer.constants import table
-from evofeed.trainer.embedders import pseudo_beta
-from evofeed.trainer.primitives import one_hot
-from evofeed.trainer.rigid import Rigid, quaternion_to_matrix, to_4x4
-from evofeed.trainer.torsion import atom14_to_atom37, frames_to_atom14, torsion_angles_to_frames
+from evofeed.trainer.model.constants import table
+from evofeed.trainer.model.embedders import pseudo_beta
+from evofeed.trainer.model.primitives import one_hot
+from evofeed.trainer.model.rigid import Rigid, quaternion_to_matrix, to_4x4
+from evofeed.trainer.model.torsion import (
+    atom14_to_atom37,
+    frames_to_atom14,
+    torsion_angles_to_frames,
+)
 
 __all__ = ["synthetic_batch"]
 

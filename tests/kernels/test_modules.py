@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.swap import Fused
-from evofeed.trainer import evoformer, extra_msa, msa_attention, transition, triangle
-from evofeed.trainer import outer_product_mean as opm
+from evofeed.trainer.model import evoformer, extra_msa, msa_attention, transition, triangle
+from evofeed.trainer.model import outer_product_mean as opm
 
 S, R, C_M, C_Z = 5, 9, 32, 16
 BLOCK = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evofeed.shapes import Float, Int
-from evofeed.trainer.constants import table
+from evofeed.trainer.model.constants import table
 
 __all__ = ["supervised_chi"]
 

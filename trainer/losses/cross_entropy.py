@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.shapes import Float, Int
-from evofeed.trainer.rigid import from_4x4, from_tensor_7, invert_apply
+from evofeed.trainer.model.rigid import from_4x4, from_tensor_7, invert_apply
 
 __all__ = [
     "aligned_error_loss",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evofeed.shapes import Float
-from evofeed.trainer.rigid import Rigid, from_4x4, from_tensor_7, invert_apply
+from evofeed.trainer.model.rigid import Rigid, from_4x4, from_tensor_7, invert_apply
 
 __all__ = ["backbone_fape", "compute_fape", "sidechain_fape"]
 

@@ -19,9 +19,9 @@ from evofeed.trainer.losses.fape import backbone_fape, sidechain_fape
 from evofeed.trainer.losses.lddt import lddt_loss
 from evofeed.trainer.losses.renaming import rename_ground_truth
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
-from evofeed.trainer.model import last_recycle
-from evofeed.trainer.model_config import LossConfig
-from evofeed.trainer.primitives import at_least_float32, full_precision
+from evofeed.trainer.model.alphafold import last_recycle
+from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.primitives import at_least_float32, full_precision
 
 __all__ = ["AlphaFoldLoss"]
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from evofeed.residues import RESTYPES
 from evofeed.shapes import Float, Int
-from evofeed.trainer.model_config import LossConfig
-from evofeed.trainer.stereochemistry import (
+from evofeed.trainer.losses.stereochemistry import (
     ATOM37_RADIUS,
     C_N_LENGTH,
     C_N_LENGTH_PROLINE,
@@ -25,6 +24,7 @@ from evofeed.trainer.stereochemistry import (
     COS_CA_C_N,
     atom14_distance_bounds,
 )
+from evofeed.trainer.model.config import LossConfig
 
 __all__ = [
     "between_residue_bonds",

@@ -171,9 +171,9 @@ def serve_and_train(
 
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
     """A minute of the tiny preset, from scratch."""
-    from evofeed.trainer.config import preset
-    from evofeed.trainer.report import make_report
-    from evofeed.trainer.train import train
+    from evofeed.trainer.report.run_report import make_report
+    from evofeed.trainer.run.config import preset
+    from evofeed.trainer.run.train import train
 
     tell(say, f"train: {steps} steps of the tiny AlphaFold2")
     shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
@@ -214,7 +214,7 @@ def distogram_logits(record: Any, run: Path) -> np.ndarray:
     """`f32[L, L, 64]` of one whole chain by the averaged weights of a run."""
     import torch
 
-    from evofeed.trainer.predict import load_model, record_batch
+    from evofeed.trainer.predict.prediction import load_model, record_batch
 
     model = load_model(run).eval()
     with torch.no_grad():

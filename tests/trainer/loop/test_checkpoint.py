@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from evofeed.errors import CheckpointError
-from evofeed.trainer.checkpoint import (
+from evofeed.trainer.run.checkpoint import (
     Checkpoint,
     CheckpointWriter,
     newest_checkpoint,
     read_checkpoint,
     restore,
 )
-from evofeed.trainer.flat import FlatOptimizer
-from evofeed.trainer.optim import OptimConfig
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.optim import OptimConfig
 
 
 def optimizer(width: int = 3, seed: int = 0) -> FlatOptimizer:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evofeed.trainer.gradients import find_untouched, watch_gradients
+from evofeed.trainer.run.gradients import find_untouched, watch_gradients
 
 
 class TwoHeads(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.trainer import graphs
+from evofeed.trainer.run import graphs
 
 
 class Counted:

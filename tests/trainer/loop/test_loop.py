@@ -12,11 +12,11 @@ import torch
 from loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
-from evofeed.trainer.config import TrainConfig
-from evofeed.trainer.distributed import World
-from evofeed.trainer.loop import CHECKPOINTS, Loop
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.runlog import RunLog, read_steps
+from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.loop import CHECKPOINTS, Loop
+from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.runlog import RunLog, read_steps
 
 FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
 

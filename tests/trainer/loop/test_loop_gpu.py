@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from evofeed.trainer.config import TrainConfig, preset
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.report import make_report
-from evofeed.trainer.train import train
+from evofeed.trainer.report.run_report import make_report
+from evofeed.trainer.run.config import TrainConfig, preset
+from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.train import train
 
 pytestmark = [
     pytest.mark.gpu,

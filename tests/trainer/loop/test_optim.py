@@ -12,8 +12,8 @@ import torch
 from tests.conftest import golden_files
 from torch import nn
 
-from evofeed.trainer.flat import FlatOptimizer
-from evofeed.trainer.optim import (
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.optim import (
     OptimConfig,
     adam_update,
     clip_coefficient,

@@ -16,8 +16,8 @@ import pytest
 import torch
 from train_standin import train_standin
 
-from evofeed.trainer.checkpoint import newest_checkpoint
-from evofeed.trainer.loop import CHECKPOINTS
+from evofeed.trainer.run.checkpoint import newest_checkpoint
+from evofeed.trainer.run.loop import CHECKPOINTS
 
 SCRIPT = Path(__file__).with_name("train_standin.py")
 SOURCE = Path(__file__).parents[3] / "src"

@@ -13,13 +13,13 @@ from loop_standin import TinyLoader, TinyModel, squared_error
 import evofeed.kernels
 from evofeed.cli import main
 from evofeed.errors import InputError, TrainerError
-from evofeed.trainer.config import TrainConfig, from_dict, load_config, preset, save_config
-from evofeed.trainer.distributed import World
-from evofeed.trainer.flops import count_step_flops
-from evofeed.trainer.operators import Kernel, busy_share, group_kernels, group_of
-from evofeed.trainer.report import make_report
-from evofeed.trainer.runlog import forget_steps, read_steps
-from evofeed.trainer.train import run
+from evofeed.trainer.report.flops import count_step_flops
+from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
+from evofeed.trainer.report.run_report import make_report
+from evofeed.trainer.run.config import TrainConfig, from_dict, load_config, preset, save_config
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.runlog import forget_steps, read_steps
+from evofeed.trainer.run.train import run
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,17 @@ import torch
 from evofeed.cli import main
 from evofeed.errors import CannotResume, InputError, TrainerError
 from evofeed.store import Dataset
-from evofeed.trainer.checkpoint import newest_checkpoint
-from evofeed.trainer.config import TrainConfig, preset, save_config
-from evofeed.trainer.distributed import World
-from evofeed.trainer.gradients import find_untouched
 from evofeed.trainer.losses import AlphaFoldLoss
-from evofeed.trainer.model import last_recycle
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.runlog import read_steps
+from evofeed.trainer.model.alphafold import last_recycle
+from evofeed.trainer.run.checkpoint import newest_checkpoint
+from evofeed.trainer.run.config import TrainConfig, preset, save_config
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.gradients import find_untouched
+from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.runlog import read_steps
+from evofeed.trainer.run.train import build_model, train
+from evofeed.trainer.run.validation import Validator
 from evofeed.trainer.synthetic_batch import synthetic_batch
-from evofeed.trainer.train import build_model, train
-from evofeed.trainer.validation import Validator
 
 SMALL = {
     "evoformer": {"no_blocks": 1},

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.trainer.config import TrainConfig
-from evofeed.trainer.distributed import join_world
-from evofeed.trainer.loop import TrainResult
-from evofeed.trainer.optim import OptimConfig
-from evofeed.trainer.train import run
+from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.distributed import join_world
+from evofeed.trainer.run.loop import TrainResult
+from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.train import run
 
 
 def train_standin(out: Path, steps: int, accumulate: int, clip: str) -> TrainResult:

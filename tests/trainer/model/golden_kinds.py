@@ -13,7 +13,13 @@ import torch
 from golden_case import Case
 from torch import Tensor, nn
 
-from evofeed.trainer import (
+from evofeed.trainer.formats.openfold_config import (
+    loss_config_from_openfold,
+    model_config_from_openfold,
+)
+from evofeed.trainer.losses import AlphaFoldLoss, chi, cross_entropy, fape, renaming, violation
+from evofeed.trainer.losses import lddt as lddt_losses
+from evofeed.trainer.model import (
     embedders,
     evoformer,
     extra_msa,
@@ -28,13 +34,10 @@ from evofeed.trainer import (
     transition,
     triangle,
 )
-from evofeed.trainer.losses import AlphaFoldLoss, chi, cross_entropy, fape, renaming, violation
-from evofeed.trainer.losses import lddt as lddt_losses
-from evofeed.trainer.model import AlphaFold, from_openfold_batch
-from evofeed.trainer.model_config import LossConfig
-from evofeed.trainer.openfold_config import loss_config_from_openfold, model_config_from_openfold
-from evofeed.trainer.primitives import SharedDropout
-from evofeed.trainer.rigid import Rigid, from_tensor_7, quaternion_to_matrix, to_4x4
+from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
+from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.primitives import SharedDropout
+from evofeed.trainer.model.rigid import Rigid, from_tensor_7, quaternion_to_matrix, to_4x4
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Any]

@@ -8,9 +8,10 @@ import torch
 
 from evofeed.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
 from evofeed.residues import RESTYPE_3
+from evofeed.trainer.losses.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
-from evofeed.trainer.model_config import LossConfig
-from evofeed.trainer.rigid import (
+from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.rigid import (
     Rigid,
     apply,
     compose,
@@ -21,7 +22,6 @@ from evofeed.trainer.rigid import (
     quaternion_to_matrix,
     to_4x4,
 )
-from evofeed.trainer.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 

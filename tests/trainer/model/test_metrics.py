@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from evofeed.residues import ATOM_ORDER
-from evofeed.trainer.metrics import structure_metrics, superpose
-from evofeed.trainer.rigid import quaternion_to_matrix
+from evofeed.trainer.losses.metrics import structure_metrics, superpose
+from evofeed.trainer.model.rigid import quaternion_to_matrix
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 

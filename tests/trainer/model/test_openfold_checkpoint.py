@@ -13,8 +13,11 @@ from torch import Tensor
 
 from evofeed.errors import CheckpointError
 from evofeed.trainer import AlphaFold, tiny
-from evofeed.trainer.alphafold_params import alphafold_params, load_alphafold_params
-from evofeed.trainer.openfold_checkpoint import load_openfold_checkpoint, save_openfold_checkpoint
+from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
+from evofeed.trainer.formats.openfold_checkpoint import (
+    load_openfold_checkpoint,
+    save_openfold_checkpoint,
+)
 
 CONFIG = replace(tiny()[0], tm_bins=64)
 

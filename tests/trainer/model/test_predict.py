@@ -11,10 +11,10 @@ import torch
 from evofeed.features import ChainRecord
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.trainer import AlphaFold, tiny
-from evofeed.trainer.openfold_checkpoint import save_openfold_checkpoint
-from evofeed.trainer.predict import load_model, predict, predict_structure, record_batch
-from evofeed.trainer.prediction_plot import plot_prediction
-from evofeed.trainer.structure_text import Structure, to_mmcif, to_pdb
+from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
+from evofeed.trainer.predict.plot import plot_prediction
+from evofeed.trainer.predict.prediction import load_model, predict, predict_structure, record_batch
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 L, N, T = 24, 7, 2

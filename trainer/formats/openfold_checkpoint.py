@@ -1,0 +1,157 @@
+"""Weights from and for other programs: OpenFold's checkpoints, old and new, and AF2's `.npz`."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evofeed.errors import CheckpointError
+from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
+
+__all__ = [
+    "current_names",
+    "load_openfold_checkpoint",
+    "load_weights",
+    "read_weights",
+    "save_openfold_checkpoint",
+]
+
+# OpenFold renamed modules when it took in AF2-multimer; its published weights are older.
+_RENAMED: Final = (
+    (re.compile(r"template_angle_embedder"), "template_single_embedder"),
+    (re.compile(r"\bcore\.(msa_transition|outer_product_mean)"), r"\1"),
+    (re.compile(r"\bcore\.(tri_|pair_transition)"), r"pair_stack.\1"),
+    (re.compile(r"\bipa\.linear_(q|kv)_points\.(?!linear)"), r"ipa.linear_\1_points.linear."),
+    (re.compile(r"^template_(?!embedder)"), "template_embedder.template_"),
+)
+
+
+def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = True) -> None:
+    """Load a checkpoint of any of these programs into the model, in place.
+
+    Understood are OpenFold's plain state dicts (`.pt`), its Lightning and
+    DeepSpeed checkpoints, safetensors with OpenFold's names (ours), and
+    AlphaFold2's `.npz`. Nothing in a file is executed.
+
+    Args:
+        model: a model of the same configuration.
+        path: the file.
+        ema: from a Lightning checkpoint take the averaged weights, if it has them.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its parameters are not the model's.
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        load_weights(model, read_weights(path, ema=ema), str(path))
+        return
+    try:
+        with np.load(path) as arrays:
+            load_alphafold_params(model, arrays)
+    except CheckpointError as error:
+        raise CheckpointError(error.message, path=str(path)) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read it: {error}", path=str(path)) from error
+
+
+def read_weights(path: str | Path, *, ema: bool = True) -> dict[str, Tensor]:
+    """The parameters in a `.pt`, `.ckpt` or `.safetensors` file, under today's names.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors":
+            return current_names(_read_safetensors(path))
+        file = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"cannot read it ({str(error).splitlines()[0]}); expected .pt, .safetensors or .npz",
+            path=str(path),
+        ) from error
+    return current_names(_parameters(file, ema=ema))
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load a state dict that must fit exactly.
+
+    Raises:
+        CheckpointError: it does not; names the first parameter at fault.
+    """
+    ours = {name: value.shape for name, value in model.state_dict().items()}
+    faults = {
+        "lacks": sorted(ours.keys() - state.keys()),
+        "has besides": sorted(state.keys() - ours.keys()),
+        "has in other shapes": sorted(
+            name for name in ours.keys() & state.keys() if state[name].shape != ours[name]
+        ),
+    }
+    for what, names in faults.items():
+        if names:
+            raise CheckpointError(
+                f"it {what} {len(names)} parameters, {names[0]} first; "
+                "build the model with the configuration it was trained with",
+                path=path,
+            )
+    model.load_state_dict(dict(state))
+
+
+def save_openfold_checkpoint(model: nn.Module, path: str | Path) -> None:
+    """Write the weights where OpenFold (`.pt`), AF2 (`.npz`) or others (`.safetensors`) read them.
+
+    Raises:
+        ValueError: the file name says none of these.
+    """
+    path = Path(path)
+    state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = dict(alphafold_params(model))
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file({name: value.contiguous() for name, value in state.items()}, path)
+    elif path.suffix in (".pt", ".ckpt"):
+        torch.save(state, path)
+    else:
+        raise ValueError(f"{path.name} must end in .pt, .ckpt, .safetensors or .npz")
+
+
+def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict under today's OpenFold names, without `module.` and `model.` prefixes."""
+    renamed = {}
+    for name, value in state.items():
+        name = re.sub(r"^(module\.|model\.)+", "", name)
+        for pattern, new in _RENAMED:
+            name = pattern.sub(new, name)
+        renamed[name] = value
+    return renamed
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _parameters(file: Mapping[str, Any], *, ema: bool) -> Mapping[str, Tensor]:
+    """The parameters in a checkpoint, whichever program wrote it."""
+    averaged = file.get("ema")
+    if ema and isinstance(averaged, Mapping) and "params" in averaged:
+        return dict(averaged["params"])
+    for key in ("state_dict", "module"):  # Lightning, DeepSpeed
+        if isinstance(file.get(key), Mapping):
+            return dict(file[key])
+    return file

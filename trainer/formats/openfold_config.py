@@ -1,0 +1,92 @@
+"""Our configurations from OpenFold's, whose field names they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from evofeed.trainer.model.config import (
+    EvoformerConfig,
+    ExtraMSAConfig,
+    LossConfig,
+    ModelConfig,
+    RecyclingConfig,
+    StructureModuleConfig,
+    TemplateConfig,
+)
+
+__all__ = ["loss_config_from_openfold", "model_config_from_openfold"]
+
+
+def _only(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a section that `cls` has; OpenFold writes some of its floats as integers."""
+    types = {item.name: item.type for item in fields(cls)}
+    return {
+        name: float(value) if types[name] in (float, "float") else value
+        for name, value in section.items()
+        if name in types
+    }
+
+
+def model_config_from_openfold(config: Mapping[str, Any]) -> ModelConfig:
+    """Our configuration from the `model` section of an OpenFold configuration."""
+    embedder, heads, template = config["input_embedder"], config["heads"], config["template"]
+    tm = heads.get("tm", {})
+    return ModelConfig(
+        **_only(ModelConfig, embedder),
+        c_s=config["evoformer_stack"]["c_s"],
+        recycling=RecyclingConfig(**_only(RecyclingConfig, config["recycling_embedder"])),
+        template=_template_from_openfold(template) if template["enabled"] else None,
+        extra_msa=ExtraMSAConfig(
+            c_e=config["extra_msa"]["extra_msa_embedder"]["c_out"],
+            **_only(ExtraMSAConfig, config["extra_msa"]["extra_msa_stack"]),
+        ),
+        evoformer=EvoformerConfig(**_only(EvoformerConfig, config["evoformer_stack"])),
+        structure_module=StructureModuleConfig(
+            **_only(StructureModuleConfig, config["structure_module"])
+        ),
+        c_hidden_plddt=heads["lddt"]["c_hidden"],
+        plddt_bins=heads["lddt"]["no_bins"],
+        distogram_bins=heads["distogram"]["no_bins"],
+        tm_bins=tm["no_bins"] if tm.get("enabled") else None,
+        mask_trans=config.get("_mask_trans", False),
+    )
+
+
+def _template_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
+    pointwise = template["template_pointwise_attention"]
+    return TemplateConfig(
+        **{
+            **_only(TemplateConfig, template["template_pair_stack"]),
+            **_only(TemplateConfig, template["distogram"]),
+            "c_hidden_pointwise": pointwise["c_hidden"],
+            "no_heads_pointwise": pointwise["no_heads"],
+            "inf": template["inf"],
+        }
+    )
+
+
+def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
+    """Our configuration from the `loss` section of an OpenFold configuration."""
+    fape, chi, violation = config["fape"], config["supervised_chi"], config["violation"]
+    weights = ("distogram", "masked_msa", "plddt_loss", "experimentally_resolved", "tm")
+    return LossConfig(
+        fape=fape["weight"],
+        fape_backbone=fape["backbone"]["weight"],
+        fape_sidechain=fape["sidechain"]["weight"],
+        fape_clamp_distance=fape["backbone"]["clamp_distance"],
+        fape_length_scale=fape["backbone"]["loss_unit_distance"],
+        supervised_chi=chi["weight"],
+        chi_weight=chi["chi_weight"],
+        angle_norm_weight=chi["angle_norm_weight"],
+        violation=violation["weight"],
+        violation_tolerance_factor=violation["violation_tolerance_factor"],
+        clash_overlap_tolerance=violation["clash_overlap_tolerance"],
+        distogram_min_bin=config["distogram"]["min_bin"],
+        distogram_max_bin=config["distogram"]["max_bin"],
+        plddt_cutoff=config["plddt_loss"]["cutoff"],
+        tm_max_bin=float(config["tm"]["max_bin"]),
+        eps=config["distogram"]["eps"],
+        **{name: config[name]["weight"] for name in weights},
+    )

@@ -1,0 +1,206 @@
+"""AlphaFold2, the monomer model: features in, structure and confidences out.
+
+Parameter names are OpenFold's, so its checkpoints load. Source: AF2 SI algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.features import BATCH
+from evofeed.trainer.model.config import ModelConfig, TemplateConfig
+from evofeed.trainer.model.embedders import (
+    ExtraMSAEmbedder,
+    InputEmbedder,
+    RecyclingEmbedder,
+    build_extra_msa_feat,
+    pseudo_beta,
+)
+from evofeed.trainer.model.evoformer import EvoformerStack
+from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.heads import AuxiliaryHeads
+from evofeed.trainer.model.structure_module import StructureModule
+from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
+from evofeed.trainer.model.torsion import atom14_to_atom37
+
+__all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
+
+RECYCLE_FEATURES: Final = frozenset(f.name for f in BATCH if f.stage == "recycle")
+TEMPLATE_FEATURES: Final = tuple(f for f in BATCH if f.name.startswith("template_"))
+
+
+class AlphaFold(nn.Module):
+    """The whole model. See `model_config` for its sizes and presets."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
+        self.input_embedder = InputEmbedder(
+            config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k
+        )
+        self.recycling_embedder = RecyclingEmbedder(c_m, c_z, **asdict(config.recycling))
+        if config.template is not None:
+            self.template_embedder = _template_embedder(config.template, c_m, c_z)
+        extra = asdict(config.extra_msa)
+        c_e = extra.pop("c_e")
+        self.extra_msa_embedder = ExtraMSAEmbedder(25, c_e)
+        self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
+        self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
+        self.structure_module = StructureModule(c_s=c_s, c_z=c_z, **asdict(config.structure_module))
+        self.aux_heads = AuxiliaryHeads(
+            lddt={"no_bins": config.plddt_bins, "c_in": c_s, "c_hidden": config.c_hidden_plddt},
+            distogram={"c_z": c_z, "no_bins": config.distogram_bins},
+            masked_msa={"c_m": c_m, "c_out": 23},
+            experimentally_resolved={"c_s": c_s, "c_out": 37},
+            tm=None if config.tm_bins is None else {"c_z": c_z, "no_bins": config.tm_bins},
+        )
+        self.set_activation_checkpointing(config.activation_checkpointing)
+
+    def set_activation_checkpointing(self, enabled: bool) -> None:
+        """Recompute activations block by block in the backward pass, or keep them."""
+        for module in self.modules():
+            if isinstance(module, EvoformerStack | ExtraMSAStack | TemplatePairStack):
+                module.checkpointing = enabled
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Run all recycles; only the last one keeps a gradient.
+
+        Args:
+            batch: the loader's: features of stage `recycle` are `[R, *, ...]`, all
+                others `[*, ...]` (see `evofeed.features.BATCH`). Without
+                `template_*` features it runs with zero templates.
+
+        Returns:
+            `msa`, `pair`, `single`, `sm` (the structure module's dict),
+            `final_atom_positions [*, L, 37, 3]` in ångström, `final_atom_mask`,
+            `final_affine_tensor [*, L, 7]`, and what `AuxiliaryHeads` returns.
+        """
+        no_cycles = batch["msa_feat"].shape[0]
+        previous: tuple[Tensor, Tensor, Tensor] | None = None
+        for cycle in range(no_cycles - 1):
+            with torch.no_grad():
+                outputs, m_first = self._iteration(_cycle(batch, cycle), previous)
+                previous = m_first, outputs["pair"], outputs["final_atom_positions"]
+        if torch.is_autocast_enabled(batch["aatype"].device.type):
+            # Half-precision copies of the weights made without grad would cut the gradient.
+            torch.clear_autocast_cache()
+        outputs, _ = self._iteration(_cycle(batch, no_cycles - 1), previous)
+        heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"])
+        return outputs | heads
+
+    def _iteration(
+        self, feats: dict[str, Tensor], previous: tuple[Tensor, Tensor, Tensor] | None
+    ) -> tuple[dict[str, Any], Tensor]:
+        """One pass through the trunk and the structure module; also the first MSA row."""
+        seq_mask = feats["seq_mask"]
+        pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
+        no_seq = feats["msa_feat"].shape[-3]
+        m, z = self._embed(feats, previous)
+        msa_mask = feats["msa_mask"]
+        if self.config.template is not None:
+            update, rows = self.template_embedder(feats, z, pair_mask, self.config.mask_trans)
+            z = z + update
+            m = torch.cat([m, rows], dim=-3)
+            psi_mask = feats["template_torsion_angles_mask"][..., 2]
+            msa_mask = torch.cat([msa_mask, psi_mask], dim=-2)
+        z = self._extra_msa(feats, z, pair_mask)
+        m, z, single = self.evoformer(m, z, msa_mask, pair_mask, self.config.mask_trans)
+        sm = self.structure_module(single, z, feats["aatype"], seq_mask)
+        positions = atom14_to_atom37(
+            sm["positions"][-1], feats["residx_atom37_to_atom14"], feats["atom37_atom_exists"]
+        )
+        outputs = {
+            "msa": m[..., :no_seq, :, :],
+            "pair": z,
+            "single": single,
+            "sm": sm,
+            "final_atom_positions": positions,
+            "final_atom_mask": feats["atom37_atom_exists"],
+            "final_affine_tensor": sm["frames"][-1],
+        }
+        return outputs, m[..., 0, :, :]
+
+    def _embed(
+        self, feats: dict[str, Tensor], previous: tuple[Tensor, Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        m, z = self.input_embedder(feats["target_feat"], feats["residue_index"], feats["msa_feat"])
+        if previous is None:
+            m_prev, z_prev = torch.zeros_like(m[..., 0, :, :]), torch.zeros_like(z)
+            x_prev = torch.zeros_like(feats["target_feat"][..., :3])
+        else:
+            m_prev, z_prev, atoms = previous
+            x_prev = pseudo_beta(feats["aatype"], atoms)
+        m_update, z_update = self.recycling_embedder(m_prev, z_prev, x_prev)
+        first_row = m[..., :1, :, :] + m_update[..., None, :, :]
+        return torch.cat([first_row, m[..., 1:, :, :]], dim=-3), z + z_update
+
+    def _extra_msa(self, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor) -> Tensor:
+        feat = build_extra_msa_feat(
+            feats["extra_msa"], feats["extra_has_deletion"], feats["extra_deletion_value"]
+        )
+        extra = self.extra_msa_embedder(feat)
+        mask = feats["extra_msa_mask"]
+        return self.extra_msa_stack(extra, z, mask, pair_mask, self.config.mask_trans)  # type: ignore[no-any-return]
+
+
+def _template_embedder(config: TemplateConfig, c_m: int, c_z: int) -> TemplateEmbedder:
+    return TemplateEmbedder(
+        template_single_embedder={"c_in": 57, "c_out": c_m},
+        template_pair_embedder={"c_in": config.no_bins + 49, "c_out": config.c_t},
+        template_pair_stack={
+            "c_t": config.c_t,
+            "c_hidden_tri_att": config.c_hidden_tri_att,
+            "c_hidden_tri_mul": config.c_hidden_tri_mul,
+            "no_blocks": config.no_blocks,
+            "no_heads": config.no_heads,
+            "pair_transition_n": config.pair_transition_n,
+            "dropout_rate": config.dropout_rate,
+            "tri_mul_first": config.tri_mul_first,
+            "fuse_projection_weights": config.fuse_projection_weights,
+        },
+        template_pointwise_attention={
+            "c_t": config.c_t,
+            "c_z": c_z,
+            "c_hidden": config.c_hidden_pointwise,
+            "no_heads": config.no_heads_pointwise,
+            "inf": config.inf,
+        },
+        distogram={
+            "min_bin": config.min_bin,
+            "max_bin": config.max_bin,
+            "no_bins": config.no_bins,
+        },
+        inf=config.inf,
+    )
+
+
+def _cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
+    """The features of one recycle, with empty templates where the batch has none."""
+    feats = {k: v[cycle] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
+    if "template_aatype" not in feats:
+        *lead, num_res = feats["aatype"].shape
+        for feature in TEMPLATE_FEATURES:
+            shape = feature.shape({"Tm": 0, "L": num_res})
+            integer = feature.dtype.startswith("int")
+            like = feats["aatype"] if integer else feats["target_feat"]
+            feats[feature.name] = like.new_zeros([*lead, *shape])
+    return feats
+
+
+def last_recycle(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The features the losses compare with: of the last recycle, without the recycling axis."""
+    return {k: v[-1] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
+
+
+def from_openfold_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The loader's convention from OpenFold's, where everything has a trailing recycling axis."""
+    return {
+        k: v.movedim(-1, 0).contiguous() if k in RECYCLE_FEATURES else v[..., -1]
+        for k, v in batch.items()
+    }

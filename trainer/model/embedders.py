@@ -1,0 +1,142 @@
+"""From features to the first MSA and pair representation, and the recycled ones.
+
+Source: AF2 SI 1.3 (algorithms 3 to 5) and 1.10 (algorithm 32). Letters: S sequences, R residues.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.residues import ATOM_ORDER, RESTYPES
+from evofeed.shapes import Float, Int
+from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, one_hot
+
+__all__ = [
+    "ExtraMSAEmbedder",
+    "InputEmbedder",
+    "RecyclingEmbedder",
+    "build_extra_msa_feat",
+    "distance_one_hot",
+    "pseudo_beta",
+]
+
+
+class InputEmbedder(nn.Module):
+    """MSA and pair representation of the input features. Source: algorithms 3 and 4."""
+
+    def __init__(self, tf_dim: int, msa_dim: int, c_z: int, c_m: int, relpos_k: int) -> None:
+        super().__init__()
+        self.relpos_k = relpos_k
+        self.linear_tf_z_i = Linear(tf_dim, c_z)
+        self.linear_tf_z_j = Linear(tf_dim, c_z)
+        self.linear_tf_m = Linear(tf_dim, c_m)
+        self.linear_msa_m = Linear(msa_dim, c_m)
+        self.linear_relpos = Linear(2 * relpos_k + 1, c_z)
+
+    def forward(
+        self,
+        target_feat: Float[Tensor, "*B R tf"],
+        residue_index: Int[Tensor, "*B R"],
+        msa_feat: Float[Tensor, "*B S R f"],
+    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
+        """MSA representation and pair representation, nothing masked."""
+        row = self.linear_tf_z_i(target_feat)[..., :, None, :]
+        column = self.linear_tf_z_j(target_feat)[..., None, :, :]
+        z = self.relpos(residue_index, target_feat.dtype) + row + column
+        m = self.linear_msa_m(msa_feat) + self.linear_tf_m(target_feat)[..., None, :, :]
+        return m, z
+
+    def relpos(
+        self, residue_index: Int[Tensor, "*B R"], dtype: torch.dtype
+    ) -> Float[Tensor, "*B R R c_z"]:
+        """Relative positions i - j, clipped to +-relpos_k, embedded."""
+        offset = residue_index[..., :, None] - residue_index[..., None, :]
+        bins = offset.clamp(-self.relpos_k, self.relpos_k) + self.relpos_k
+        return self.linear_relpos(one_hot(bins, 2 * self.relpos_k + 1, dtype))  # type: ignore[no-any-return]
+
+
+class RecyclingEmbedder(nn.Module):
+    """What the previous cycle adds to the first MSA row and to the pairs. Source: algorithm 32.
+
+    It runs in the first cycle too, on zeros, so that its biases always act.
+    """
+
+    def __init__(
+        self, c_m: int, c_z: int, min_bin: float, max_bin: float, no_bins: int, inf: float = 1e8
+    ) -> None:
+        super().__init__()
+        self.min_bin = min_bin
+        self.max_bin = max_bin
+        self.no_bins = no_bins
+        self.inf = inf
+        self.linear = Linear(no_bins, c_z)
+        self.layer_norm_m = LayerNorm(c_m)
+        self.layer_norm_z = LayerNorm(c_z)
+
+    def forward(
+        self,
+        m: Float[Tensor, "*B R c_m"],
+        z: Float[Tensor, "*B R R c_z"],
+        x: Float[Tensor, "*B R 3"],
+    ) -> tuple[Float[Tensor, "*B R c_m"], Float[Tensor, "*B R R c_z"]]:
+        """Updates of the first MSA row and of the pair representation.
+
+        Args:
+            m: first MSA row of the cycle before.
+            z: pair representation of the cycle before.
+            x: pseudo-beta positions of the cycle before, ångström.
+        """
+        bins = distance_one_hot(x, self.min_bin, self.max_bin, self.no_bins, self.inf)
+        return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
+
+
+class ExtraMSAEmbedder(nn.Module):
+    """The extra MSA's features to its narrow channels. Source: algorithm 2, line 14."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_in, c_out)
+
+    def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_e"]:
+        """Embedded features."""
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def build_extra_msa_feat(
+    extra_msa: Int[Tensor, "*B S R"],
+    extra_has_deletion: Float[Tensor, "*B S R"],
+    extra_deletion_value: Float[Tensor, "*B S R"],
+) -> Float[Tensor, "*B S R 25"]:
+    """One-hot of 23 restypes, has-deletion, deletion value."""
+    dtype = extra_deletion_value.dtype
+    deletions = [extra_has_deletion[..., None], extra_deletion_value[..., None]]
+    return torch.cat([one_hot(extra_msa, 23, dtype), *deletions], dim=-1)
+
+
+def distance_one_hot(
+    x: Float[Tensor, "*B R 3"], min_bin: float, max_bin: float, no_bins: int, inf: float
+) -> Float[Tensor, "*B R R n"]:
+    """Which distance bin each pair of points falls into; all zero below the first edge.
+
+    Args:
+        x: points, ångström.
+        min_bin: first lower edge, ångström.
+        max_bin: last lower edge, ångström.
+        no_bins: bins.
+        inf: upper edge of the last bin, squared.
+    """
+    with full_precision(x):
+        square = torch.sum((x[..., :, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)
+        lower = torch.linspace(min_bin, max_bin, no_bins, device=x.device, dtype=x.dtype) ** 2
+        upper = torch.cat([lower[1:], torch.full_like(lower[:1], inf)])
+        return ((square > lower) & (square < upper)).to(x.dtype)
+
+
+def pseudo_beta(
+    aatype: Int[Tensor, "*B R"], all_atom_positions: Float[Tensor, "*B R 37 3"]
+) -> Float[Tensor, "*B R 3"]:
+    """CB positions, CA for glycine."""
+    is_glycine = (aatype == RESTYPES.index("G"))[..., None]
+    ca = all_atom_positions[..., ATOM_ORDER["CA"], :]
+    return torch.where(is_glycine, ca, all_atom_positions[..., ATOM_ORDER["CB"], :])

@@ -1,0 +1,180 @@
+"""The auxiliary heads: distogram, masked MSA, pLDDT, experimentally resolved, aligned error.
+
+Source: AF2 SI 1.9.6, 1.9.7, 1.9.8, 1.9.9, 1.9.10. Letters: S sequences, R residues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.shapes import Float
+from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
+
+__all__ = [
+    "AuxiliaryHeads",
+    "DistogramHead",
+    "ExperimentallyResolvedHead",
+    "MaskedMSAHead",
+    "PerResidueLDDTCaPredictor",
+    "TMScoreHead",
+    "aligned_error_bin_centres",
+    "compute_plddt",
+    "compute_predicted_aligned_error",
+    "compute_tm",
+]
+
+
+class PerResidueLDDTCaPredictor(nn.Module):
+    """Logits of how well each residue is placed. Source: algorithm 29."""
+
+    def __init__(self, no_bins: int, c_in: int, c_hidden: int) -> None:
+        super().__init__()
+        self.layer_norm = LayerNorm(c_in)
+        self.linear_1 = Linear(c_in, c_hidden, init="relu")
+        self.linear_2 = Linear(c_hidden, c_hidden, init="relu")
+        self.linear_3 = Linear(c_hidden, no_bins, init="final")
+
+    def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R n"]:
+        """Logits over bins of lDDT from 0 to 1."""
+        s = torch.relu(self.linear_1(self.layer_norm(s)))
+        return self.linear_3(torch.relu(self.linear_2(s)))  # type: ignore[no-any-return]
+
+
+class DistogramHead(nn.Module):
+    """Logits of pseudo-beta distances, symmetric (so the bias counts twice)."""
+
+    def __init__(self, c_z: int, no_bins: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_z, no_bins, init="final")
+
+    def forward(self, z: Float[Tensor, "*B R R c_z"]) -> Float[Tensor, "*B R R n"]:
+        """Logits over distance bins."""
+        logits: Tensor = self.linear(z)
+        return logits + logits.transpose(-2, -3)
+
+
+class TMScoreHead(nn.Module):
+    """Logits of the aligned error of residue j in the frame of residue i."""
+
+    def __init__(self, c_z: int, no_bins: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_z, no_bins, init="final")
+
+    def forward(self, z: Float[Tensor, "*B R R c_z"]) -> Float[Tensor, "*B R R n"]:
+        """Logits over error bins."""
+        return self.linear(z)  # type: ignore[no-any-return]
+
+
+class MaskedMSAHead(nn.Module):
+    """Logits of what stood in the masked cells of the MSA."""
+
+    def __init__(self, c_m: int, c_out: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_m, c_out, init="final")
+
+    def forward(self, m: Float[Tensor, "*B S R c_m"]) -> Float[Tensor, "*B S R n"]:
+        """Logits over 23 restypes."""
+        return self.linear(m)  # type: ignore[no-any-return]
+
+
+class ExperimentallyResolvedHead(nn.Module):
+    """Logits of whether each atom was seen in the experiment."""
+
+    def __init__(self, c_s: int, c_out: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_s, c_out, init="final")
+
+    def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R n"]:
+        """Logits over the 37 atoms."""
+        return self.linear(s)  # type: ignore[no-any-return]
+
+
+class AuxiliaryHeads(nn.Module):
+    """All heads, on the outputs of the trunk and the structure module."""
+
+    def __init__(
+        self,
+        *,
+        lddt: Mapping[str, int],
+        distogram: Mapping[str, int],
+        masked_msa: Mapping[str, int],
+        experimentally_resolved: Mapping[str, int],
+        tm: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.plddt = PerResidueLDDTCaPredictor(**lddt)
+        self.distogram = DistogramHead(**distogram)
+        self.masked_msa = MaskedMSAHead(**masked_msa)
+        self.experimentally_resolved = ExperimentallyResolvedHead(**experimentally_resolved)
+        self.tm = TMScoreHead(**tm) if tm is not None else None
+
+    def forward(self, outputs: Mapping[str, Tensor], sm_single: Tensor) -> dict[str, Tensor]:
+        """Logits of every head, pLDDT, and with the TM head pTM and aligned errors.
+
+        Args:
+            outputs: `msa`, `pair` and `single` of the trunk.
+            sm_single: the structure module's last state.
+        """
+        lddt_logits = self.plddt(sm_single)
+        heads = {
+            "lddt_logits": lddt_logits,
+            "plddt": compute_plddt(lddt_logits),
+            "distogram_logits": self.distogram(outputs["pair"]),
+            "masked_msa_logits": self.masked_msa(outputs["msa"]),
+            "experimentally_resolved_logits": self.experimentally_resolved(outputs["single"]),
+        }
+        if self.tm is not None:
+            logits = self.tm(outputs["pair"])
+            heads |= {"tm_logits": logits, "ptm_score": compute_tm(logits)}
+            heads |= compute_predicted_aligned_error(logits)
+        return heads
+
+
+def compute_plddt(logits: Float[Tensor, "*B R n"]) -> Float[Tensor, "*B R"]:
+    """Expected lDDT-Ca of each residue, 0 to 100."""
+    logits = at_least_float32(logits)
+    n = logits.shape[-1]
+    centres = (torch.arange(n, device=logits.device, dtype=logits.dtype) + 0.5) / n
+    return torch.sum(torch.softmax(logits, dim=-1) * centres, dim=-1) * 100
+
+
+def aligned_error_bin_centres(max_bin: float, no_bins: int, like: Tensor) -> Float[Tensor, " n"]:
+    """Centres of the aligned-error bins, ångström; the last bin is open above."""
+    edges = torch.linspace(0, max_bin, no_bins - 1, device=like.device, dtype=like.dtype)
+    step = edges[1] - edges[0]
+    centres = edges + step / 2
+    return torch.cat([centres, centres[-1:] + step])
+
+
+def compute_predicted_aligned_error(
+    logits: Float[Tensor, "*B R R n"], max_bin: float = 31.0
+) -> dict[str, Tensor]:
+    """Probabilities per error bin, the expected error of each pair, the largest possible one."""
+    logits = at_least_float32(logits)
+    probs = torch.softmax(logits, dim=-1)
+    centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
+    return {
+        "aligned_confidence_probs": probs,
+        "predicted_aligned_error": torch.sum(probs * centres, dim=-1),
+        "max_predicted_aligned_error": centres[-1],
+    }
+
+
+def compute_tm(
+    logits: Float[Tensor, "*B R R n"], max_bin: float = 31.0, eps: float = 1e-8
+) -> Float[Tensor, "*B"]:
+    """Predicted TM-score, all residues weighted alike (padding too, as in OpenFold).
+
+    Source: AF2 SI 1.9.7, equations 38 to 40.
+    """
+    logits = at_least_float32(logits)
+    num_res = logits.shape[-2]
+    d0 = 1.24 * (max(num_res, 19) - 15) ** (1.0 / 3) - 1.8
+    centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
+    tm_per_bin = 1.0 / (1 + centres**2 / d0**2)
+    expected = torch.sum(torch.softmax(logits, dim=-1) * tm_per_bin, dim=-1)
+    per_alignment = torch.sum(expected, dim=-1) / (num_res + eps)
+    return torch.max(per_alignment, dim=-1).values

@@ -1,0 +1,189 @@
+"""What every block is made of: Linear, LayerNorm, Attention, dropout, small helpers.
+
+There is one LayerNorm class and one attention function in the whole model, so
+that a fused op replaces both by replacing one thing.
+
+Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evofeed.shapes import Float, Int, Shaped
+from evofeed.trainer.model.init import init_linear
+
+__all__ = [
+    "Attention",
+    "LayerNorm",
+    "Linear",
+    "SharedDropout",
+    "at_least_float32",
+    "full_precision",
+    "gated_attention",
+    "mask_bias",
+    "one_hot",
+]
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with one of AF2's initialisations (see `init.py`)."""
+
+    def __init__(self, c_in: int, c_out: int, bias: bool = True, init: str = "default") -> None:
+        self._init = init
+        super().__init__(c_in, c_out, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew by the law given at construction."""
+        init_linear(self.weight, self.bias, self._init)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last axis, affine, statistics in float32, output as the input.
+
+    It keeps the activation's own dtype under autocast (which would return
+    float32 and double the memory traffic of every block).
+    """
+
+    def __init__(self, c_in: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.c_in = (c_in,)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(c_in))
+        self.bias = nn.Parameter(torch.zeros(c_in))
+
+    def forward(self, x: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
+        """Normalised `x`."""
+        with full_precision(x):
+            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return F.layer_norm(x, self.c_in, weight, bias, self.eps)
+
+
+class SharedDropout(nn.Module):
+    """Dropout whose mask is shared along one axis: AF2's DropoutRowwise and DropoutColumnwise.
+
+    Args:
+        p: probability that an entry is dropped; survivors are scaled by 1/(1-p).
+        shared_dim: the axis along which the mask repeats (-3 rowwise, -2
+            columnwise), or None for ordinary dropout.
+    """
+
+    def __init__(self, p: float, shared_dim: int | None = None) -> None:
+        super().__init__()
+        self.p = p
+        self.shared_dim = shared_dim
+
+    def forward(self, x: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+        """`x` with entries dropped in training, unchanged in evaluation."""
+        if not self.training or self.p == 0.0:
+            return x
+        return x * self.sample_mask(x)
+
+    def sample_mask(self, x: Tensor) -> Tensor:
+        """A fresh mask, already scaled by 1/(1-p), that broadcasts against `x`."""
+        shape = list(x.shape)
+        if self.shared_dim is not None:
+            shape[self.shared_dim] = 1
+        return F.dropout(x.new_ones(shape), self.p, training=True)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[None]:
+    """A context without autocast: what runs inside keeps the dtype it is given."""
+    context: AbstractContextManager[None] = torch.autocast(x.device.type, enabled=False)
+    return context
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32 if it came in a half type, else as it is (float64 stays)."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def one_hot(
+    index: Int[Tensor, "*B"], num_classes: int, dtype: torch.dtype
+) -> Float[Tensor, "*B n"]:
+    """One-hot rows by comparison: no check of the values, so no wait for the GPU."""
+    classes = torch.arange(num_classes, device=index.device)
+    return (index[..., None] == classes).to(dtype)
+
+
+def mask_bias(mask: Float[Tensor, "*B"], inf: float) -> Float[Tensor, "*B"]:
+    """Attention bias of a 0/1 mask: 0 where allowed, `-inf` (a large number) elsewhere."""
+    return inf * (mask - 1)
+
+
+def gated_attention(
+    q: Float[Tensor, "*B Q C"],
+    k: Float[Tensor, "*B K C"],
+    v: Float[Tensor, "*B K C"],
+    biases: Sequence[Tensor],
+    gate: Float[Tensor, "*B Q C"] | None = None,
+) -> Float[Tensor, "*B Q C"]:
+    """sigmoid(gate) * softmax(q k^T + sum of biases) v: all attention of the model but IPA.
+
+    Args:
+        q: queries, already scaled by 1/sqrt(C).
+        k: keys.
+        v: values.
+        biases: terms that broadcast against the logits `[*B, Q, K]`, added in order.
+        gate: gate before its sigmoid, or None for ungated attention.
+
+    Source: AF2 SI algorithm 7, lines 2 to 6.
+    """
+    logits = torch.matmul(q, k.transpose(-1, -2))
+    for bias in biases:
+        logits = logits + bias
+    with full_precision(logits):  # autocast would keep the weights in float32
+        weights = torch.softmax(logits, dim=-1)
+    out = torch.matmul(weights, v)
+    return out if gate is None else out * torch.sigmoid(gate)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with additive biases and an optional gate.
+
+    Args:
+        c_q: channels of the queries' input, also of the output.
+        c_k: channels of the keys' input.
+        c_v: channels of the values' input.
+        c_hidden: channels of one head.
+        no_heads: heads.
+        gating: whether a sigmoid gate of the queries' input multiplies the result.
+    """
+
+    def __init__(
+        self, c_q: int, c_k: int, c_v: int, c_hidden: int, no_heads: int, gating: bool = True
+    ) -> None:
+        super().__init__()
+        self.c_hidden = c_hidden
+        self.no_heads = no_heads
+        self.gating = gating
+        width = c_hidden * no_heads
+        self.linear_q = Linear(c_q, width, bias=False, init="glorot")
+        self.linear_k = Linear(c_k, width, bias=False, init="glorot")
+        self.linear_v = Linear(c_v, width, bias=False, init="glorot")
+        self.linear_o = Linear(width, c_q, init="final")
+        if gating:
+            self.linear_g = Linear(c_q, width, init="gating")
+
+    def forward(
+        self,
+        q_x: Float[Tensor, "*B Q c_q"],
+        kv_x: Float[Tensor, "*B K c_k"],
+        biases: Sequence[Tensor] = (),
+    ) -> Float[Tensor, "*B Q c_q"]:
+        """Attention of `q_x` to `kv_x`; biases broadcast against `[*B, H, Q, K]`."""
+        q = self._heads(self.linear_q(q_x)) * self.c_hidden**-0.5
+        k = self._heads(self.linear_k(kv_x))
+        v = self._heads(self.linear_v(kv_x))
+        gate = self._heads(self.linear_g(q_x)) if self.gating else None
+        out = gated_attention(q, k, v, [bias.to(q.dtype) for bias in biases], gate)
+        out = out.transpose(-2, -3).flatten(-2)
+        return self.linear_o(out)  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Shaped[Tensor, "..."]:
+        return torch.unflatten(x, -1, (self.no_heads, self.c_hidden)).transpose(-2, -3)

@@ -1,0 +1,183 @@
+"""The structure module: from the single and pair representations to atoms in space.
+
+It runs outside autocast, at least in float32: a rotation in bfloat16 is off by
+half a degree, which is ångströms at the far end of a protein.
+Source: AF2 SI 1.8, algorithm 20. Letters: R residues, L layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.shapes import Float, Int
+from evofeed.trainer.model.ipa import InvariantPointAttention
+from evofeed.trainer.model.primitives import (
+    LayerNorm,
+    Linear,
+    SharedDropout,
+    at_least_float32,
+    full_precision,
+)
+from evofeed.trainer.model.rigid import (
+    Rigid,
+    compose_quaternion_update,
+    from_tensor_7,
+    quaternion_to_matrix,
+    to_4x4,
+)
+from evofeed.trainer.model.torsion import AngleResnet, frames_to_atom14, torsion_angles_to_frames
+
+__all__ = [
+    "BackboneUpdate",
+    "StructureModule",
+    "StructureModuleTransition",
+    "StructureModuleTransitionLayer",
+    "update_frames",
+]
+
+
+class BackboneUpdate(nn.Module):
+    """Six numbers per residue: a rotation's vector part and a translation. Source: algorithm 23."""
+
+    def __init__(self, c_s: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_s, 6, init="final")
+
+    def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R 6"]:
+        """The update, to be applied by `update_frames`."""
+        return self.linear(s)  # type: ignore[no-any-return]
+
+
+def update_frames(
+    quaternion: Float[Tensor, "*B 4"], trans: Float[Tensor, "*B 3"], update: Float[Tensor, "*B 6"]
+) -> tuple[Float[Tensor, "*B 4"], Float[Tensor, "*B 3"]]:
+    """Quaternion and translation after a backbone update given in the old local frame."""
+    rots = quaternion_to_matrix(quaternion)
+    step = torch.sum(rots * update[..., None, 3:], dim=-1)
+    return compose_quaternion_update(quaternion, update[..., :3]), trans + step
+
+
+class StructureModuleTransitionLayer(nn.Module):
+    """Three linear layers and a skip."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(c, c, init="relu")
+        self.linear_2 = Linear(c, c, init="relu")
+        self.linear_3 = Linear(c, c, init="final")
+
+    def forward(self, s: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
+        """`s` plus its update."""
+        return s + self.linear_3(torch.relu(self.linear_2(torch.relu(self.linear_1(s)))))  # type: ignore[no-any-return]
+
+
+class StructureModuleTransition(nn.Module):
+    """Transition layers, dropout, layer norm. Source: algorithm 20, lines 8 and 9."""
+
+    def __init__(self, c: int, num_layers: int, dropout_rate: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(StructureModuleTransitionLayer(c) for _ in range(num_layers))
+        self.dropout = SharedDropout(dropout_rate)
+        self.layer_norm = LayerNorm(c)
+
+    def forward(self, s: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
+        """The single representation after the transition."""
+        for layer in self.layers:
+            s = layer(s)
+        return self.layer_norm(self.dropout(s))  # type: ignore[no-any-return]
+
+
+class StructureModule(nn.Module):
+    """Eight layers with shared weights that move every residue's frame from the origin.
+
+    Inside, translations are in units of `trans_scale_factor` ångström; outputs are in ångström.
+    """
+
+    def __init__(
+        self,
+        *,
+        c_s: int,
+        c_z: int,
+        c_ipa: int,
+        c_resnet: int,
+        no_heads_ipa: int,
+        no_qk_points: int,
+        no_v_points: int,
+        dropout_rate: float,
+        no_blocks: int,
+        no_transition_layers: int,
+        no_resnet_blocks: int,
+        no_angles: int,
+        trans_scale_factor: float,
+        epsilon: float = 1e-8,
+        inf: float = 1e5,
+    ) -> None:
+        super().__init__()
+        self.no_blocks = no_blocks
+        self.trans_scale_factor = trans_scale_factor
+        self.layer_norm_s = LayerNorm(c_s)
+        self.layer_norm_z = LayerNorm(c_z)
+        self.linear_in = Linear(c_s, c_s)
+        self.ipa = InvariantPointAttention(
+            c_s, c_z, c_ipa, no_heads_ipa, no_qk_points, no_v_points, inf, epsilon
+        )
+        self.ipa_dropout = SharedDropout(dropout_rate)
+        self.layer_norm_ipa = LayerNorm(c_s)
+        self.transition = StructureModuleTransition(c_s, no_transition_layers, dropout_rate)
+        self.bb_update = BackboneUpdate(c_s)
+        self.angle_resnet = AngleResnet(c_s, c_resnet, no_resnet_blocks, no_angles, epsilon)
+
+    def forward(
+        self,
+        single: Float[Tensor, "*B R c_s"],
+        pair: Float[Tensor, "*B R R c_z"],
+        aatype: Int[Tensor, "*B R"],
+        mask: Float[Tensor, "*B R"],
+    ) -> dict[str, Tensor]:
+        """The structure after every layer.
+
+        Returns:
+            `frames [L, *, R, 7]` (quaternion w x y z, then ångström),
+            `sidechain_frames [L, *, R, 8, 4, 4]`, `positions [L, *, R, 14, 3]`,
+            `angles` and `unnormalized_angles [L, *, R, 7, 2]`, `states
+            [L, *, R, c_s]`, and `single [*, R, c_s]`, the last state.
+        """
+        with full_precision(single):
+            single, pair = at_least_float32(single), at_least_float32(pair)
+            return self._run(single, pair, aatype, mask.to(single.dtype))
+
+    def _run(self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        s_initial = self.layer_norm_s(single)
+        z = self.layer_norm_z(pair)
+        s = self.linear_in(s_initial)
+        trans = torch.zeros_like(s[..., :3])
+        quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
+        states, frames = [], []
+        for layer in range(self.no_blocks):
+            rots = quaternion_to_matrix(quaternion)
+            s = s + self.ipa(s, z, Rigid(rots, trans), mask)
+            s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
+            quaternion, trans = update_frames(quaternion, trans, self.bb_update(s))
+            states.append(s)
+            frames.append(torch.cat([quaternion, trans * self.trans_scale_factor], dim=-1))
+            if layer < self.no_blocks - 1:  # no gradient through the chain of rotations
+                quaternion = quaternion.detach()
+        return self._atoms(torch.stack(states), torch.stack(frames), s_initial, aatype)
+
+    def _atoms(
+        self, states: Tensor, frames: Tensor, s_initial: Tensor, aatype: Tensor
+    ) -> dict[str, Tensor]:
+        """Side chains of all layers at once: nothing in a layer depends on the atoms before it."""
+        unnormalized, angles = self.angle_resnet(states, s_initial.expand_as(states))
+        aatype = aatype.expand(states.shape[:-1])
+        groups = torsion_angles_to_frames(from_tensor_7(frames), angles, aatype)
+        return {
+            "frames": frames,
+            "sidechain_frames": to_4x4(groups),
+            "unnormalized_angles": unnormalized,
+            "angles": angles,
+            "positions": frames_to_atom14(groups, aatype),
+            "states": states,
+            "single": states[-1],
+        }

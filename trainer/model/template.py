@@ -1,0 +1,251 @@
+"""Templates: structures of related proteins, folded into the pair and MSA representations.
+
+Source: AF2 SI 1.7.1, algorithms 16 and 17. Letters: T templates, R residues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.residues import ATOM_ORDER
+from evofeed.shapes import Float
+from evofeed.trainer.model.activation_checkpointing import checkpointed
+from evofeed.trainer.model.embedders import distance_one_hot
+from evofeed.trainer.model.primitives import (
+    Attention,
+    LayerNorm,
+    Linear,
+    SharedDropout,
+    mask_bias,
+    one_hot,
+)
+from evofeed.trainer.model.transition import PairTransition
+from evofeed.trainer.model.triangle import (
+    FusedTriangleMultiplicationIncoming,
+    FusedTriangleMultiplicationOutgoing,
+    TriangleAttentionEndingNode,
+    TriangleAttentionStartingNode,
+    TriangleMultiplicationIncoming,
+    TriangleMultiplicationOutgoing,
+)
+
+__all__ = [
+    "TemplateEmbedder",
+    "TemplatePairEmbedder",
+    "TemplatePairStack",
+    "TemplatePairStackBlock",
+    "TemplatePointwiseAttention",
+    "TemplateSingleEmbedder",
+    "build_template_angle_feat",
+    "build_template_pair_feat",
+]
+
+_N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
+
+
+class TemplateSingleEmbedder(nn.Module):
+    """Torsion angles of a template to a row of the MSA. Source: algorithm 2, line 7."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(c_in, c_out, init="relu")
+        self.linear_2 = Linear(c_out, c_out, init="relu")
+
+    def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_m"]:
+        """Embedded features."""
+        return self.linear_2(torch.relu(self.linear_1(x)))  # type: ignore[no-any-return]
+
+
+class TemplatePairEmbedder(nn.Module):
+    """Pair features of a template to its channels. Source: algorithm 2, line 9."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_in, c_out, init="relu")
+
+    def forward(self, x: Float[Tensor, "*B f"]) -> Float[Tensor, "*B c_t"]:
+        """Embedded features."""
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+class TemplatePairStackBlock(nn.Module):
+    """A pair stack of its own order: attentions first, multiplications after."""
+
+    def __init__(
+        self,
+        c_t: int,
+        c_hidden_tri_att: int,
+        c_hidden_tri_mul: int,
+        no_heads: int,
+        pair_transition_n: int,
+        dropout_rate: float,
+        tri_mul_first: bool = False,
+        fuse_projection_weights: bool = False,
+        inf: float = 1e9,
+    ) -> None:
+        super().__init__()
+        self.tri_mul_first = tri_mul_first
+        self.dropout_row = SharedDropout(dropout_rate, shared_dim=-3)
+        self.dropout_col = SharedDropout(dropout_rate, shared_dim=-2)
+        self.tri_att_start = TriangleAttentionStartingNode(c_t, c_hidden_tri_att, no_heads, inf)
+        self.tri_att_end = TriangleAttentionEndingNode(c_t, c_hidden_tri_att, no_heads, inf)
+        if fuse_projection_weights:
+            self.tri_mul_out: nn.Module = FusedTriangleMultiplicationOutgoing(c_t, c_hidden_tri_mul)
+            self.tri_mul_in: nn.Module = FusedTriangleMultiplicationIncoming(c_t, c_hidden_tri_mul)
+        else:
+            self.tri_mul_out = TriangleMultiplicationOutgoing(c_t, c_hidden_tri_mul)
+            self.tri_mul_in = TriangleMultiplicationIncoming(c_t, c_hidden_tri_mul)
+        self.pair_transition = PairTransition(c_t, pair_transition_n)
+
+    def forward(
+        self,
+        t: Float[Tensor, "*B T R R c_t"],
+        mask: Float[Tensor, "*B 1 R R"],
+        mask_trans: bool = False,
+    ) -> Float[Tensor, "*B T R R c_t"]:
+        """The template representations after this block."""
+        mask = mask.expand(t.shape[:-1])
+        if self.tri_mul_first:
+            t = self._attend(self._multiply(t, mask), mask)
+        else:
+            t = self._multiply(self._attend(t, mask), mask)
+        return t + self.pair_transition(t, mask if mask_trans else None)  # type: ignore[no-any-return]
+
+    def _attend(self, t: Tensor, mask: Tensor) -> Tensor:
+        t = t + self.dropout_row(self.tri_att_start(t, mask))
+        return t + self.dropout_col(self.tri_att_end(t, mask))  # type: ignore[no-any-return]
+
+    def _multiply(self, t: Tensor, mask: Tensor) -> Tensor:
+        t = t + self.dropout_row(self.tri_mul_out(t, mask))
+        return t + self.dropout_row(self.tri_mul_in(t, mask))  # type: ignore[no-any-return]
+
+
+class TemplatePairStack(nn.Module):
+    """The blocks over all templates at once, then a layer norm. Source: algorithm 16."""
+
+    def __init__(self, *, c_t: int, no_blocks: int, **block: int | float | bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            TemplatePairStackBlock(c_t, **block)  # type: ignore[arg-type]
+            for _ in range(no_blocks)
+        )
+        self.layer_norm = LayerNorm(c_t)
+        self.checkpointing = False
+
+    def forward(
+        self,
+        t: Float[Tensor, "*B T R R c_t"],
+        mask: Float[Tensor, "*B 1 R R"],
+        mask_trans: bool = False,
+    ) -> Float[Tensor, "*B T R R c_t"]:
+        """Template representations; `mask` is the query's pair mask."""
+        for block in self.blocks:
+            t = checkpointed(block, t, mask, mask_trans, enabled=self.checkpointing)
+        return self.layer_norm(t)  # type: ignore[no-any-return]
+
+
+class TemplatePointwiseAttention(nn.Module):
+    """Every pair attends to the templates at that pair, ungated. Source: algorithm 17."""
+
+    def __init__(self, c_t: int, c_z: int, c_hidden: int, no_heads: int, inf: float = 1e5) -> None:
+        super().__init__()
+        self.inf = inf
+        self.mha = Attention(c_z, c_t, c_t, c_hidden, no_heads, gating=False)
+
+    def forward(
+        self,
+        t: Float[Tensor, "*B T R R c_t"],
+        z: Float[Tensor, "*B R R c_z"],
+        template_mask: Float[Tensor, "*B T"],
+    ) -> Float[Tensor, "*B R R c_z"]:
+        """Update of the pair representation (not yet zero where every template is masked)."""
+        bias = mask_bias(template_mask, self.inf)[..., None, None, None, None, :]
+        kv = t.movedim(-4, -2)  # [*, R, R, T, c_t]
+        return self.mha(z[..., None, :], kv, [bias]).squeeze(-2)  # type: ignore[no-any-return]
+
+
+class TemplateEmbedder(nn.Module):
+    """All that templates add: a pair update and extra rows of the MSA.
+
+    With no valid template the pair update is multiplied by zero, so every
+    parameter still gets a gradient (zero) and DDP never waits for one.
+    """
+
+    def __init__(
+        self,
+        *,
+        template_single_embedder: Mapping[str, int],
+        template_pair_embedder: Mapping[str, int],
+        template_pair_stack: Mapping[str, int | float | bool],
+        template_pointwise_attention: Mapping[str, int | float],
+        distogram: Mapping[str, int | float],
+        inf: float = 1e5,
+    ) -> None:
+        super().__init__()
+        self.distogram = dict(distogram)
+        self.inf = inf
+        self.template_single_embedder = TemplateSingleEmbedder(**template_single_embedder)
+        self.template_pair_embedder = TemplatePairEmbedder(**template_pair_embedder)
+        self.template_pair_stack = TemplatePairStack(**template_pair_stack)  # type: ignore[arg-type]
+        self.template_pointwise_att = TemplatePointwiseAttention(**template_pointwise_attention)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        batch: Mapping[str, Tensor],
+        z: Float[Tensor, "*B R R c_z"],
+        pair_mask: Float[Tensor, "*B R R"],
+        mask_trans: bool = False,
+    ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"]]:
+        """Pair update and one MSA row per template, from the `template_*` features."""
+        feat = build_template_pair_feat(batch, inf=self.inf, **self.distogram)  # type: ignore[arg-type]
+        t = self.template_pair_embedder(feat)
+        t = self.template_pair_stack(t, pair_mask[..., None, :, :], mask_trans)
+        template_mask = batch["template_mask"]
+        update = self.template_pointwise_att(t, z, template_mask)
+        any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)
+        rows = self.template_single_embedder(build_template_angle_feat(batch))
+        return update * any_template[..., None, None, None], rows
+
+
+def build_template_angle_feat(batch: Mapping[str, Tensor]) -> Float[Tensor, "*B T R 57"]:
+    """One-hot of 22 restypes, 14 sines and cosines, 14 of the alternative angles, 7 masks."""
+    angles = batch["template_torsion_angles_sin_cos"]
+    return torch.cat(
+        [
+            one_hot(batch["template_aatype"], 22, angles.dtype),
+            angles.flatten(-2),
+            batch["template_alt_torsion_angles_sin_cos"].flatten(-2),
+            batch["template_torsion_angles_mask"],
+        ],
+        dim=-1,
+    )
+
+
+def build_template_pair_feat(
+    batch: Mapping[str, Tensor], min_bin: float, max_bin: float, no_bins: int, inf: float
+) -> Float[Tensor, "*B T R R 88"]:
+    """Distogram 39, pseudo-beta mask, restypes of j and of i, three zeros, backbone mask.
+
+    The three zeros are the unit vectors AF2 computes and then multiplies by zero.
+    `inf` closes the last distance bin, squared: at 1e5, pairs beyond 316 Å have none.
+    """
+    positions = batch["template_pseudo_beta"]
+    dgram = distance_one_hot(positions, min_bin, max_bin, no_bins, inf)
+    beta_mask = batch["template_pseudo_beta_mask"]
+    restype = one_hot(batch["template_aatype"], 22, dgram.dtype)
+    square = dgram.shape[:-1]
+    atom_mask = batch["template_all_atom_mask"]
+    backbone_mask = atom_mask[..., _N] * atom_mask[..., _CA] * atom_mask[..., _C]
+    pair_mask = (backbone_mask[..., :, None] * backbone_mask[..., None, :])[..., None]
+    features = [
+        dgram,
+        (beta_mask[..., :, None] * beta_mask[..., None, :])[..., None],
+        restype[..., None, :, :].expand(*square, 22),
+        restype[..., :, None, :].expand(*square, 22),
+        torch.zeros_like(dgram[..., :3]),
+        pair_mask,
+    ]
+    return torch.cat(features, dim=-1) * pair_mask

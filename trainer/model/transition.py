@@ -1,0 +1,40 @@
+"""The two-layer perceptrons of the MSA and pair stacks (AF2 SI algorithms 9 and 15)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.shapes import Float
+from evofeed.trainer.model.primitives import LayerNorm, Linear
+
+__all__ = ["MSATransition", "PairTransition"]
+
+
+class _Transition(nn.Module):
+    def __init__(self, c: int, n: int) -> None:
+        super().__init__()
+        self.layer_norm = LayerNorm(c)
+        self.linear_1 = Linear(c, n * c, init="relu")
+        self.linear_2 = Linear(n * c, c, init="final")
+
+    def forward(
+        self, x: Float[Tensor, "*B c"], mask: Float[Tensor, "*B"] | None = None
+    ) -> Float[Tensor, "*B c"]:
+        """Update of `x`; zero where the mask is."""
+        update: Tensor = self.linear_2(torch.relu(self.linear_1(self.layer_norm(x))))
+        return update if mask is None else update * mask.to(update.dtype)[..., None]
+
+
+class MSATransition(_Transition):
+    """Transition of the MSA representation, `n` times as wide inside. Source: algorithm 9."""
+
+    def __init__(self, c_m: int, n: int) -> None:
+        super().__init__(c_m, n)
+
+
+class PairTransition(_Transition):
+    """Transition of the pair representation, `n` times as wide inside. Source: algorithm 15."""
+
+    def __init__(self, c_z: int, n: int) -> None:
+        super().__init__(c_z, n)

@@ -1,0 +1,169 @@
+"""From a chain and a checkpoint to a structure: the shortest way to look at what was learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.errors import CheckpointError
+from evofeed.features import ChainRecord
+from evofeed.trainer.formats.openfold_checkpoint import (
+    load_openfold_checkpoint,
+    load_weights,
+    read_weights,
+)
+from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.config import ModelConfig, initial_training
+from evofeed.trainer.predict.record_batch import record_batch
+
+__all__ = ["Prediction", "load_model", "predict", "predict_structure", "record_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prediction:
+    """What the model says about one chain; numpy, without padding.
+
+    Attributes:
+        structure: atoms, with pLDDT (0 to 100) as confidence.
+        plddt: `[L]`, 0 to 100.
+        distogram: `[L, L, 64]` probabilities of the distance bins.
+        contacts: `[L, L]` probability that two CB atoms are within 8 Å.
+    """
+
+    structure: Structure
+    plddt: np.ndarray
+    distogram: np.ndarray
+    contacts: np.ndarray
+
+    def text(self, file_format: str = "pdb") -> str:
+        """The structure as `pdb` or `cif`."""
+        if file_format not in ("pdb", "cif"):
+            raise ValueError(f"format is {file_format!r}; use 'pdb' or 'cif'")
+        return to_pdb(self.structure) if file_format == "pdb" else to_mmcif(self.structure)
+
+
+def predict(
+    source: ChainRecord | Mapping[str, Tensor],
+    checkpoint: str | Path,
+    *,
+    file_format: str = "pdb",
+    config: ModelConfig | None = None,
+    no_recycling_iters: int = 3,
+    device: str = "cpu",
+) -> str:
+    """The predicted structure as text, pLDDT in the B column.
+
+    Args:
+        source: a chain record, or a batch of one sample in the loader's convention.
+        checkpoint: whatever `load_model` takes.
+        file_format: `pdb` or `cif`.
+        config: of the model, if the checkpoint does not tell.
+        no_recycling_iters: recycles (a batch has its own).
+        device: `cpu` or `cuda`.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read or is of another model.
+    """
+    model = load_model(checkpoint, config=config).to(device)
+    if isinstance(source, ChainRecord):
+        name, batch = source.chain_id, record_batch(source, no_recycling_iters=no_recycling_iters)
+    else:
+        name, batch = "prediction", dict(source)
+    batch = {key: value.to(device) for key, value in batch.items()}
+    return predict_structure(model, batch, name=name).text(file_format)
+
+
+@torch.no_grad()
+def predict_structure(
+    model: AlphaFold, batch: Mapping[str, Tensor], *, name: str = "prediction"
+) -> Prediction:
+    """Run the model in evaluation mode on a batch of one sample (bfloat16 on a GPU)."""
+    training = model.training
+    on_gpu = batch["aatype"].device.type == "cuda"
+    with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+        outputs = model.eval()(batch)
+    model.train(training)
+    keep = batch["seq_mask"][0].bool().cpu().numpy()
+    logits = _numpy(outputs["distogram_logits"])[keep][:, keep]
+    distogram = np.exp(logits - logits.max(-1, keepdims=True))
+    distogram /= distogram.sum(-1, keepdims=True)
+    edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
+    plddt = _numpy(outputs["plddt"])[keep]
+    structure = Structure(
+        name=name,
+        aatype=batch["aatype"][0].cpu().numpy()[keep],
+        residue_index=batch["residue_index"][0].cpu().numpy()[keep],
+        positions=_numpy(outputs["final_atom_positions"])[keep],
+        mask=_numpy(outputs["final_atom_mask"])[keep],
+        confidence=plddt,
+    )
+    contacts = distogram[..., : int(np.searchsorted(edges, 8.0)) + 1].sum(-1)
+    return Prediction(structure=structure, plddt=plddt, distogram=distogram, contacts=contacts)
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    array: np.ndarray = value[0].float().cpu().numpy()
+    return array
+
+
+def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> AlphaFold:
+    """The model of a checkpoint, with its averaged weights.
+
+    Args:
+        checkpoint: a run's folder (its newest checkpoint), a checkpoint's folder, or
+            a file of OpenFold (`.pt`), AF2 (`.npz`) or safetensors.
+        config: needed for files of models that are not of AF2's size.
+
+    Raises:
+        CheckpointError: it cannot be read or is of another model.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        return _from_run(path, config)
+    if path.suffix == ".npz":
+        model = AlphaFold(config or _npz_config(path))
+        load_openfold_checkpoint(model, path)
+        return model
+    state = read_weights(path)
+    model = AlphaFold(config or _published_config(state))
+    load_weights(model, state, str(path))
+    return model
+
+
+def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
+    from evofeed.trainer.run.checkpoint import newest_checkpoint, read_checkpoint
+    from evofeed.trainer.run.config import load_config
+    from evofeed.trainer.run.loop import CHECKPOINTS
+    from evofeed.trainer.run.train import build_plain
+
+    is_run = (path / CHECKPOINTS).is_dir()
+    found = newest_checkpoint(path / CHECKPOINTS) if is_run else read_checkpoint(path)
+    if found is None:
+        raise CheckpointError("no complete checkpoint in this folder", path=str(path))
+    settings = (path if is_run else path.parent.parent) / "config.yaml"
+    model = build_plain(load_config(str(settings))) if config is None else AlphaFold(config)
+    assert isinstance(model, AlphaFold)
+    load_weights(model, found.tensors("ema"), str(found.path))
+    return model
+
+
+def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
+    """The variant of AF2's model that a state dict belongs to."""
+    config, _ = initial_training(ptm="aux_heads.tm.linear.weight" in state)
+    has_templates = any(name.startswith("template_embedder.") for name in state)
+    return config if has_templates else replace(config, template=None)
+
+
+def _npz_config(path: Path) -> ModelConfig:
+    with np.load(path) as arrays:
+        keys = list(arrays)
+    config, _ = initial_training(ptm=any("predicted_aligned_error_head" in key for key in keys))
+    has_templates = any("template_embedding" in key for key in keys)
+    return config if has_templates else replace(config, template=None)

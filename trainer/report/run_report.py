@@ -1,0 +1,229 @@
+"""The run report: how fast a run was, where its time went, and whether the parts add up.
+
+Made from `run.json` and `steps.jsonl` alone, so it can be made again at any time.
+The six figures are those High-Flyer published for AlphaFold2 training; beside
+each stands what it hides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evofeed.errors import InputError
+from evofeed.trainer.report.flops import peak_flops
+from evofeed.trainer.run.clock import PARTS
+from evofeed.trainer.run.runlog import read_steps
+
+REPORT = "report.json"
+RUN = "run.json"
+_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is told without these
+
+
+def make_report(folder: Path) -> dict[str, Any]:
+    """Everything the report says, JSON-ready; times in seconds.
+
+    Raises:
+        InputError: the folder holds no finished run.
+    """
+    path = folder / RUN
+    if not path.is_file():
+        raise InputError(f"no run here: there is no {RUN}; give a run's --out", path=str(folder))
+    facts = json.loads(path.read_text())
+    steps = [line for line in read_steps(folder) if line["step"] >= facts["first_step"]]
+    if not steps:
+        raise InputError("the run has done no step yet", path=str(folder))
+    facts = _unfinished(steps) | facts
+    operators = facts.get("operators") or {}
+    sampled = _sampled(operators)
+    plain = [line for line in steps if line["step"] not in sampled]
+    times = np.array([_training_seconds(line) for line in plain[_warm_up(plain) :]])
+    return {
+        "run": {name: facts[name] for name in _FACTS if name in facts},
+        "figures": _figures(facts, steps, times, operators),
+        "breakdown": _breakdown(steps, facts["seconds"]),
+        "data_wait": _data_wait(plain[_warm_up(plain) :]),
+        "operators": operators,
+        "speed": _speed(facts, plain[_warm_up(plain) :]),
+        "loader": facts.get("loader", {}),
+        "parts_by_rank": facts.get("parts_by_rank", []),
+        "loss": _losses(steps, facts),
+    }
+
+
+_FACTS = (
+    "date", "command", "device", "world_size", "parameters", "dataset", "versions", "stopped_by",
+    "first_step", "steps", "config",
+)  # fmt: skip
+
+
+def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a run that goes on, or was killed, has not written yet; its wall time is unknown."""
+    told = sum(sum(line["seconds"].values()) for line in steps)
+    skipped = [line["step"] for line in steps if not line.get("finite", True)]
+    return {
+        "seconds": told,
+        "steps": steps[-1]["step"] + 1,
+        "skipped": skipped,
+        "stopped_by": "not finished",
+    }
+
+
+def _warm_up(steps: Sequence[Any]) -> int:
+    """Steps left out of step times: kernels are compiled and buffers grown in them."""
+    return min(3, len(steps) // 2)
+
+
+def _sampled(operators: Mapping[str, Any]) -> range:
+    first = operators.get("first_step", 0)
+    # One more: the profiler is summed up at the end of its last step.
+    return range(first, first + operators["steps"] + 1) if operators else range(0)
+
+
+def _training_seconds(line: Mapping[str, Any]) -> float:
+    return float(sum(s for part, s in line["seconds"].items() if part not in _NOT_TRAINING))
+
+
+def _figures(
+    facts: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    times: np.ndarray,
+    operators: Mapping[str, Any],
+) -> dict[str, Any]:
+    starts = [line["seconds"]["data_wait"] for line in steps if line.get("first")]
+    mean = float(times.mean())
+    per_epoch = facts.get("samples_per_epoch")
+    return {
+        "gpu_busy_share": operators.get("gpu_busy_share"),
+        "epoch_seconds": mean * per_epoch / facts["samples_per_step"] if per_epoch else None,
+        "step_seconds": {
+            "mean": mean,
+            "p50": float(np.percentile(times, 50)),
+            "p99": float(np.percentile(times, 99)),
+            "counted_steps": len(times),
+        },
+        "first_batch_seconds": facts["seconds_before_first_wait"]
+        + steps[0]["seconds"]["data_wait"],
+        "epoch_start_wait_seconds": starts[1:],
+        "iterations": facts["steps"],
+        "total_seconds": facts["seconds_before_first_wait"] + facts["seconds"],
+        "skipped_steps": facts["skipped"],
+    }
+
+
+def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any]:
+    """Seconds of each part over the whole run against the wall clock."""
+    sums = dict.fromkeys(PARTS, 0.0)
+    for line in steps:
+        for part, seconds in line["seconds"].items():
+            sums[part] += seconds
+    told = sum(sums.values())
+    return {
+        "seconds": sums,
+        "share": {part: seconds / wall for part, seconds in sums.items()},
+        "sum_seconds": told,
+        "wall_seconds": wall,
+        "unaccounted_share": 1 - told / wall,
+    }
+
+
+def _data_wait(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    waits = np.array([line["seconds"]["data_wait"] for line in steps])
+    total = sum(_training_seconds(line) for line in steps)
+    return {
+        "share": float(waits.sum() / total),
+        "p50_seconds": float(np.percentile(waits, 50)),
+        "p99_seconds": float(np.percentile(waits, 99)),
+    }
+
+
+def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Samples and model FLOPs per second of all devices together, and MFU of one."""
+    seconds = sum(_training_seconds(line) for line in steps)
+    samples = len(steps) * facts["samples_per_step"]
+    speed: dict[str, Any] = {"samples_per_second": samples / seconds}
+    flops = facts.get("flops") or {}
+    if "forward" not in flops:
+        return speed | flops
+    passes = sum(line.get("recycles", 1.0) - 1 for line in steps)
+    # Counted for a batch of one rank, all its samples; every rank does as much.
+    per_rank = facts["config"]["accumulate"] * (
+        passes * flops["forward"] + len(steps) * flops["forward_backward"]
+    )
+    peak = peak_flops(str(facts["device"]), facts["config"]["precision"])
+    return speed | {
+        "flops_per_second": per_rank * facts["world_size"] / seconds,
+        "flops_per_step_and_rank": per_rank / len(steps),
+        "mfu": per_rank / seconds / peak if peak else None,
+        "peak_flops_per_device": peak,
+        "counted": "matrix products of the model, no recomputation",
+    }
+
+
+def _losses(steps: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    values = [line["loss"] for line in steps if line.get("loss") is not None]
+    tenth = max(1, len(values) // 10)
+    if not values:
+        return {}
+    return {
+        "first_tenth_mean": float(np.mean(values[:tenth])),
+        "last_tenth_mean": float(np.mean(values[-tenth:])),
+        "last": values[-1],
+    }
+
+
+def write_report(folder: Path) -> dict[str, Any]:
+    """Make the report of a run and write it beside the run as JSON; returns it."""
+    report = make_report(folder)
+    (folder / REPORT).write_text(json.dumps(report, indent=1))
+    return report
+
+
+def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The report as label and text, in reading order."""
+    figures, speed, breakdown = report["figures"], report["speed"], report["breakdown"]
+    step = figures["step_seconds"]
+    starts = figures["epoch_start_wait_seconds"]
+    rows = [
+        ("device", f"{report['run']['world_size']} x {report['run']['device']}"),
+        ("GPU busy share", _percent(figures["gpu_busy_share"], "no GPU")),
+        ("epoch time", _seconds(figures["epoch_seconds"])),
+        ("step time mean", f"{_seconds(step['mean'])} over {step['counted_steps']} steps"),
+        ("step time p50 / p99", f"{_seconds(step['p50'])} / {_seconds(step['p99'])}"),
+        ("time to the first batch", _seconds(figures["first_batch_seconds"])),
+        ("wait at an epoch start", _seconds(max(starts)) + " at most" if starts else "one epoch"),
+        ("iterations", f"{figures['iterations']}, {len(figures['skipped_steps'])} skipped"),
+        ("total", _seconds(figures["total_seconds"])),
+        ("samples per second", f"{speed['samples_per_second']:.3g}"),
+        ("model FLOP/s", f"{speed['flops_per_second']:.3g}" if "mfu" in speed else "not counted"),
+        ("MFU", _percent(speed.get("mfu"), "peak of this device unknown")),
+        ("data wait p50 / p99", " / ".join(
+            _seconds(report["data_wait"][name]) for name in ("p50_seconds", "p99_seconds")
+        )),
+    ]  # fmt: skip
+    waits = [_seconds(parts.get("data_wait", 0.0)) for parts in report["parts_by_rank"]]
+    if len(waits) > 1:
+        rows.append(("data wait of each rank", ", ".join(waits)))
+    for part, share in breakdown["share"].items():
+        rows.append((f"  {part}", f"{share:7.2%}  {_seconds(breakdown['seconds'][part])}"))
+    rows.append(("  not accounted for", f"{breakdown['unaccounted_share']:7.2%}"))
+    for group, entry in report["operators"].get("groups", {}).items():
+        text = f"{entry['share']:7.2%}  {_seconds(entry['seconds_per_step'])} a step"
+        rows.append((f"  {group} operators", text))
+    return rows
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _percent(value: float | None, absent: str) -> str:
+    return absent if value is None else f"{value:.1%}"

@@ -1,0 +1,150 @@
+"""From a run's configuration to its parts: model, loss, loader, validation."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from evofeed.errors import InputError
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.config import (
+    LossConfig,
+    ModelConfig,
+    finetuning,
+    initial_training,
+    tiny,
+)
+from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.loop import LossFunction
+from evofeed.trainer.run.stream import Loader
+
+_C = TypeVar("_C", bound=Any)
+PRESET_PARTS: dict[str, Callable[[], tuple[ModelConfig, LossConfig]]] = {
+    "initial_training": initial_training,
+    "finetuning": finetuning,
+    "tiny": tiny,
+}
+
+
+def set_precision(config: TrainConfig) -> None:
+    """Turn TF32 and determinism on or off for this process."""
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(config.deterministic)  # imports torch's compiler: 2 s
+
+
+def model_config(config: TrainConfig) -> ModelConfig:
+    """The model configuration of a run: its preset's, with the run's own changes."""
+    sizes, _ = PRESET_PARTS[config.preset]()
+    return replaced(sizes, config.model, "model.")
+
+
+def loss_config(config: TrainConfig) -> LossConfig:
+    """The loss configuration of a run: its preset's, with the run's own changes."""
+    _, weights = PRESET_PARTS[config.preset]()
+    return replaced(weights, config.loss, "loss.")
+
+
+def build_plain(config: TrainConfig) -> AlphaFold:
+    """The model of a run on plain operators, on the current default device."""
+    return AlphaFold(model_config(config))
+
+
+def build_model(config: TrainConfig, device: torch.device) -> tuple[nn.Module, LossFunction]:
+    """Model and loss of a run; the same weights for the same seed on every rank."""
+    _seed_everything(config.seed)
+    model = build_plain(config).to(device)
+    if config.kernels == "fused" and device.type == "cuda":
+        from evofeed.kernels import to_fused
+
+        model = to_fused(model)
+    return model, AlphaFoldLoss(loss_config(config))
+
+
+def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
+    """This rank's loader of a dataset or URI; a ready loader passes through."""
+    if isinstance(dataset, Loader):
+        return dataset
+    from evofeed.loader import FeatureLoader
+
+    loader: Loader = FeatureLoader(
+        _opened(dataset),
+        loader_config(config, world),
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.seed,
+        device=world.device,
+    )
+    return loader
+
+
+def loader_config(config: TrainConfig, world: World) -> Any:
+    """The loader configuration of a run; all samples of a step share their recycles."""
+    from evofeed.loader import LoaderConfig
+
+    if config.preset == "tiny":
+        base = LoaderConfig(
+            crop_size=48,
+            max_msa_clusters=16,
+            max_extra_msa=32,
+            max_templates=2,
+            max_recycling_iters=1,
+        )
+    else:
+        base = getattr(LoaderConfig, config.preset)()
+    base = replaced(base, config.loader, "loader.")
+    batch = config.accumulate * world.size * base.batch_size
+    return base if base.global_batch_size else base.replace(global_batch_size=batch)
+
+
+def build_validation(
+    config: TrainConfig, model: nn.Module, validation: Any, world: World
+) -> Callable[[], dict[str, float]] | None:
+    """A function that measures the model on held-out chains, or None without a set."""
+    if validation is None:
+        return None
+    from evofeed.trainer.run.validation import Validator
+
+    validator: Callable[[], dict[str, float]] = Validator(config, model, _opened(validation), world)
+    return validator
+
+
+def replaced(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
+    """A configuration with some fields changed; a mapping changes fields of a nested one.
+
+    Raises:
+        InputError: there is no such field, or its value is refused.
+    """
+    known = {entry.name for entry in dataclasses.fields(base)}
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise InputError(f"no setting {prefix}{name}; there are {', '.join(sorted(known))}")
+        now = getattr(base, name)
+        nested = dataclasses.is_dataclass(now) and isinstance(value, Mapping)
+        values[name] = replaced(now, value, f"{prefix}{name}.") if nested else value
+    try:
+        changed: _C = dataclasses.replace(base, **values)
+    except ValueError as error:
+        raise InputError(f"{prefix.rstrip('.')}: {error}") from error
+    return changed
+
+
+def _opened(dataset: Any) -> Any:
+    from evofeed.store import Dataset
+
+    return Dataset.open(dataset) if isinstance(dataset, str) else dataset
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

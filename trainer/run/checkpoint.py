@@ -1,0 +1,221 @@
+"""Checkpoints that are whole or not there, written while training goes on.
+
+A checkpoint is a folder `step_00000500` with the weights, their average and the
+optimizer as safetensors and everything else as JSON. It is written aside, forced
+to disk and renamed; `state.json` lists size and xxh3 of every other file, so a
+torn or damaged one is never picked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from evofeed.errors import CheckpointError
+from evofeed.trainer.run.flat import FlatOptimizer
+
+_STATE = "state.json"
+_FILES = {
+    "model": ("param",),
+    "ema": ("ema",),
+    "optimizer": ("exp_avg", "exp_avg_sq"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on disk.
+
+    Attributes:
+        path: its folder.
+        step: number of steps done when it was written.
+        state: what was saved beside the tensors: loader state, counters, provenance.
+    """
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    def tensors(self, file: str) -> dict[str, Tensor]:
+        """The tensors of `model`, `ema` or `optimizer`, on the CPU."""
+        from safetensors.torch import load_file
+
+        return dict(load_file(self.path / f"{file}.safetensors"))
+
+
+class CheckpointWriter:
+    """Writes checkpoints below one folder on a thread of its own, one at a time."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        for left in folder.glob(".step_*.partial"):  # of a run that was killed while writing
+            shutil.rmtree(left, ignore_errors=True)
+
+    def save(self, optimizer: FlatOptimizer, step: int, state: Mapping[str, Any]) -> Path:
+        """Copy everything now, write it in the background; returns the folder to be.
+
+        Raises:
+            CheckpointError: the checkpoint before this one could not be written.
+        """
+        self.wait()
+        copies = {role: buffer.to("cpu", copy=True) for role, buffer in optimizer.state().items()}
+        files = {
+            file: {
+                (name if len(roles) == 1 else f"{role}.{name}"): view
+                for role in roles
+                for name, view in optimizer.views(copies[role])
+            }
+            for file, roles in _FILES.items()
+        }
+        files["optimizer"]["updates"] = optimizer.updates.to("cpu", copy=True)
+        target = self.folder / f"step_{step:08d}"
+        kept = json.loads(json.dumps(dict(state)))  # the loader goes on changing its own
+        self._thread = threading.Thread(
+            target=self._write, args=(target, files, step, kept), name="evofeed-checkpoint"
+        )
+        self._thread.start()
+        return target
+
+    def wait(self) -> None:
+        """Wait for the checkpoint being written, if any.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise CheckpointError(
+                f"cannot write it ({error}); free space or choose another --out",
+                path=str(self.folder),
+            ) from error
+
+    def _write(
+        self, target: Path, files: dict[str, dict[str, Tensor]], step: int, state: dict[str, Any]
+    ) -> None:
+        try:
+            write_checkpoint(target, files, step, state)
+            for old in sorted(_folders(self.folder))[: -self.keep]:
+                shutil.rmtree(old)
+        except BaseException as error:
+            self._error = error  # raised where somebody can act on it: the next save or wait
+
+
+def write_checkpoint(
+    target: Path, files: dict[str, dict[str, Tensor]], step: int, state: dict[str, Any]
+) -> None:
+    """Write one checkpoint aside and move it into place in one step."""
+    from safetensors.torch import save_file
+
+    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    listing = {}
+    for file, tensors in files.items():
+        path = aside / f"{file}.safetensors"
+        save_file(tensors, path)
+        _sync(path)
+        listing[path.name] = {"nbytes": path.stat().st_size, "xxh3": _digest(path)}
+    path = aside / _STATE
+    path.write_text(json.dumps({"step": step, "files": listing, "state": state}, indent=1))
+    _sync(path)
+    if target.exists():  # the same step again, after a resume from an older checkpoint
+        shutil.rmtree(target)
+    aside.rename(target)
+    _sync(target.parent)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The latest complete checkpoint below a folder, or None.
+
+    A folder with a file missing, short or with other bytes than listed is passed over.
+    """
+    for path in sorted(_folders(folder), reverse=True):
+        found = read_checkpoint(path)
+        if found is not None:
+            return found
+    return None
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in exactly this folder, or None if it is not whole."""
+    try:
+        content = json.loads((path / _STATE).read_text())
+        for name, entry in content["files"].items():
+            file = path / name
+            if file.stat().st_size != entry["nbytes"] or _digest(file) != entry["xxh3"]:
+                return None
+        return Checkpoint(path=path, step=int(content["step"]), state=content["state"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:
+    """Put a checkpoint's weights, average and moments into a model's buffers.
+
+    Raises:
+        CheckpointError: names or shapes differ from the model's.
+    """
+    for file, roles in _FILES.items():
+        saved = checkpoint.tensors(file)
+        for role in roles:
+            for name, view in optimizer.views(optimizer.state()[role]):
+                key = name if len(roles) == 1 else f"{role}.{name}"
+                _copy(saved.pop(key, None), view, key, checkpoint)
+        if file == "optimizer":
+            _copy(saved.pop("updates", None), optimizer.updates, "updates", checkpoint)
+        if saved:
+            raise CheckpointError(
+                f"{file} holds {len(saved)} tensors that the model has not, {min(saved)} first; "
+                "train with the configuration it was written with",
+                path=str(checkpoint.path),
+            )
+
+
+def _copy(saved: Tensor | None, view: Tensor, key: str, checkpoint: Checkpoint) -> None:
+    if saved is None or saved.shape != view.shape:
+        got = "missing" if saved is None else f"of shape {list(saved.shape)}"
+        raise CheckpointError(
+            f"{key} is {got}, but the model's has shape {list(view.shape)}; "
+            "train with the configuration it was written with",
+            path=str(checkpoint.path),
+        )
+    with torch.no_grad():
+        view.copy_(saved)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (p for p in folder.iterdir() if re.fullmatch(r"step_\d{8}", p.name))
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

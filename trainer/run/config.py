@@ -1,0 +1,166 @@
+"""One training run as data: a preset, a few numbers, and overrides for the other rooms.
+
+A YAML file holds the same names: `preset` picks the starting point, every other
+line replaces one value, and `model`, `loss` and `loader` replace single fields of
+those configurations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evofeed.errors import InputError
+from evofeed.trainer.run.optim import OptimConfig
+
+PRESETS = ("initial_training", "finetuning", "tiny")
+PRECISIONS = ("bf16", "tf32", "fp32")
+KERNELS = ("fused", "torch")
+_C = TypeVar("_C", bound=Any)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides what a run computes; `--out` and `--dataset` are not in it."""
+
+    preset: str = "initial_training"
+    """Where model, loss and loader start from: AF2's two training stages, or a laptop's."""
+    seed: int = 0
+    """Of the weights, the sample order and every dropout mask."""
+    steps: int = 1_000
+    """Weight updates in all, those before a resume included."""
+    accumulate: int = 1
+    """Backward passes per rank and step; the batch is `accumulate * ranks * batch_size`."""
+    precision: str = "bf16"
+    """`bf16`: autocast, master weights in float32; `tf32`; `fp32`."""
+    kernels: str = "fused"
+    """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
+    cuda_graphs: bool = False
+    """Record forward and backward once per shape of a batch and replay them (GPU only)."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits twice; slower on a GPU."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; 0 writes one only at the end."""
+    keep_checkpoints: int = 3
+    """Older ones are deleted."""
+    validate_every: int = 500
+    """Steps between validations, if there is a validation set."""
+    validate_batches: int = 16
+    """Batches of the validation set that each validation looks at."""
+    profile_steps: int = 3
+    """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
+    max_skipped: int = 20
+    """So many steps in a row without a finite gradient end the run."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """Learning rate, Adam, clipping, moving average."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the model configuration that differ from the preset."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the loss configuration that differ from the preset."""
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the loader configuration that differ from the preset."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("preset", PRESETS), ("precision", PRECISIONS), ("kernels", KERNELS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+        for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for YAML or JSON; `from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+
+def preset(name: str) -> TrainConfig:
+    """The run a preset's name stands for.
+
+    `tiny` fits a laptop: float32 on plain operators, warm-up over within its few steps.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if name == "tiny":
+        return TrainConfig(
+            preset="tiny",
+            steps=50,
+            precision="fp32",
+            kernels="torch",
+            checkpoint_every=25,
+            validate_every=25,
+            optim=OptimConfig(warmup_steps=10, ema_decay=0.9),
+        )
+    if name == "finetuning":  # AF2 SI table 4: half the rate, no warm-up, no decay
+        return TrainConfig(
+            preset="finetuning", optim=OptimConfig(learning_rate=5e-4, warmup_steps=0)
+        )
+    return TrainConfig(preset=name)
+
+
+def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig:
+    """A run from plain values over its preset's.
+
+    Raises:
+        InputError: a name is unknown or a value is refused; says which.
+    """
+    values = dict(values)
+    try:
+        start = preset(str(values.get("preset", "initial_training")))
+        if "optim" in values:
+            values["optim"] = _replaced(start.optim, values["optim"], "optim.")
+        return _replaced(start, values, "")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{error}; `evofeed train --help` shows an example", path=path) from error
+
+
+def load_config(source: str) -> TrainConfig:
+    """The run named by a preset or described by a YAML file.
+
+    Raises:
+        InputError: neither a preset nor a readable YAML file of known names.
+    """
+    if source in PRESETS:
+        return preset(source)
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(
+            f"{source!r} is no file and no preset; the presets are {', '.join(PRESETS)}"
+        )
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else None
+        raise InputError(
+            f"not YAML: {getattr(error, 'problem', error)}", path=source, line=line
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError("must hold names and values, `preset: tiny` for one", path=source)
+    return from_dict(values, path=source)
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write a run as YAML that `load_config` reads back equal."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+
+
+def _replaced(base: _C, values: Mapping[str, Any], prefix: str) -> _C:
+    known = {entry.name for entry in dataclasses.fields(base)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"no setting {prefix}{unknown[0]}; there are {', '.join(sorted(known))}")
+    changed: _C = dataclasses.replace(base, **values)
+    return changed

@@ -1,0 +1,174 @@
+"""All weights, gradients and moments of a model in five flat float32 buffers.
+
+One buffer per role makes the gradient average one call, the norm one reduction,
+Adam a handful of passes over memory, and a checkpoint a plain copy. Parameters
+and their `.grad` become views, so model code notices nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels import FusedAdamEMA
+from evofeed.trainer.run.optim import (
+    OptimConfig,
+    adam_update,
+    clip_coefficient,
+    ema_update,
+    global_norm,
+    learning_rate,
+)
+
+_ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
+
+
+class FlatOptimizer:
+    """Adam, clipping and moving average over flat buffers.
+
+    Attributes:
+        param: all weights; `module.parameters()` are views of it from now on.
+        grad: their gradients; `.grad` of every parameter is a view.
+        exp_avg: Adam's first moment.
+        exp_avg_sq: Adam's second moment.
+        ema: moving average of `param`, starting as a copy.
+        updates: finite updates so far, a float64 scalar on the device.
+    """
+
+    def __init__(self, module: nn.Module, config: OptimConfig, *, fused: bool = False) -> None:
+        """Move a module's weights into flat buffers.
+
+        Args:
+            module: its trainable parameters must be float32, on one device.
+            config: how weights move.
+            fused: clip, update and average in one kernel of `evofeed.kernels`.
+        """
+        self.config = config
+        self._spans = _layout(module)
+        size = sum(_padded(count) for _, count, _ in self._spans.values())
+        device = next(module.parameters()).device
+        self.param = torch.zeros(size, device=device)
+        self.grad = torch.zeros_like(self.param)
+        self.exp_avg = torch.zeros_like(self.param)
+        self.exp_avg_sq = torch.zeros_like(self.param)
+        self.updates = torch.zeros((), dtype=torch.float64, device=device)
+        for (name, view), parameter in zip(
+            self.views(self.param), _trainable(module).values(), strict=True
+        ):
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"{name} is {parameter.dtype}; master weights must be float32")
+            view.copy_(parameter.data)
+            parameter.data = view
+        for (_, view), parameter in zip(
+            self.views(self.grad), _trainable(module).values(), strict=True
+        ):
+            parameter.grad = view
+        self.ema = self.param.clone()
+        self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
+        self._fused = self._fuse() if fused else None
+
+    def views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Name and view of every parameter's part of a flat buffer."""
+        for name, (start, count, shape) in self._spans.items():
+            yield name, buffer[start : start + count].view(shape)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.grad.zero_()
+
+    def end_sample(self) -> None:
+        """Clip what the last backward pass left and keep it (only for `per_example`)."""
+        if self._sample_sum is None:
+            return
+        coefficient = clip_coefficient(global_norm([self.grad]), self.config.max_norm)
+        self._sample_sum.add_(self.grad.mul_(coefficient))
+        self.grad.zero_()
+
+    def gather(self, samples: int) -> None:
+        """Turn summed gradients of `samples` backward passes into their mean, in `grad`."""
+        if self._sample_sum is not None:
+            self.grad.copy_(self._sample_sum)
+            self._sample_sum.zero_()
+        if samples > 1:
+            self.grad.div_(samples)
+
+    def step(self, number: int) -> Tensor:
+        """Update the weights and their average; returns the gradient norm before clipping.
+
+        A gradient that is not finite changes nothing. The norm stays on the device.
+        """
+        if self._fused:
+            self._fused.rate.fill_(learning_rate(number, self.config))
+            fused_norm: Tensor = self._fused.step()
+            return fused_norm
+        norm = global_norm([self.grad])
+        finite = torch.isfinite(norm)
+        # nan_to_num: 0 * nan is nan, and lerp with weight 0 still multiplies.
+        torch.nan_to_num_(self.grad, nan=0.0, posinf=0.0, neginf=0.0)
+        if self.config.clip == "global":
+            coefficient = clip_coefficient(norm, self.config.max_norm)
+            self.grad.mul_(torch.where(finite, coefficient, torch.zeros_like(coefficient)))
+        self.updates.add_(finite)
+        gate = finite.to(torch.float32)
+        adam_update(
+            self.param,
+            self.grad,
+            self.exp_avg,
+            self.exp_avg_sq,
+            updates=self.updates,
+            rate=learning_rate(number, self.config),
+            config=self.config,
+            finite=gate,
+        )
+        ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
+        return norm
+
+    def _fuse(self) -> FusedAdamEMA:
+        config = self.config
+        return FusedAdamEMA(
+            self.param,
+            self.grad,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.ema,
+            updates=self.updates,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            max_norm=config.max_norm if config.clip == "global" else math.inf,
+            ema_decay=config.ema_decay,
+        )
+
+    def swap_ema(self) -> None:
+        """Exchange weights and their average in place; call twice to come back."""
+        kept = self.param.clone()
+        self.param.copy_(self.ema)
+        self.ema.copy_(kept)
+
+    def state(self) -> dict[str, Tensor]:
+        """The buffers a checkpoint must hold, by role."""
+        return {
+            "param": self.param,
+            "ema": self.ema,
+            "exp_avg": self.exp_avg,
+            "exp_avg_sq": self.exp_avg_sq,
+        }
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN
+
+
+def _layout(module: nn.Module) -> dict[str, tuple[int, int, torch.Size]]:
+    spans, start = {}, 0
+    for name, parameter in _trainable(module).items():
+        spans[name] = (start, parameter.numel(), parameter.shape)
+        start += _padded(parameter.numel())
+    return spans

@@ -1,0 +1,340 @@
+"""The training loop: batches in, better weights out, every second accounted for.
+
+It knows nothing of proteins: any module that maps a batch to outputs, any loss
+that maps both to a scalar and named terms, any loader. `evofeed.trainer.run.train`
+puts the AlphaFold2 ones in.
+
+Two habits keep runs exact. Dropout is seeded anew for every sample from
+`(seed, number of the sample)`, so a resumed run, or the same batch spread over
+another number of ranks, draws the same masks. And no step waits for the device:
+a step's numbers are read one step later, by all ranks alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.run.checkpoint import Checkpoint, CheckpointWriter, newest_checkpoint, restore
+from evofeed.trainer.run.clock import StepClock
+from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.gradients import watch_gradients
+from evofeed.trainer.run.graphs import Replay
+from evofeed.trainer.run.optim import learning_rate
+from evofeed.trainer.run.runlog import RunLog
+from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
+from evofeed.trainer.run.telemetry import (
+    Names,
+    StepNumbers,
+    Telemetry,
+    announced,
+    measured,
+    note_signals,
+)
+
+LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
+CHECKPOINTS = "checkpoints"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        out: the run's folder.
+        first_step: step it began at: 0, or where it resumed.
+        step: steps done in all.
+        losses: mean loss of every step done now.
+        skipped: steps without a finite gradient, which changed nothing.
+        seconds: wall time from the first wait for data to the end.
+        stopped_by: name of the signal that ended it early, or empty.
+        checkpoint: the last checkpoint written.
+        untouched: parameters that no gradient reached in the first step.
+        parts: seconds of every part of a step, summed over all steps, on this rank.
+    """
+
+    out: Path
+    first_step: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    stopped_by: str = ""
+    checkpoint: Path | None = None
+    untouched: list[str] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+class Loop:
+    """One rank's training loop over given parts.
+
+    Args:
+        config: what to compute.
+        model: maps a batch to outputs; moved nowhere, must be on the world's device.
+        loss: maps outputs and batch to a scalar and named terms.
+        loader: gives batches on the world's device, this rank's share.
+        out: folder for logs and checkpoints.
+        world: who else takes part.
+        log: where step lines go, on the first rank.
+        validate: called with the step every `validate_every` steps, under averaged weights.
+        watch: called before every step with its number, for the profiler.
+        provenance: kept in every checkpoint: dataset digest, versions.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        loss: LossFunction,
+        loader: Loader,
+        *,
+        out: Path,
+        world: World,
+        log: RunLog | None = None,
+        validate: Callable[[], dict[str, float]] | None = None,
+        watch: Callable[[int], None] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config, self.model, self.loss, self.world = config, model, loss, world
+        self.out, self.log, self.validate, self.watch = out, log, validate, watch
+        self.provenance = dict(provenance or {})
+        self.loader = loader
+        self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
+        on_gpu = world.device.type == "cuda"
+        self.optimizer = FlatOptimizer(
+            model, config.optim, fused=on_gpu and config.kernels == "fused"
+        )
+        self.clock = StepClock(world.device)
+        self.result = TrainResult(out=out)
+        self.stream = BatchStream(loader)
+        self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        graphed = config.cuda_graphs and on_gpu
+        self._replay = Replay(self._forward) if graphed else None
+        self._terms: list[str] = []
+        self._telemetry = Telemetry(one_pass=config.accumulate == 1)
+        self._saved = -1
+        self._skipped_in_a_row = 0
+        self._asked = ""  # a signal reached this rank
+        self._stop = ""  # all ranks know, and stop after the same step
+
+    def resume(self) -> int:
+        """Go on from the newest complete checkpoint, if there is one; returns the next step."""
+        found = newest_checkpoint(self.out / CHECKPOINTS) if self.world.is_first else None
+        found = self.world.share(found)
+        if found is not None:
+            if self.world.is_first:  # the others get the buffers by broadcast
+                restore(found, self.optimizer)
+            self._take(found)
+        return self.result.step
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        if state["seed"] != self.config.seed:
+            raise TrainerError(
+                f"the checkpoint was written with seed {state['seed']}, this run has "
+                f"{self.config.seed}; it would not be the same run",
+                path=str(checkpoint.path),
+            )
+        self.loader.load_state_dict(state["loader"])
+        self.stream.epochs = state["epoch"]
+        self.result.first_step = self.result.step = checkpoint.step
+        self.result.skipped = list(state["skipped"])
+        self.result.checkpoint = checkpoint.path
+
+    def run(self) -> TrainResult:
+        """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
+        for buffer in (*self.optimizer.state().values(), self.optimizer.updates):
+            self.world.broadcast(buffer)
+        self.model.train()
+        began, first = time.perf_counter(), self.result.step
+        with note_signals(self._ask_to_stop):
+            for step in range(self.result.step, self.config.steps):
+                if step == first:
+                    with watch_gradients(self.model) as untouched:
+                        self._step(step)
+                    self._tell_untouched(untouched)
+                else:
+                    self._step(step)
+                if self._stop:
+                    break
+        self._finish()
+        self.result.seconds = time.perf_counter() - began
+        return self.result
+
+    def _ask_to_stop(self, name: str) -> None:
+        self._asked = name
+
+    def _tell_untouched(self, names: set[str]) -> None:
+        if names:
+            self.result.untouched = sorted(names)
+            _LOG.warning(
+                "%d parameters got no gradient and stay as they are, %s first; "
+                "evofeed.trainer.run.gradients.find_untouched names the loss terms to blame",
+                len(names),
+                min(names),
+            )
+
+    def _step(self, step: int) -> None:
+        config, clock = self.config, self.clock
+        clock.begin(step, "profiling")
+        if self.watch:
+            self.watch(step)
+        clock.part("optimizer")
+        self.optimizer.zero_grad()
+        numbers: Tensor | None = None
+        samples: list[Names] = []
+        for micro in range(config.accumulate):
+            clock.part("data_wait")
+            batch = next(self.stream)
+            samples.append(sample_names(self.loader))
+            if not self.batch_like:
+                self.batch_like = {k: v.to("meta") for k, v in batch.items()}
+            if micro == 0 and self.log:
+                self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
+            torch.manual_seed(self._sample_seed(step, micro))
+            part = self._backward(batch)
+            numbers = part if numbers is None else numbers + part
+        assert numbers is not None  # accumulate >= 1
+        clock.part("communication")
+        self.optimizer.gather(config.accumulate)
+        self.world.mean(self.optimizer.grad)
+        self.world.mean(numbers.div_(config.accumulate))
+        clock.part("optimizer")
+        norm = self.optimizer.step(step)
+        clock.part("other")
+        self._read()
+        if self.world.size == 1 and self._asked:
+            self._stop = self._asked
+        self._telemetry.send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
+        self.result.step = step + 1
+        self._every(step + 1)
+        self._flush()
+
+    def _backward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Forward and backward of one batch; its numbers, on the device."""
+        self.clock.part("forward")
+        if self._replay:
+            numbers = self._replay(batch, lambda: self.clock.part("backward"))
+        else:
+            loss, numbers = self._forward(batch)
+            self.clock.part("backward")
+            torch.autograd.backward(loss)
+        self.optimizer.end_sample()
+        return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
+
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss of a batch, and loss and terms as one detached tensor."""
+        half = self.config.precision == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            outputs = self.model(batch)
+        loss, terms = self.loss(outputs, batch)
+        self._terms = sorted(terms)
+        return loss, measured(loss, terms)
+
+    def _read(self) -> None:
+        """Take in the numbers of the step before; all ranks see the same and act alike."""
+        found = self._telemetry.take(self._terms)
+        if found is None:
+            return
+        if found.stop:
+            self._stop = self._asked or "a signal to another rank"
+        self._skipped_in_a_row = 0 if found.finite else self._skipped_in_a_row + 1
+        if not found.finite:
+            self._skip(found)
+        self.result.losses.append(found.loss)
+        if self.log:
+            self.log.values(
+                found.step,
+                loss=found.loss,
+                terms=found.terms,
+                norm=found.norm,
+                rate=learning_rate(found.step, self.config.optim),
+                recycles=found.recycles,
+                finite=found.finite,
+            )
+
+    def _skip(self, found: StepNumbers) -> None:
+        """Count a step without a finite gradient and write down what was in it."""
+        self.result.skipped.append(found.step)
+        folder = self.out / "nonfinite"
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [name for ask in found.samples for name in ask()]
+        entry = {"step": found.step, "samples": names, "mean_terms": found.terms}
+        name = f"step_{found.step:08d}.rank{self.world.rank}.json"
+        (folder / name).write_text(json.dumps(entry))
+        if self._skipped_in_a_row >= self.config.max_skipped:
+            raise TrainerError(
+                f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
+                "their samples are listed there, lower the learning rate or use precision fp32",
+                path=str(folder),
+            )
+
+    def _every(self, done: int) -> None:
+        config = self.config
+        if self.validate and config.validate_every and done % config.validate_every == 0:
+            self.clock.part("validation")
+            self._validate(done - 1)
+        if config.checkpoint_every and done % config.checkpoint_every == 0:
+            self.clock.part("checkpoint")
+            self._read()  # its outcome belongs into the checkpoint
+            self._save()
+        self.clock.part("other")
+
+    def _validate(self, step: int) -> None:
+        assert self.validate
+        self.optimizer.swap_ema()
+        self.model.eval()
+        metrics = self.validate()
+        self.model.train()
+        self.optimizer.swap_ema()
+        if self.log:
+            self.log.values(step, metrics=metrics)
+
+    def _save(self) -> None:
+        if not self.world.is_first or self._saved == self.result.step:
+            return
+        self._saved = self.result.step
+        state = {
+            "seed": self.config.seed,
+            "epoch": self.stream.epochs,
+            "skipped": self.result.skipped,
+            "loader": self.loader.state_dict(),
+            "config": self.config.to_dict(),
+            **self.provenance,
+        }
+        self.result.checkpoint = self._writer.save(self.optimizer, self.result.step, state)
+
+    def _finish(self) -> None:
+        self._read()
+        self.clock.part("checkpoint")
+        self._save()
+        self._writer.wait()
+        self.clock.end()
+        self._flush()
+        self.stream.close()
+        self.result.stopped_by = self._stop
+        self.world.barrier()
+
+    def _flush(self) -> None:
+        for times in self.clock.finished():
+            for part, seconds in times.seconds.items():
+                self.result.parts[part] = self.result.parts.get(part, 0.0) + seconds
+            if self.log:
+                self.log.times(times)
+
+    def _sample_seed(self, step: int, micro: int) -> int:
+        """Seed of one sample's dropout; the same however a batch is spread over ranks."""
+        number = (step * self.config.accumulate + micro) * self.world.size + self.world.rank
+        return (self.config.seed * 1_000_003 + number) % 2**63

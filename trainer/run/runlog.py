@@ -1,0 +1,155 @@
+"""What a run writes down: one JSON line per step, TensorBoard, a progress bar.
+
+`steps.jsonl` is the source of every report. Only the first rank writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from evofeed.trainer.run.clock import StepTimes
+
+STEPS = "steps.jsonl"
+
+
+class RunLog:
+    """Collects what is known about each step and writes its line once all of it is.
+
+    A step's numbers come a step later than the step itself, and its times later
+    still, because nobody waits for the device.
+
+    Args:
+        folder: the run's folder.
+        steps: steps in all, for the progress bar.
+        show: draw a progress bar on the terminal.
+        tensorboard: also write event files below `folder/tensorboard`.
+    """
+
+    def __init__(
+        self, folder: Path, *, steps: int, show: bool = False, tensorboard: bool = False
+    ) -> None:
+        self._folder = folder
+        self._file: TextIO | None = None
+        self._known: dict[int, dict[str, Any]] = {}
+        self._bar = _bar(steps) if show else None
+        self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
+        self._tensorboard = tensorboard
+        self._board: Any = None
+
+    def __enter__(self) -> RunLog:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self._folder / STEPS).open("a", buffering=1)
+        if self._tensorboard:
+            self._board = _board(self._folder / "tensorboard")
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        if self._board:
+            self._board.close()
+        if self._file:
+            self._file.close()
+
+    def values(self, step: int, **values: Any) -> None:
+        """Something about a step: loss, terms, norm, epoch, metrics."""
+        self._known.setdefault(step, {}).update(values)
+        if self._bar and self._task is not None and "loss" in values:
+            text = f"loss {values['loss']:.3f}"
+            self._bar.update(self._task, completed=step + 1, text=text)
+
+    def times(self, times: StepTimes) -> None:
+        """The times of a step, the last thing known about it: its line is written."""
+        line = {
+            "step": times.step,
+            **self._known.pop(times.step, {}),
+            "seconds": {part: round(value, 7) for part, value in times.seconds.items()},
+        }
+        if self._file is None:
+            raise ValueError("the log is not open: use it in a with statement")
+        self._file.write(json.dumps(_finite(line)) + "\n")
+        if self._board:
+            for name, value in _scalars(line):
+                self._board.add_scalar(name, value, times.step)
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run in order of steps; of a step done twice, the later one.
+
+    A line cut short by a crash is left out: its step was done again after the resume.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    path = folder / STEPS
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        steps[entry["step"]] = entry
+    return [steps[step] for step in sorted(steps)]
+
+
+def forget_steps(folder: Path, first: int) -> None:
+    """Drop the lines from step `first` on: a resumed run does those steps again."""
+    kept = [line for line in read_steps(folder) if line["step"] < first]
+    aside = folder / f".{STEPS}.partial"
+    aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    aside.rename(folder / STEPS)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no nan: None stands for a number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
+    seconds = line["seconds"]
+    total = sum(seconds.values())
+    rows = [("time/step", total), ("time/data_wait_share", seconds["data_wait"] / max(total, 1e-9))]
+    for name in ("loss", "norm", "rate", "samples_per_second"):
+        if isinstance(line.get(name), float):
+            rows.append((f"train/{name}", line[name]))
+    for group in ("terms", "metrics"):
+        rows += [(f"{group}/{k}", v) for k, v in line.get(group, {}).items() if v is not None]
+    return rows
+
+
+def _bar(steps: int) -> Any:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # optional: the JSON lines hold the same numbers
+        return None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,210 @@
+"""One call from a dataset to a trained model: puts model, loss, loader and loop together."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.report.flops import count_step_flops
+from evofeed.trainer.report.operators import OperatorSampler
+from evofeed.trainer.report.run_report import RUN, write_report
+from evofeed.trainer.run.build import (
+    build_loader,
+    build_model,
+    build_plain,
+    build_validation,
+    loader_config,
+    set_precision,
+)
+from evofeed.trainer.run.config import TrainConfig, save_config
+from evofeed.trainer.run.distributed import World, join_world
+from evofeed.trainer.run.loop import Loop, LossFunction, TrainResult
+from evofeed.trainer.run.runlog import STEPS, RunLog, forget_steps
+from evofeed.trainer.run.stream import Loader
+
+__all__ = ["build_model", "build_plain", "loader_config", "run", "train"]
+
+_WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
+
+
+def train(
+    config: TrainConfig,
+    dataset: Any,
+    *,
+    out: Path,
+    resume: bool = False,
+    validation: Any = None,
+    device: str | None = None,
+    show: bool = False,
+    tensorboard: bool = False,
+    flops: Mapping[str, float] | None = None,
+) -> TrainResult:
+    """Train AlphaFold2 on a dataset; under torchrun, this process's share of it.
+
+    Writes below `out`: `config.yaml`, `run.json`, `steps.jsonl`, `checkpoints/`,
+    and at the end `report.json`.
+
+    Args:
+        config: what to compute.
+        dataset: a dataset, its URI, or a ready loader of this rank's batches.
+        out: folder of the run.
+        resume: go on from the newest complete checkpoint below `out`, if any.
+        validation: a dataset or URI of held-out chains.
+        device: `cpu` or `cuda`; the GPU of this rank if there is one.
+        show: a progress bar on the terminal.
+        tensorboard: also write TensorBoard event files.
+        flops: of one pass, if known (see `flops.count_step_flops`); counted at the end if not.
+
+    Raises:
+        TrainerError: training cannot start or go on; says why.
+        CheckpointError: a checkpoint does not fit, or cannot be written.
+    """
+    began = time.perf_counter()
+    with join_world(device) as world, ExitStack() as cleanup:
+        set_precision(config)
+        model, loss = build_model(config, world.device)
+        loader = build_loader(config, dataset, world)
+        if loader is not dataset and hasattr(loader, "close"):
+            cleanup.callback(loader.close)
+        return run(
+            config,
+            model,
+            loss,
+            loader,
+            world=world,
+            out=out,
+            resume=resume,
+            began=began,
+            validate=build_validation(config, model, validation, world),
+            show=show and world.is_first,
+            tensorboard=tensorboard,
+            count_flops=lambda batch: flops or count_step_flops(lambda: build_plain(config), batch),
+        )
+
+
+def run(
+    config: TrainConfig,
+    model: nn.Module,
+    loss: LossFunction,
+    loader: Loader,
+    *,
+    world: World,
+    out: Path,
+    resume: bool = False,
+    began: float | None = None,
+    validate: Callable[[], dict[str, float]] | None = None,
+    show: bool = False,
+    tensorboard: bool = False,
+    count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None = None,
+) -> TrainResult:
+    """Train given parts and write the run's folder; `train` without the building."""
+    began = time.perf_counter() if began is None else began
+    if not resume and world.share((out / STEPS).exists()):
+        raise TrainerError(
+            "a run is here already; --resume goes on with it, another --out starts afresh",
+            path=str(out),
+        )
+    facts = _facts(config, model, loader, world)
+    log = None
+    if world.is_first:
+        out.mkdir(parents=True, exist_ok=True)
+        save_config(config, out / "config.yaml")
+        log = RunLog(out, steps=config.steps, show=show, tensorboard=tensorboard)
+    provenance = {"dataset": facts["dataset"], "versions": facts["versions"]}
+    loop = Loop(
+        config, model, loss, loader, out=out, world=world, log=log, validate=validate,
+        provenance=provenance,
+    )  # fmt: skip
+    first = loop.resume() if resume else 0
+    if first >= config.steps:  # nothing left to do, and nothing to report anew
+        return loop.result
+    if world.is_first:
+        forget_steps(out, first)
+    count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
+    sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
+    loop.watch = sampler.watch
+    facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
+    _write_facts(facts, out, world)
+    with log or nullcontext():
+        result = _run_told(loop)
+    sampler.close()
+    facts |= {
+        "seconds": result.seconds,
+        "steps": result.step,
+        "skipped": result.skipped,
+        "stopped_by": result.stopped_by,
+        "untouched": result.untouched,
+        "operators": sampler.result,
+        "loader": _stats(loader),
+        "parts_by_rank": world.collect(result.parts),
+    }
+    if world.is_first:
+        facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
+    _write_facts(facts, out, world)
+    if world.is_first:
+        write_report(out)
+    return result
+
+
+def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
+    if world.is_first:
+        (out / RUN).write_text(json.dumps(facts, indent=1, default=str))
+
+
+def _run_told(loop: Loop) -> TrainResult:
+    """Run, and say what to do about a GPU that is too small."""
+    try:
+        return loop.run()
+    except torch.OutOfMemoryError as error:
+        raise TrainerError(
+            f"out of GPU memory ({str(error).splitlines()[0]}); recompute activations with "
+            "`model: {activation_checkpointing: true}`, or lower loader.crop_size or batch_size"
+        ) from error
+
+
+def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) -> dict[str, Any]:
+    gpu = world.device.type == "cuda"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "config": config.to_dict(),
+        "world_size": world.size,
+        "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
+        "on_gpu": gpu,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "dataset": loader.state_dict().get("snapshots"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "samples_per_step": config.accumulate * world.size * _batch_size(loader),
+        "samples_per_epoch": getattr(getattr(loader, "planner", None), "epoch_len", None),
+    }  # fmt: skip
+
+
+def _batch_size(loader: Loader) -> int:
+    return int(getattr(getattr(loader, "config", None), "batch_size", 1))
+
+
+def _stats(loader: Loader) -> dict[str, Any]:
+    stats = getattr(loader, "stats", None)
+    return dict(stats()) if stats else {}
+
+
+def _flops(
+    count: Callable[[dict[str, Tensor]], Mapping[str, float]] | None, batch: dict[str, Tensor]
+) -> dict[str, Any]:
+    if count is None or not batch:
+        return {}
+    try:
+        return dict(count(batch))
+    except (RuntimeError, NotImplementedError) as error:  # an operator without a fake form
+        return {"why_not": str(error).splitlines()[0]}
