@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,13 +129,12 @@ class Dataset:
         if unknown:
             raise ValueError(f"no such columns: {sorted(unknown)}")
 
-        def one(chain: str | int) -> dict[str, np.ndarray]:
-            return self._read_one(self.spans.row(chain), wanted, residues, rows)
-
-        if isinstance(self.storage, LocalStorage) or len(ids) < 2:
-            return [one(chain) for chain in ids]
-        with ThreadPoolExecutor(min(len(ids), REMOTE_READS)) as pool:  # waiting, not computing
-            return list(pool.map(one, ids))
+        one = partial(self._read_one, wanted=wanted, residues=residues, rows=rows)
+        chains = [self.spans.row(chain) for chain in ids]
+        if isinstance(self.storage, LocalStorage) or len(chains) < 2:
+            return [one(row) for row in chains]
+        with ThreadPoolExecutor(min(len(chains), REMOTE_READS)) as pool:  # waiting, not computing
+            return list(pool.map(one, chains))
 
     def _read_one(
         self,

@@ -127,20 +127,24 @@ def unpack_column(
         ShardCorrupt: the header does not fit the bytes or the checksum is wrong.
     """
 
-    def corrupt(why: str) -> ShardCorrupt:
-        return ShardCorrupt(f"column {column}: {why}", path=path, item=chain_id)
-
+    place = chain_id, column, path
     if len(data) < HEADER_NBYTES:
-        raise corrupt(f"{len(data)} bytes are too few for a column header")
+        raise _corrupt(*place, f"{len(data)} bytes are too few for a column header")
     codec, compression, zero, nbytes, raw_nbytes, spare, total = _HEADER.unpack_from(data)
     if zero or spare or codec not in Codec.__members__.values() or compression > 1:
-        raise corrupt(f"unknown codec {codec} or compression {compression}")
+        raise _corrupt(*place, f"unknown codec {codec} or compression {compression}")
     if HEADER_NBYTES + nbytes > len(data) or (not compression and raw_nbytes != nbytes):
-        raise corrupt(f"it claims {nbytes} bytes and {len(data) - HEADER_NBYTES} are there")
+        raise _corrupt(
+            *place, f"it claims {nbytes} bytes and {len(data) - HEADER_NBYTES} are there"
+        )
     payload = data[HEADER_NBYTES : HEADER_NBYTES + nbytes]
     if verify and total != _checksum(bytes(data[:8]), payload, column_seed(chain_id, column)):
-        raise corrupt("checksum does not match")
+        raise _corrupt(*place, "checksum does not match")
     return PackedColumn(Codec(codec), payload, Compression(compression), raw_nbytes)
+
+
+def _corrupt(chain_id: str, column: str, path: str, why: str) -> ShardCorrupt:
+    return ShardCorrupt(f"column {column}: {why}", path=path, item=chain_id)
 
 
 def arrow_schema() -> pa.Schema:

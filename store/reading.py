@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.store import crop
+from evofeed.store.crop_atoms import atoms_crop
 from evofeed.store.decode import FEATURES, ChainDecoder
 from evofeed.store.layout import COLUMN_NUMBER, COLUMNS, HEADER_NBYTES, plain_header
 from evofeed.store.spans import Spans
@@ -132,7 +133,7 @@ def _check_shapes(out: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> No
         dims = _DIMS.get(name)
         if dims is None:
             raise ValueError(f"{name} is no array of fixed size: use `read`")
-        shape = tuple([sizes[dim] for dim in dims])
+        shape = tuple(map(sizes.__getitem__, dims))
         if array.shape != shape or not array.flags.c_contiguous:
             raise ValueError(f"{name}: a buffer {array.shape}; contiguous {shape} needed")
 
@@ -187,7 +188,7 @@ def _atoms(
     mask, positions, center = out[names[0]], out[names[1]], _CENTER
     if prefix == "all_atom":
         mask, positions, center = mask[None], positions[None], 0
-    status = crop.atoms_crop(
+    status = atoms_crop(
         span, starts, COLUMN_NUMBER[names[0]], center, residues, L, start, chosen, mask, positions
     )
     return names if _done(status, residues // L) else []

@@ -9,10 +9,19 @@ from store_records import random_record
 from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.atoms import unpack_mask, unpack_positions
-from evofeed.store.crop import angstroms, spread, spread_plainly
+from evofeed.store.crop_atoms import angstroms
 from evofeed.store.dataset import crop_features
 from evofeed.store.layout import Codec
 from evofeed.store.msa_codec import unpack_rows
+from evofeed.store.words import (
+    BLOCK,
+    compiled,
+    spread,
+    spread_plainly,
+    store_atom,
+    unpack_block,
+    unpack_block_plainly,
+)
 
 BUFFERS = {
     "msa": ("RW", np.uint8),
@@ -174,3 +183,45 @@ def test_spreading_five_bit_codes_is_the_same_on_every_processor():
     for word in words:
         codes = [int(word) >> 5 * place & 31 for place in range(8)]
         assert int(spread(word)) == int(spread_plainly(word)) == int.from_bytes(codes, "little")
+
+
+def test_a_block_of_codes_is_the_same_on_every_processor():
+    rng = np.random.default_rng(1)
+    span = rng.integers(0, 256, 400, dtype=np.uint8)
+    bits = np.unpackbits(span, bitorder="little")
+    for bit in rng.integers(0, 8 * (len(span) - BLOCK), 200).tolist():
+        right = bits[bit : bit + 5 * BLOCK].reshape(BLOCK, 5) @ (1 << np.arange(5))
+        for unpack in (unpack_block, unpack_block_plainly):
+            out = np.full(BLOCK + 7, 99, np.uint8)
+            unpack(span, bit, out, 5)
+            assert np.array_equal(out[5 : 5 + BLOCK], right)
+            assert (out[:5] == 99).all() and (out[5 + BLOCK :] == 99).all()
+
+
+@compiled
+def _one_atom(out, word, anchor, center):
+    store_atom(out, 1, word, anchor, center)
+
+
+def test_an_atom_in_one_vector_is_the_atom_in_three_numbers():
+    rng = np.random.default_rng(2)
+    for _ in range(2000):
+        offset = rng.integers(-(2**15), 2**15, 4).astype(np.int16)
+        k = rng.integers(-(2**23), 2**23, 3).astype(np.int32)
+        center = rng.normal(0, 40, 3).astype(np.float32)
+        out = np.full(6, 77, np.float32)
+        _one_atom(out, offset.view(np.uint64)[0], tuple(k), tuple(center))
+        right = (k + offset[:3]).astype(np.float32) / np.float32(1000) - center
+        assert out.tobytes() == np.array([77, *right, 0, 77], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int32, np.float32, np.float64])
+def test_masks_come_in_any_dtype(dataset, dtype):
+    record = dataset["chain21_A"]
+    out = {
+        "all_atom_mask": np.full([200, 37], 7, dtype),
+        "all_atom_positions": np.full([200, 37, 3], 7, np.float32),
+    }
+    dataset.read_into("chain21_A", out)
+    assert np.array_equal(out["all_atom_mask"], record.all_atom_mask.astype(dtype))
+    assert out["all_atom_positions"].tobytes() == record.all_atom_positions.tobytes()
