@@ -1,12 +1,14 @@
 """Size and crop time of evofeed's shards beside other formats, on the same chains in one run.
 
-    python benchmarks/store.py                 300 chains (2 GB of room, some minutes)
-    python benchmarks/store.py --chains 2000   the full workload (12 GB)
+    python benchmarks/store.py                 300 chains, 2 GB of disk, some minutes
+    python benchmarks/store.py --chains 2000   the full workload, 9 GB of disk
+    pip install -r benchmarks/store_peers.txt  first, in an environment of its own, for all peers
 
 A crop is 256 residues x 1152 random rows of MSA and deletions, 4 templates and
-the structure, into preallocated buffers, one thread, page cache warm. Formats
-take turns within each repeat, so that noise of the machine hits all alike; a
-chain's time is the best of its repeats. CPU is that of the process, helper threads included.
+the structure, into preallocated buffers, one thread, page cache warm. Peers come one
+after the other, each deleted when it is done, so that page cache and disk hold it; within
+each repeat evofeed and the peer take turns, so that noise of the machine hits both alike.
+A chain's time is the best of its repeats. CPU is that of the process, helper threads included.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
-from store_peers import PEERS, crop_plainly, raw_arrays
+from store_peers import NOTES, PEERS, crop_plainly, raw_arrays
 from store_workload import workload_chain
 
 from evofeed.features import RECORD, ChainRecord
 from evofeed.store import Dataset, DatasetWriter
 
 WIDTH, ROWS = 256, 1152
-TARGETS = {"ratio": 0.27, "zstd_ratio": 0.15, "cpu_us": 120, "verified_cpu_us": 190}
+TARGETS = {
+    "ratio": 0.27,
+    "zstd_ratio": 0.15,
+    "cpu_us": 120,
+    "verified_cpu_us": 190,
+    "p99_us": 450,
+    "exact_cpu_us": 400,
+}
 Plan = tuple[int, dict[str, np.ndarray], int, int, np.ndarray]
 PACKED = (
     "aatype",
@@ -78,57 +87,97 @@ def main() -> None:
 
 def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
     """Everything of the report."""
-    records = [workload_chain(number) for number in range(chains)]
-    raw_nbytes = sum(a.nbytes for record in records for a in raw_arrays(record).values())
-    record_nbytes = sum(record_size(record) for record in records)
-    sizes: dict[str, int] = {}
-    write_seconds: dict[str, float] = {}
-    for name, zstd in (("evofeed", False), ("evofeed zstd", True)):
-        begin = time.perf_counter()
-        writer = DatasetWriter(str(folder / name), zstd=zstd)
-        for record in records:
-            writer.add(record)
-        writer.commit()
-        write_seconds[name] = time.perf_counter() - begin
-        sizes[name] = size_of(folder / name / "shards")
-    readers, missing = {}, {}
-    for name, make in PEERS.items():
+    load = os.getloadavg()
+    sizes, seconds, totals = write_ours(folder, chains)
+    dataset, zipped = Dataset.open(folder / "evofeed"), Dataset.open(folder / "evofeed zstd")
+    dims = dataset.spans.dims
+    made = plans([(int(L), int(N)) for L, N in dims[:, :2]])
+    crops = timed(our_ways(dataset, zipped), made, repeats)
+    exact = exact_times(dataset, repeats)
+    read_raw = PEERS["Arrow IPC raw"]()[1](folder / "Arrow IPC raw")
+    beside, missing = {}, {}
+    for name in sorted(PEERS, key=lambda name: name == "Arrow IPC raw"):  # last: others read it
         try:
-            write, read = make()
+            write, read = PEERS[name]()
         except ImportError as error:
             missing[name] = str(error)
             continue
-        begin = time.perf_counter()
-        write(folder / name, (raw_arrays(record) for record in records))
-        write_seconds[name] = time.perf_counter() - begin
-        sizes[name] = size_of(folder / name)
-        readers[name] = read(folder / name)
-    shapes = [(record.num_res, record.num_alignments) for record in records]
-    del records
-    dataset, zipped = Dataset.open(folder / "evofeed"), Dataset.open(folder / "evofeed zstd")
-    crops = crop_times(plans(shapes), dataset, zipped, readers, repeats)
-    exact = exact_times(dataset, repeats)
+        path = folder / name
+        if name != "Arrow IPC raw":
+            begin = time.perf_counter()
+            write(path, (read_raw(number) for number in range(chains)))
+            seconds[name] = time.perf_counter() - begin
+        sizes[name] = size_of(path)
+        ways = {"evofeed": our_ways(dataset, zipped)["evofeed"], name: peer_way(read(path))}
+        for plan in made:  # every chain: right, and in the page cache
+            check(ways[name], ways["evofeed"], plan)
+        found = timed(ways, made, repeats)
+        crops[name], beside[name] = found[name], found["evofeed"]
+        print(f"{name}: {found[name]['cpu_mean']:.0f} us", file=sys.stderr, flush=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": versions("numpy", "numba", "pyarrow", "safetensors", "pylance", "xxhash"),
+        "load": {"before": load, "after": os.getloadavg()},
+        "versions": versions(
+            "numpy",
+            "numba",
+            "pyarrow",
+            "safetensors",
+            "pylance",
+            "mosaicml-streaming",
+            "xxhash",
+        ),
         "workload": {
             "chains": chains,
-            "mean_num_res": float(np.mean([s[0] for s in shapes])),
-            "mean_num_alignments": float(np.mean([s[1] for s in shapes])),
-            "raw_nbytes": raw_nbytes,
-            "record_nbytes": record_nbytes,
+            "mean_num_res": float(dims[:, 0].mean()),
+            "mean_num_alignments": float(dims[:, 1].mean()),
+            **totals,
             "crop": [ROWS, WIDTH],
             "repeats": repeats,
         },
         "targets": TARGETS,
         "missing": missing,
-        "ratio": {name: size / raw_nbytes for name, size in sizes.items()},
-        "write_seconds": write_seconds,
+        "ratio": {name: size / totals["raw_nbytes"] for name, size in sizes.items()},
+        "write_seconds": seconds,
         "crop_us": crops,
+        "evofeed_in_the_same_turns_us": beside,
         "exact_us": exact,
     }
+
+
+def write_ours(
+    folder: Path, chains: int
+) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
+    """Make each chain once: into both tiers of evofeed, and raw for the peers to be made from."""
+    tiers = {
+        name: DatasetWriter(str(folder / name), zstd=zstd)
+        for name, zstd in (("evofeed", False), ("evofeed zstd", True))
+    }
+    seconds = dict.fromkeys([*tiers, "Arrow IPC raw"], 0.0)
+    totals = {"raw_nbytes": 0, "record_nbytes": 0}
+
+    def raw() -> Iterator[Mapping[str, np.ndarray]]:
+        for number in range(chains):
+            record = workload_chain(number)
+            for name, writer in tiers.items():
+                begin = time.perf_counter()
+                writer.add(record)
+                seconds[name] += time.perf_counter() - begin
+            arrays = raw_arrays(record)
+            totals["raw_nbytes"] += sum(array.nbytes for array in arrays.values())
+            totals["record_nbytes"] += record_size(record)
+            begin = time.perf_counter()
+            yield arrays
+            seconds["Arrow IPC raw"] += time.perf_counter() - begin
+
+    PEERS["Arrow IPC raw"]()[0](folder / "Arrow IPC raw", raw())
+    for name, writer in tiers.items():
+        begin = time.perf_counter()
+        writer.commit()
+        seconds[name] += time.perf_counter() - begin
+    return {name: size_of(folder / name / "shards") for name in tiers}, seconds, totals
 
 
 def record_size(record: ChainRecord) -> int:
@@ -170,14 +219,8 @@ def views(pool: Mapping[str, np.ndarray], R: int, W: int) -> dict[str, np.ndarra
     return {n: pool[n][: int(np.prod(shape))].reshape(shape) for n, shape in shapes.items()}
 
 
-def crop_times(
-    made: list[Plan],
-    dataset: Dataset,
-    zipped: Dataset,
-    readers: Mapping[str, Callable[[int], Mapping[str, np.ndarray]]],
-    repeats: int,
-) -> dict[str, dict[str, float]]:
-    """CPU and wall time of each format's crop, formats taking turns."""
+def our_ways(dataset: Dataset, zipped: Dataset) -> dict[str, Callable[[Plan], None]]:
+    """The crop our ways: checked and not, packed, and from the compact tier."""
 
     def ours(of: Dataset, verify: bool) -> Callable[[Plan], None]:
         def crop(plan: Plan) -> None:
@@ -186,32 +229,31 @@ def crop_times(
 
         return crop
 
-    def peer(read: Callable[[int], Mapping[str, np.ndarray]]) -> Callable[[Plan], None]:
-        def crop(plan: Plan) -> None:
-            number, out, start, stop, rows = plan
-            crop_plainly(read(number), out, start, stop, rows)
-
-        return crop
-
-    buffer = memoryview(bytearray(max(dataset.packed_nbytes(n, PACKED) for n in range(len(made)))))
-    ways = {
+    largest = max(dataset.packed_nbytes(number, PACKED) for number in range(len(dataset)))
+    buffer = memoryview(bytearray(largest))
+    return {
         "evofeed, unverified": ours(dataset, False),
         "evofeed": ours(dataset, True),
         "evofeed packed read": lambda plan: void(dataset.read_packed(plan[0], PACKED, buffer)),
         "evofeed zstd": ours(zipped, True),
-    } | {name: peer(read) for name, read in readers.items()}
-    for way in ways.values():
-        check_and_warm(way, ours(dataset, True), made[0])
-    return timed(ways, made, repeats)
+    }
+
+
+def peer_way(read: Callable[[int], Mapping[str, np.ndarray]]) -> Callable[[Plan], None]:
+    """The same crop of what a peer's reader gives."""
+
+    def crop(plan: Plan) -> None:
+        number, out, start, stop, rows = plan
+        crop_plainly(read(number), out, start, stop, rows)
+
+    return crop
 
 
 def void(_: object) -> None:
     return None
 
 
-def check_and_warm(
-    way: Callable[[Plan], None], reference: Callable[[Plan], None], plan: Plan
-) -> None:
+def check(way: Callable[[Plan], None], reference: Callable[[Plan], None], plan: Plan) -> None:
     """Every format must give the same crop."""
     reference(plan)
     right = {name: array.copy() for name, array in plan[1].items()}
@@ -247,6 +289,8 @@ def timed(
     ways: Mapping[str, Callable[[Plan], None]], made: list[Plan], repeats: int
 ) -> dict[str, dict[str, float]]:
     """Per way: mean, p50 and p99 over chains of the best of the repeats, in µs."""
+    for way in ways.values():
+        way(made[0])  # compiled, if it is
     cpu = {name: np.full(len(made), np.inf) for name in ways}
     wall = {name: np.full(len(made), np.inf) for name in ways}
     for _ in range(repeats):
@@ -313,29 +357,38 @@ def versions(*names: str) -> dict[str, str]:
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as a table."""
     work = report["workload"]
+    ours = report["ratio"]["evofeed"] * work["raw_nbytes"] / work["record_nbytes"]
+    before, after = report["load"]["before"][0], report["load"]["after"][0]
     lines = [
-        f"`{report['command']}` · {report['date']} · {report['machine']['cpu']}, one thread",
+        f"`{report['command']}` · {report['date']} · {report['machine']['cpu']}, "
+        f"{report['machine']['cores']} cores, one thread, load {before:.1f} to {after:.1f}",
+        "",
         f"{work['chains']} chains, mean {work['mean_num_alignments']:.0f} rows x "
         f"{work['mean_num_res']:.0f} residues, {work['raw_nbytes'] / 1e6:.0f} MB raw; "
         f"crop {ROWS} x {WIDTH}; best of {work['repeats']}. Raw: the six arrays of a crop; peers "
-        "hold just those, evofeed whole records "
-        f"({report['ratio']['evofeed'] * work['raw_nbytes'] / work['record_nbytes']:.3f} of all "
-        "their arrays).",
+        f"hold just those, evofeed whole records ({ours:.3f} of all their arrays). The last column "
+        "is evofeed's checked crop in turns with that peer.",
         "",
-        "| format | bytes / raw | CPU µs a crop: mean | p50 | p99 | wall mean | wall p99 |",
-        "|---|---|---|---|---|---|---|",
+        "| format | bytes / raw | CPU µs a crop: mean | p50 | p99 | wall mean | wall p99 "
+        "| evofeed beside it |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    beside = report["evofeed_in_the_same_turns_us"]
     for name, t in sorted(report["crop_us"].items(), key=lambda item: item[1]["cpu_mean"]):
         stored = (
             "evofeed zstd" if name == "evofeed zstd" else name.split(",")[0].split(" packed")[0]
         )
+        turn = f"{beside[name]['cpu_mean']:.0f}" if name in beside else ""
         lines.append(
             f"| {name} | {report['ratio'][stored]:.3f} | {t['cpu_mean']:.0f} | {t['cpu_p50']:.0f} "
-            f"| {t['cpu_p99']:.0f} | {t['wall_mean']:.0f} | {t['wall_p99']:.0f} |"
+            f"| {t['cpu_p99']:.0f} | {t['wall_mean']:.0f} | {t['wall_p99']:.0f} | {turn} |"
         )
     lines += ["", "Exact read (all rows, full length):", ""]
     for name, t in report["exact_us"].items():
         lines.append(f"- {name}: CPU {t['cpu_mean']:.0f} µs mean, p99 {t['cpu_p99']:.0f}")
+    lines += ["", f"Versions: {', '.join(f'{n} {v}' for n, v in report['versions'].items())}."]
+    notes = [f"{name}: {note}" for name, note in NOTES.items() if name in report["crop_us"]]
+    lines += ["", *notes] if notes else []
     if report["missing"]:
         lines += ["", f"Not installed, not measured: {', '.join(report['missing'])}."]
     return "\n".join(lines) + "\n"

@@ -7,8 +7,11 @@ users do.
 
 from __future__ import annotations
 
+import importlib.machinery
 import pickle
-from collections.abc import Callable, Mapping
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +137,53 @@ def safetensors() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
     return one_file_each(lambda path, arrays: save_file(dict(arrays), str(path)), load)
 
 
+def mosaic() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
+    """MosaicML MDS, uncompressed, its own array encoding, by random access as a map."""
+    stand_in_for_torchvision()
+    from streaming import MDSWriter, StreamingDataset
+
+    kinds = {name: "float32" if name.endswith("positions") else "uint8" for name in RAW_ARRAYS}
+    columns = {name: f"ndarray:{kind}" for name, kind in kinds.items()}
+
+    def write(path: Path, chains: Any) -> None:
+        with MDSWriter(out=str(path), columns=columns) as writer:
+            for arrays in chains:
+                writer.write(dict(arrays))
+
+    def read(path: Path) -> Reader:
+        dataset = StreamingDataset(local=str(path), batch_size=1, shuffle=False)
+        return lambda number: dataset[number]
+
+    return write, read
+
+
+def stand_in_for_torchvision() -> None:
+    """`streaming` imports two names of torchvision for its image sets, which we do not touch."""
+    names = ("torchvision", "torchvision.datasets", "torchvision.transforms")
+    for name in (*names, "torchvision.transforms.functional"):
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = module
+    sys.modules["torchvision.datasets"].VisionDataset = object  # type: ignore[attr-defined]
+    sys.modules[names[-1] + ".functional"].to_tensor = None  # type: ignore[attr-defined]
+
+
 def lance() -> tuple[Callable[..., None], Callable[[Path], Reader]]:
     """Lance, a row each, `take` of one."""
     import lance as library
 
+    schema = pa.schema([(name, pa.large_binary()) for name in RAW_ARRAYS])
+    schema = schema.append(pa.field("sizes", pa.list_(pa.int64())))
+
+    def batches(chains: Any) -> Iterator[pa.RecordBatch]:
+        for arrays in chains:
+            cells = [pa.array([arrays[n].tobytes()], pa.large_binary()) for n in RAW_ARRAYS]
+            sizes = [*arrays["msa"].shape, len(arrays["template_all_atom_mask"])]
+            yield pa.record_batch([*cells, pa.array([sizes])], schema=schema)
+
     def write(path: Path, chains: Any) -> None:
-        rows = [
-            {n: a.tobytes() for n, a in arrays.items()}
-            | {"sizes": [*arrays["msa"].shape, len(arrays["template_all_atom_mask"])]}
-            for arrays in chains
-        ]
-        schema = pa.schema([(name, pa.large_binary()) for name in RAW_ARRAYS])
-        schema = schema.append(pa.field("sizes", pa.list_(pa.int64())))
-        library.write_dataset(pa.Table.from_pylist(rows, schema=schema), str(path))
+        reader = pa.RecordBatchReader.from_batches(schema, batches(chains))
+        library.write_dataset(reader, str(path))
 
     def read(path: Path) -> Reader:
         dataset = library.dataset(str(path))
@@ -176,5 +213,10 @@ PEERS: dict[str, Callable[[], tuple[Callable[..., None], Callable[[Path], Reader
     "pickle": lambda: one_file_each(_dump_pickle, _load_pickle),
     "npz": lambda: one_file_each(_dump_npz, _load_npz),
     "safetensors": safetensors,
+    "MosaicML MDS": mosaic,
     "Lance": lance,
+}
+NOTES = {
+    "MosaicML MDS": "by `dataset[i]`, as a shuffled trainer reads it; iterating in file order is "
+    "faster. Its import wants torchvision for image sets; a stand-in of two names takes its place.",
 }
