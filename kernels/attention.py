@@ -23,6 +23,7 @@ from evofeed.kernels.biased_attention import (
     mask_kernel,
 )
 from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
+from evofeed.kernels.library import operator
 from evofeed.kernels.projection import padded, precision
 
 __all__ = [
@@ -211,6 +212,7 @@ def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor
     return None if bias is None else (bias * (1 / scale)).to(dtype).contiguous()
 
 
+@operator("biased_attention")
 class _BiasedAttention(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -9,17 +9,21 @@ interpreter and only inside `interpreted()`: it is for tests, and slow.
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = [
     "HAS_TRITON",
     "INTERPRETER",
     "compute_dtype",
     "interpreted",
+    "nothing_launched",
     "sm_count",
     "tl",
     "triton",
@@ -29,6 +33,7 @@ __all__ = [
 try:
     import triton
     import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
 
     HAS_TRITON = True
 except ImportError:  # macOS, Windows, or a CPU-only install
@@ -58,6 +63,31 @@ def interpreted() -> Iterator[None]:
         yield
     finally:
         _interpreting = before
+
+
+_quieting = threading.RLock()
+
+
+@contextlib.contextmanager
+def nothing_launched() -> Iterator[None]:
+    """Kernel launches on fake tensors do nothing inside: only shapes are wanted."""
+    if not HAS_TRITON:
+        yield
+        return
+    with _quieting, contextlib.ExitStack() as stack:
+        for cls in (triton.runtime.JITFunction, InterpretedFunction):
+            stack.enter_context(mock.patch.object(cls, "run", _unless_fake(cls.run)))
+        yield
+
+
+def _unless_fake(run):
+    def quiet(self, *args, **kwargs):
+        # other threads go on launching for real
+        if any(isinstance(arg, FakeTensor) for arg in args):
+            return None
+        return run(self, *args, **kwargs)
+
+    return quiet
 
 
 def usable(*tensors: Tensor | None) -> bool:

@@ -16,9 +16,10 @@ import torch
 
 __all__ = [
     "AttentionTiles",
+    "LstmPadding",
     "Tile",
     "attention_tiles",
-    "lstm_multiple",
+    "lstm_padding",
     "override",
     "small_norm",
     "tile",
@@ -84,13 +85,21 @@ def small_norm() -> int:
     return int(_overrides.get("small_norm", 1 << 20))
 
 
-def lstm_multiple(
-    hidden: int, inputs: int, steps: int, batch: int, dtype: torch.dtype, device: str
-) -> int:
-    """What an LSTM's sizes are padded to a multiple of before cuDNN gets them, 1 for none."""
+class LstmPadding(NamedTuple):
+    """What an LSTM's widths and batch are padded to multiples of."""
+
+    width: int
+    batch: int
+
+
+def lstm_padding(
+    hidden: int, inputs: int, steps: int, batch: int, *, dtype: torch.dtype, device: str,
+    single: bool,
+) -> LstmPadding | None:  # fmt: skip
+    """What is padded before cuDNN gets an LSTM of one layer and direction (`single`) or more."""
     if "lstm" in _overrides:
-        return int(_overrides["lstm"])
-    return 1
+        return LstmPadding(*_overrides["lstm"])
+    return None
 
 
 def override(op: str, choice: Any) -> None:

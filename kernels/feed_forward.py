@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, usable
+from evofeed.kernels.library import operator
 from evofeed.kernels.projection import (
     linear,
     linear_dw,
@@ -44,6 +45,7 @@ class TransitionWeights:
         return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
 
 
+@operator("transition")
 class _Transition(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -34,6 +34,7 @@ from evofeed.kernels.gated_output_kernels import (
     gated_output_grad_kernel,
     gated_output_kernel,
 )
+from evofeed.kernels.library import operator
 from evofeed.kernels.projection import (
     Drop,
     linear_dw,
@@ -98,6 +99,7 @@ def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
+@operator("gated_attention", _Plan, Drop)
 class _GatedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -302,6 +304,7 @@ def gated_attention(
     return result
 
 
+@operator("pair_bias")
 class _PairBias(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -1,10 +1,11 @@
 """`nn.LSTM` at sizes cuDNN is fast at.
 
-cuDNN's LSTM is the best there is where its sizes are aligned, and several times
-slower where they are not. Padding inputs, states and weights with zeros is exact:
-a padded cell has gates of 1/2, a candidate tanh(0) = 0 and so a state of 0 for
-ever. So a size that cuDNN dislikes is padded to one it likes, where measurements
-say that pays; everything else is cuDNN's as before.
+The computation is cuDNN's. It is several times slower where a size is not aligned,
+and its persistent kernel (float16, weights kept on the chip) wants widths that are
+multiples of 128. Padding inputs, states and weights with zeros is exact: a padded
+cell has gates of 1/2, a candidate tanh(0) = 0 and so a state of 0 for ever. So a
+size that cuDNN dislikes is padded to one it likes, where measurements say that
+pays (`choices.lstm_padding`); everything else is cuDNN's as before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels.choices import lstm_multiple
+from evofeed.kernels.choices import LstmPadding, lstm_padding
 from evofeed.kernels.swap import Fused, drop_in, register
 
 __all__ = ["LSTM", "FusedLSTM"]
@@ -28,8 +29,8 @@ class FusedLSTM(Fused):
 
     def forward(self: Any, input: Any, hx: State | None = None) -> Any:  # noqa: A002
         """As the original's; a packed sequence or a projection goes to the original."""
-        x, multiple = input, _multiple(self, input)
-        if multiple == 1:
+        x, padding = input, _padding(self, input)
+        if padding is None:
             return super().forward(x, hx)  # type: ignore[misc]
         self._update_flat_weights()  # they may have been replaced since the last call
         batched = x.dim() == 3
@@ -42,44 +43,46 @@ class FusedLSTM(Fused):
             zeros = x.new_zeros(self.num_layers * directions, batch, self.hidden_size)
             hx = (zeros, zeros)
         self.check_forward_args(x, hx, None)
-        output, *states = _padded_lstm(self, x, hx, multiple)
+        output, *states = _padded_lstm(self, x, hx, padding)
         if not batched:
             output = output.squeeze(0 if self.batch_first else 1)
             states = [state.squeeze(1) for state in states]
         return output, tuple(states)
 
 
-def _multiple(module: Any, x: Any) -> int:
-    """What the sizes are padded to a multiple of, 1 for none."""
+def _padding(module: Any, x: Any) -> LstmPadding | None:
+    """What the sizes are padded to, None for nothing."""
     # Dropout between layers would draw another mask at another width.
     dropped = module.dropout > 0 and module.training and module.num_layers > 1
-    if not isinstance(x, Tensor) or module.proj_size > 0 or dropped:
-        return 1
-    if x.dim() not in (2, 3):
-        return 1
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3) or module.proj_size > 0 or dropped:
+        return None
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     steps = x.shape[1 if module.batch_first and x.dim() == 3 else 0]
     batch = x.numel() // max(1, steps * x.shape[-1])
-    return lstm_multiple(module.hidden_size, module.input_size, steps, batch, dtype, device)
+    single = module.num_layers == 1 and not module.bidirectional
+    sizes = module.hidden_size, module.input_size, steps, batch
+    return lstm_padding(*sizes, dtype=dtype, device=device, single=single)
 
 
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _padded_lstm(module: Any, x: Tensor, hx: State, multiple: int) -> tuple[Tensor, ...]:
+def _padded_lstm(module: Any, x: Tensor, hx: State, padding: LstmPadding) -> tuple[Tensor, ...]:
     """Output and last states, computed at padded sizes and cut back."""
-    H, directions = module.hidden_size, 2 if module.bidirectional else 1
-    wide = _up(H, multiple)
-    states = [F.pad(state, (0, wide - H)) for state in hx]
-    x = F.pad(x, (0, _up(module.input_size, multiple) - module.input_size))
+    H, directions, batch = module.hidden_size, 2 if module.bidirectional else 1, hx[0].shape[1]
+    wide, more = _up(H, padding.width), _up(batch, padding.batch) - batch
+    states = [F.pad(state, (0, wide - H, 0, more)) for state in hx]
+    widen = (0, _up(module.input_size, padding.width) - module.input_size)
+    x = F.pad(x, (*widen, *((0, 0, 0, more) if module.batch_first else (0, more))))
     output, *states = torch.lstm(
-        x, states, _padded_weights(module, multiple), module.bias, module.num_layers, 0.0,
+        x, states, _padded_weights(module, padding.width), module.bias, module.num_layers, 0.0,
         module.training, module.bidirectional, module.batch_first,
     )  # fmt: skip
+    output = output.narrow(0 if module.batch_first else 1, 0, batch)
     output = output.view(*output.shape[:2], directions, wide)[..., :H].flatten(-2)
-    return output, *(state[..., :H] for state in states)
+    return output, *(state[:, :batch, :H] for state in states)
 
 
 def _padded_weights(module: Any, multiple: int) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.choices import tile
+from evofeed.kernels.library import operator
 from evofeed.kernels.outer_kernels import (
     outer_dproject_kernel,
     outer_dw_kernel,
@@ -75,6 +76,7 @@ def _options(op: str, N: int, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@operator("outer_product_mean")
 class _OuterProductMean(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.backend import sm_count, tl, triton, usable
+from evofeed.kernels.library import operator
 from evofeed.kernels.projection import padded
 
 __all__ = ["masked_softmax"]
@@ -84,6 +85,7 @@ def _grid(x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     return (lines, B * H, triton.cdiv(R, rows_each)), rows_each, options
 
 
+@operator("masked_softmax")
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:

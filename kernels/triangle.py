@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.choices import tile
+from evofeed.kernels.library import operator
 from evofeed.kernels.norm import sum_partials
 from evofeed.kernels.projection import (
     Drop,
@@ -81,6 +82,7 @@ def _options(op: str, C: int, E: int, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@operator("triangle_multiplication", _Plan, Drop)
 class _TriangleMultiplication(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, z: Tensor, mask: Tensor, *weights: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ N, L, S, E, H = 3, 5, 7, 16, 4
 
 @pytest.fixture(autouse=True)
 def pad_lstms() -> Iterator[None]:
-    override("lstm", 8)
+    override("lstm", (8, 4))
     yield
     override("lstm", None)
 
