@@ -32,6 +32,9 @@ __all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
 
 RECYCLE_FEATURES: Final = frozenset(f.name for f in BATCH if f.stage == "recycle")
 TEMPLATE_FEATURES: Final = tuple(f for f in BATCH if f.name.startswith("template_"))
+Recycled = tuple[Tensor, Tensor, Tensor]
+"""What a pass hands to the next: first MSA row `[*, L, c_m]`, pairs `[*, L, L, c_z]`, and
+atoms `[*, L, 37, 3]` in ångström."""
 
 
 class AlphaFold(nn.Module):
@@ -68,13 +71,19 @@ class AlphaFold(nn.Module):
             if isinstance(module, EvoformerStack | ExtraMSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
-    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    per_recycle: Final = RECYCLE_FEATURES
+    """Features whose first axis counts the recycles."""
+
+    def forward(
+        self, batch: Mapping[str, Tensor], previous: Recycled | None = None
+    ) -> dict[str, Any]:
         """Run all recycles; only the last one keeps a gradient.
 
         Args:
             batch: the loader's: features of stage `recycle` are `[R, *, ...]`, all
                 others `[*, ...]` (see `evofeed.features.BATCH`). Without
                 `template_*` features it runs with zero templates.
+            previous: what earlier passes gave (see `recycle`); None or zeros: nothing yet.
 
         Returns:
             `msa`, `pair`, `single`, `sm` (the structure module's dict),
@@ -82,11 +91,8 @@ class AlphaFold(nn.Module):
             `final_affine_tensor [*, L, 7]`, and what `AuxiliaryHeads` returns.
         """
         no_cycles = batch["msa_feat"].shape[0]
-        previous: tuple[Tensor, Tensor, Tensor] | None = None
         for cycle in range(no_cycles - 1):
-            with torch.no_grad():
-                outputs, m_first = self._iteration(_cycle(batch, cycle), previous)
-                previous = m_first, outputs["pair"], outputs["final_atom_positions"]
+            previous = self.recycle(batch, previous, cycle)
         if torch.is_autocast_enabled(batch["aatype"].device.type):
             # Half-precision copies of the weights made without grad would cut the gradient.
             torch.clear_autocast_cache()
@@ -94,8 +100,16 @@ class AlphaFold(nn.Module):
         heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"])
         return outputs | heads
 
+    @torch.no_grad()
+    def recycle(
+        self, batch: Mapping[str, Tensor], previous: Recycled | None, cycle: int = 0
+    ) -> Recycled:
+        """One pass over the features of recycle `cycle`, without a gradient."""
+        outputs, m_first = self._iteration(_cycle(batch, cycle), previous)
+        return m_first, outputs["pair"], outputs["final_atom_positions"]
+
     def _iteration(
-        self, feats: dict[str, Tensor], previous: tuple[Tensor, Tensor, Tensor] | None
+        self, feats: dict[str, Tensor], previous: Recycled | None
     ) -> tuple[dict[str, Any], Tensor]:
         """One pass through the trunk and the structure module; also the first MSA row."""
         seq_mask = feats["seq_mask"]
@@ -126,9 +140,7 @@ class AlphaFold(nn.Module):
         }
         return outputs, m[..., 0, :, :]
 
-    def _embed(
-        self, feats: dict[str, Tensor], previous: tuple[Tensor, Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
+    def _embed(self, feats: dict[str, Tensor], previous: Recycled | None) -> tuple[Tensor, Tensor]:
         m, z = self.input_embedder(feats["target_feat"], feats["residue_index"], feats["msa_feat"])
         if previous is None:
             m_prev, z_prev = torch.zeros_like(m[..., 0, :, :]), torch.zeros_like(z)

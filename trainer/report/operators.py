@@ -137,7 +137,7 @@ class OperatorSampler:
 
     def _begin(self) -> None:
         activity = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
-        self._profile = profile(activities=[activity])
+        self._profile = profile(activities=[activity], acc_events=True)  # else it warns
         with _quiet():
             self._profile.start()
         if self._cuda:

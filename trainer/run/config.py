@@ -38,8 +38,8 @@ class TrainConfig:
     """`bf16`: autocast, master weights in float32; `tf32`; `fp32`."""
     kernels: str = "fused"
     """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
-    cuda_graphs: bool = False
-    """Record forward and backward once per shape of a batch and replay them (GPU only)."""
+    cuda_graphs: bool = True
+    """On a GPU record forward and backward once per shape of a sample and replay them."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500

@@ -1,76 +1,160 @@
-"""Forward and backward recorded once per shape of a batch and replayed as CUDA graphs.
+"""Forward and backward recorded as CUDA graphs once per shape of a sample, and replayed.
 
 The full model launches tens of thousands of kernels a step, most of them shorter
 than the CPU needs to launch one; a replay launches all of them at once. Shapes are
-fixed by the crop, so the number of recycles is the only thing that varies; on an
-H200 the full step without recycling falls from 622 to 336 ms.
+fixed by the crop; the number of recycles is not. So there are three recordings: one
+pass without gradient, replayed as often as a batch asks for, then the last pass and
+its backward. A model that cannot pass on what it recycles is recorded whole, once
+for every number of recycles.
+
 Random numbers stay right: a replay takes seed and offset from the generator, which
 is seeded before every sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 _MOST_RECORDINGS = 8  # whole chains have any length: those run eagerly from here on
-Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
-"""From a batch the loss, and the numbers to report."""
+_LOG = logging.getLogger(__name__)
+
+State = tuple[Tensor, ...]
+"""What one pass hands to the next."""
+Forward = Callable[[dict[str, Tensor], "State | None"], tuple[Tensor, Tensor]]
+"""From a batch, and what earlier passes gave, the loss and the numbers to report."""
+Pass = Callable[[dict[str, Tensor], "State | None"], State]
+"""One pass without gradient over the first recycle of a batch."""
+
+
+@runtime_checkable
+class Recycling(Protocol):
+    """A model whose passes can be run one by one."""
+
+    per_recycle: frozenset[str]
+    """Batch entries whose first axis counts the recycles."""
+
+    def recycle(
+        self, batch: Mapping[str, Tensor], previous: Any | None, cycle: int = 0
+    ) -> tuple[Tensor, ...]:
+        """One pass without gradient; None and zeros for `previous` mean the same."""
 
 
 class Replay:
-    """Runs forward and backward of batches, through a graph from the second time on.
+    """Runs forward and backward of batches, through graphs from the second time on.
 
     The first batch of each kind runs eagerly, so that kernels get compiled and
     tuned; the second is recorded. All recordings share one memory pool: they run
-    one after the other, and nothing but loss and numbers outlives a replay.
+    one after the other, and nothing but loss and numbers outlives a replay. Where
+    recording fails, everything runs eagerly from then on and the log says why.
 
     Args:
         forward: see `Forward`; must not wait for the device.
+        one_pass: see `Pass`; None records whole batches.
+        per_recycle: entries whose first axis counts the recycles.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(
+        self,
+        forward: Forward,
+        one_pass: Pass | None = None,
+        per_recycle: frozenset[str] = frozenset(),
+    ) -> None:
+        self._forward, self._pass = forward, one_pass
+        self._per_recycle = per_recycle if one_pass else frozenset()
         self._seen: set[tuple[torch.Size, ...]] = set()
         self._recorded: dict[tuple[torch.Size, ...], _Recording] = {}
         self._pool: Any = None
+        self.why_not = ""
+        """Why nothing is recorded any more, if so."""
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         """Add the batch's gradients to `.grad`; `between` is called before the backward pass."""
-        kind = tuple(value.shape for value in batch.values())
-        known = kind in self._recorded
-        if kind not in self._seen or (not known and len(self._recorded) >= _MOST_RECORDINGS):
-            self._seen.add(kind)
-            loss, numbers = self._forward(batch)
-            between()
-            torch.autograd.backward(loss)
-            return numbers
-        if not known:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._recorded[kind] = _Recording(self._forward, batch, self._pool)
-        return self._recorded[kind](batch, between)
+        kind = tuple(
+            value.shape[1:] if name in self._per_recycle else value.shape
+            for name, value in batch.items()
+        )
+        if kind in self._seen and kind not in self._recorded:
+            self._record(kind, batch)
+        self._seen.add(kind)
+        if kind in self._recorded:
+            return self._recorded[kind](batch, between)
+        loss, numbers = self._forward(batch, None)
+        between()
+        torch.autograd.backward(loss)
+        return numbers
+
+    def _record(self, kind: tuple[torch.Size, ...], batch: dict[str, Tensor]) -> None:
+        if self.why_not or len(self._recorded) >= _MOST_RECORDINGS:
+            return
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            self._recorded[kind] = _Recording(
+                self._forward, self._pass, batch, self._per_recycle, self._pool
+            )
+        except RuntimeError as error:  # an operator that waits or allocates, or memory is short
+            self.why_not = str(error).splitlines()[0]
+            _LOG.warning("no CUDA graphs, steps run eagerly: %s", self.why_not)
 
 
 class _Recording:
-    """One recorded forward and backward pass over its own copy of a batch."""
+    """Recorded passes over their own copy of a batch of one recycle."""
 
-    def __init__(self, forward: Forward, batch: dict[str, Tensor], pool: Any) -> None:
-        self._batch = {name: value.clone() for name, value in batch.items()}
+    def __init__(
+        self,
+        forward: Forward,
+        one_pass: Pass | None,
+        batch: Mapping[str, Tensor],
+        per_recycle: frozenset[str],
+        pool: Any,
+    ) -> None:
+        self._per_recycle = per_recycle
+        self._batch = {
+            name: (value[:1] if name in per_recycle else value).clone()
+            for name, value in batch.items()
+        }
+        self._state: State = ()
+        self._pass = torch.cuda.CUDAGraph() if one_pass else None
         self._forward = torch.cuda.CUDAGraph()
         self._backward = torch.cuda.CUDAGraph()
         # thread_local: the loader's feeder thread goes on allocating and launching meanwhile.
-        with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"):
-            loss, self._numbers = forward(self._batch)
-        with torch.cuda.graph(self._backward, pool=pool, capture_error_mode="thread_local"):
+        how = {"pool": pool, "capture_error_mode": "thread_local"}
+        if one_pass and self._pass:
+            # Run once: to see what it gives, and to compile what only passes without gradient use.
+            with torch.random.fork_rng([torch.cuda.current_device()]):
+                self._state = tuple(map(torch.zeros_like, one_pass(self._batch, None)))
+            with torch.cuda.graph(self._pass, **how):
+                for kept, new in zip(self._state, one_pass(self._batch, self._state), strict=True):
+                    kept.copy_(new)
+        with torch.cuda.graph(self._forward, **how):
+            loss, self._numbers = forward(self._batch, self._state or None)
+        with torch.cuda.graph(self._backward, **how):
             torch.autograd.backward(loss)
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         for name, value in self._batch.items():
-            value.copy_(batch[name], non_blocking=True)
+            if name not in self._per_recycle:
+                value.copy_(batch[name], non_blocking=True)
+        for value in self._state:
+            value.zero_()
+        last = self._load_recycle(batch, 0)
+        for cycle in range(last):
+            assert self._pass is not None
+            self._pass.replay()
+            self._load_recycle(batch, cycle + 1)
         self._forward.replay()
         between()
         self._backward.replay()
         return self._numbers.clone()
+
+    def _load_recycle(self, batch: Mapping[str, Tensor], cycle: int) -> int:
+        """Take in the features of one recycle; returns the number of the last."""
+        last = 0
+        for name in self._per_recycle & batch.keys():
+            last = batch[name].shape[0] - 1
+            self._batch[name][0].copy_(batch[name][cycle], non_blocking=True)
+        return last

@@ -30,7 +30,7 @@ from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
-from evofeed.trainer.run.graphs import Replay
+from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.runlog import RunLog
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
@@ -120,8 +120,7 @@ class Loop:
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
-        graphed = config.cuda_graphs and on_gpu
-        self._replay = Replay(self._forward) if graphed else None
+        self._replay = self._recorder() if config.cuda_graphs and on_gpu else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
         self._saved = -1
@@ -234,14 +233,31 @@ class Loop:
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
-    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, batch: dict[str, Tensor], previous: State | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Loss of a batch, and loss and terms as one detached tensor."""
-        half = self.config.precision == "bf16"
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
-            outputs = self.model(batch)
+        with self._autocast():
+            outputs = self.model(batch) if previous is None else self.model(batch, previous)
         loss, terms = self.loss(outputs, batch)
         self._terms = sorted(terms)
         return loss, measured(loss, terms)
+
+    def _autocast(self) -> torch.autocast:
+        half = self.config.precision == "bf16"
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
+
+    def _recorder(self) -> Replay:
+        """Steps as CUDA graphs: pass by pass if the model can, else whole."""
+        model = self.model
+        if not isinstance(model, Recycling):
+            return Replay(self._forward)
+
+        def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
+            with self._autocast():
+                return model.recycle(batch, previous)
+
+        return Replay(self._forward, one_pass, model.per_recycle)
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""

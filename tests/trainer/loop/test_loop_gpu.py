@@ -11,6 +11,7 @@ import torch
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.config import TrainConfig, preset
 from evofeed.trainer.run.optim import OptimConfig
+from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
 
 pytestmark = [
@@ -35,21 +36,35 @@ def test_the_parts_add_up_and_the_profiler_sees_kernels(tiny_dataset: str, tmp_p
     assert {"gemm", "optimizer", "featurise"} <= set(report["operators"]["groups"])
 
 
-def test_a_resumed_run_goes_on_within_a_millionth(tiny_dataset: str, tmp_path: Path) -> None:
-    whole = train(config(8), tiny_dataset, out=tmp_path / "whole").losses
-    parts = train(config(4), tiny_dataset, out=tmp_path / "parts").losses
-    parts += train(config(8), tiny_dataset, out=tmp_path / "parts", resume=True).losses
-    assert parts == pytest.approx(whole, rel=1e-6)
+@pytest.mark.parametrize(("precision", "kernels"), [("fp32", "torch"), ("bf16", "fused")])
+def test_a_resumed_run_goes_on_within_a_millionth(
+    tiny_dataset: str, tmp_path: Path, precision: str, kernels: str
+) -> None:
+    def losses(steps: int, name: str, **changes: Any) -> list[float]:
+        settings = config(steps, deterministic=True, precision=precision, kernels=kernels)
+        return train(settings, tiny_dataset, out=tmp_path / name, **changes).losses
+
+    whole = losses(8, "whole")
+    assert losses(4, "parts") + losses(8, "parts", resume=True) == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize("kernels", ["torch", "fused"])
-def test_steps_as_cuda_graphs_are_the_same_steps(
+def test_steps_as_cuda_graphs_are_the_same_steps_whatever_the_recycles(
     tiny_dataset: str, tmp_path: Path, kernels: str
 ) -> None:
-    eager = train(config(8, kernels=kernels), tiny_dataset, out=tmp_path / "eager").losses
-    graph = config(8, kernels=kernels, cuda_graphs=True)
-    graphed = train(graph, tiny_dataset, out=tmp_path / "graph").losses
-    assert graphed == pytest.approx(eager, rel=1e-4)
+    settings = config(10, kernels=kernels, loader={"max_recycling_iters": 3}, deterministic=True)
+    eager = train(settings.replace(cuda_graphs=False), tiny_dataset, out=tmp_path / "eager")
+    graphed = train(settings, tiny_dataset, out=tmp_path / "graph")
+    assert len({line["recycles"] for line in read_steps(tmp_path / "graph")[2:]}) > 2
+    assert graphed.losses == pytest.approx(eager.losses, rel=1e-6)
+
+
+def test_a_step_that_cannot_be_recorded_runs_eagerly_and_says_why(
+    tiny_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(5, model={"activation_checkpointing": True})
+    assert len(train(settings, tiny_dataset, out=tmp_path).losses) == 5
+    assert "no CUDA graphs" in caplog.text
 
 
 def test_bf16_on_fused_kernels_follows_fp32_on_plain_ones(
