@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt, ShardMissing
+from evofeed.store.faults import reached
 from evofeed.store.manifest import DIGEST, canonical_json, check_name
 from evofeed.store.storage import ReadOnlyStorage, Storage, now
 
@@ -85,5 +86,6 @@ def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Re
         new = Ref(name, digest, now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
         if storage.swap(key, held, canonical_json(values)):
+            reached("ref moved")
             return new  # otherwise somebody was faster: look who, and say so
     raise RefConflict(f"ref {name!r} keeps moving: try again later", path=storage.uri)

@@ -16,10 +16,12 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from evofeed.errors import ShardMissing, StoreError
+from evofeed.store.faults import reached
 
 Bytes = bytes | bytearray | memoryview
 MAX_OPEN = 256
@@ -141,16 +143,21 @@ class LocalStorage:
         target = self.path(key)
         aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex}")
         try:
+            reached("file not begun")
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with aside.open("wb") as file:
-                    file.write(data)
-                    file.flush()
+                with aside.open("wb", buffering=0) as file:
+                    reached("file opened aside")
+                    _write(file, data)
+                    reached("file written, not synced")
                     os.fsync(file.fileno())
+                reached("file synced, not renamed")
                 aside.replace(target)
             finally:
                 aside.unlink(missing_ok=True)
+            reached("file renamed, folder not synced")
             _sync_folder(target.parent)
+            reached("file in place")
         except OSError as error:
             raise _write_error(error, target, len(data)) from error
 
@@ -160,12 +167,14 @@ class LocalStorage:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (target.parent / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            reached("ref locked, not compared")
             try:
                 current: bytes | None = target.read_bytes()
             except FileNotFoundError:
                 current = None
             if current != old:
                 return False
+            reached("ref compared, not replaced")
             self.put(key, new)
             return True
 
@@ -199,6 +208,16 @@ def read_file(path: Path) -> bytes:
         raise ShardMissing("no such file", path=str(path)) from None
     except OSError as error:
         raise StoreError(f"cannot read: {error}", path=str(path)) from None
+
+
+def _write(file: FileIO, data: Bytes) -> None:
+    """All of `data`, in two pieces: the kernel may take less than it was given."""
+    view = memoryview(data).cast("B")
+    done, half = 0, len(view) // 2
+    while done < len(view):
+        done += file.write(view[done : half if done < half else len(view)])
+        if done == half:
+            reached("file half written")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from evofeed.features import ChainRecord
 from evofeed.store.encode import encode_record
+from evofeed.store.faults import reached
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
@@ -81,6 +82,7 @@ class DatasetWriter:
             ValueError: a chain is in two shards.
         """
         self.flush()
+        reached("shards written, nothing names them")
         entries = sorted(self._entries.values())
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
@@ -125,6 +127,9 @@ def write_snapshot(
         dropped=dropped,
     )
     folder = f"snapshots/{manifest.digest}"
+    reached("index made, not written")
     storage.put(f"{folder}/index.arrow", index)
+    reached("index written, no manifest")
     storage.put(f"{folder}/manifest.json", manifest.to_bytes())  # last: it marks completeness
+    reached("manifest written, ref not moved")
     return Snapshot(manifest.digest, manifest)

@@ -2,52 +2,179 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import jaxtyping
 import pytest
 from store_records import assert_same, random_record
 
 from evofeed.errors import StoreError
-from evofeed.store import Dataset, DatasetWriter, gc, write_shard
+from evofeed.store import Dataset, DatasetWriter, faults, gc, write_shard
 
 FORK = multiprocessing.get_context("fork")
+RANDOM_KILLS = 60
+SHARD_NBYTES = 6000  # three shards
+
+
+@pytest.fixture(autouse=True)
+def no_shape_checks():
+    """They are made elsewhere; here time counts, and more of it would only blur the kills."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def fast_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses no page cache."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="evofeed-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def small(seed):
+    return random_record(seed, num_res=9 + seed, num_alignments=5, num_templates=1)
 
 
 def publish(folder, seeds, expect):
-    writer = DatasetWriter(str(folder), shard_nbytes=1 << 14)
+    writer = DatasetWriter(str(folder), shard_nbytes=SHARD_NBYTES)
     for seed in seeds:
-        writer.add(random_record(seed))
+        writer.add(small(seed))
     return writer.commit(expect=expect)
 
 
+def publisher(folder, expect, die_at=None):
+    """Publish in a forked process that kills itself at the nth point it reaches; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    left = die_at if die_at is not None else 1 << 30
+
+    def hook(_):
+        nonlocal left
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    code = 1
+    try:
+        faults.hook = hook
+        publish(folder, range(6), expect)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def exit_code(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def everything_in_place_is_whole(folder):
+    """Each file under its final name is what the name promises."""
+    for path in folder.glob("shards/[!.]*"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
+    for path in folder.glob("parts/[!.]*"):
+        data = path.read_bytes()
+        assert hashlib.sha256(data[32:]).digest() == data[:32]
+    for path in folder.glob("snapshots/*/manifest.json"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name
+        assert (path.parent / "index.arrow").exists()
+
+
+def sees(folder, *digests):
+    """Whichever snapshot a reader finds, it is one of these and whole."""
+    dataset = Dataset.open(folder)
+    assert dataset.digest in digests
+    assert dataset.verify() == []
+    return dataset.digest
+
+
+@pytest.fixture
+def base(fast_path):
+    """A published snapshot, what the next one will be, and every point on the way to it."""
+    folder = fast_path / "base"
+    first = publish(folder, range(2), None)
+    shutil.copytree(folder, fast_path / "undisturbed")
+    points = []
+    faults.hook = points.append
+    try:
+        after = publish(fast_path / "undisturbed", range(6), first.digest)
+        assert len(after.manifest.shards) == 3
+    finally:
+        faults.hook = None
+    return folder, first.digest, after.digest, points
+
+
+def swept(folder):
+    """What the dead left behind is garbage, and only that."""
+    gc(str(folder), dry_run=False, grace=-1.0)
+    assert not list(folder.rglob(".tmp-*"))
+    assert Dataset.open(folder).verify(deep=True) == []
+
+
+def test_a_publisher_killed_at_every_point_is_repeated_with_the_same_digest(base, fast_path):
+    folder, before, after, points = base
+    assert set(points) == set(faults.POINTS), "each name is reached"
+    assert points.count("file half written") >= 8  # parts and shards, index, manifest, ref
+    for number, point in enumerate(points):
+        data = fast_path / f"killed{number}"
+        shutil.copytree(folder, data)
+        assert exit_code(publisher(data, before, number)) == -signal.SIGKILL, point
+        everything_in_place_is_whole(data)
+        seen = sees(data, before, after)
+        assert seen == before or points.index("ref moved") <= number + 2, point
+        assert publish(data, range(6), before).digest == after, point
+        assert sees(data, after) == after
+        if number % 7 == 0:
+            swept(data)
+        shutil.rmtree(data)
+
+
+def look(folder, before, after, pipe):
+    """Read without pause until told to stop."""
+    looks = 0
+    while not pipe.poll():
+        sees(folder, before, after)
+        looks += 1
+    pipe.send(looks)
+
+
 @pytest.mark.slow
-def test_a_publisher_killed_anywhere_leaves_the_old_snapshot_or_the_new(tmp_path):
-    base = publish(tmp_path, range(2), None)
-    whole = publish(tmp_path / "other", range(8), None).manifest
-    rng = random.Random(3)
-    for _ in range(25):
-        child = FORK.Process(target=publish, args=(tmp_path, range(8), base.digest))
-        child.start()
-        time.sleep(rng.uniform(0, 0.25))
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        dataset = Dataset.open(tmp_path)
-        assert dataset.verify() == []
-        if dataset.digest != base.digest:
-            assert dataset.manifest.index_sha256 == whole.index_sha256
-    after = publish(tmp_path, range(8), base.digest)
-    dataset = Dataset.open(tmp_path)
-    assert dataset.digest == after.digest and dataset.manifest.shards == whole.shards
-    assert dataset.verify(deep=True) == []
-    # What the dead left behind is garbage, and only that.
-    gc(str(tmp_path), dry_run=False, grace=-1.0)
-    assert not [path for path in tmp_path.rglob(".tmp-*") if "other" not in path.parts]
-    assert Dataset.open(tmp_path).verify(deep=True) == []
+def test_publishers_killed_at_random_moments_are_never_seen_half_done(base, fast_path):
+    folder, before, after, _ = base
+    ours, theirs = FORK.Pipe()
+    reader = FORK.Process(target=look, args=(folder, before, after, theirs))
+    reader.start()
+    began = time.monotonic()
+    shutil.copytree(folder, fast_path / "timed")
+    assert exit_code(publisher(fast_path / "timed", before)) == 0
+    span = time.monotonic() - began
+    rng, done = random.Random(3), 0
+    for _ in range(RANDOM_KILLS):
+        pid = publisher(folder, before)
+        time.sleep(rng.uniform(0, span))
+        os.kill(pid, signal.SIGKILL)
+        done += exit_code(pid) == 0
+    assert done < RANDOM_KILLS
+    assert publish(folder, range(6), before).digest == after
+    ours.send("stop")
+    reader.join()
+    assert reader.exitcode == 0 and ours.recv() > 0
+    everything_in_place_is_whole(folder)
+    swept(folder)
 
 
 def fill(folder, limit, pipe):
