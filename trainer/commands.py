@@ -12,9 +12,17 @@ import typer
 
 def train(
     config: Annotated[
-        str, typer.Argument(help="A YAML file, or initial_training, finetuning, tiny.")
+        str, typer.Argument(help="A YAML file, or initial_training, finetuning, tiny, overfit.")
     ] = "tiny",
-    dataset: Annotated[str, typer.Option(help="URI of the dataset to train on.")] = "",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="URI of the dataset to train on; several: a mixture.")
+    ] = None,
+    share: Annotated[
+        list[float] | None, typer.Option(help="Share of each dataset in the mixture, in order.")
+    ] = None,
+    chain: Annotated[
+        list[str] | None, typer.Option(help="Train on this chain alone; several: on these.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
     validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
@@ -31,6 +39,10 @@ def train(
 
     Example:  evofeed train tiny --dataset data/ --steps 50 --out runs/first
 
+    Example:  evofeed train overfit --dataset data/ --chain 102m_A --out runs/by_heart
+
+    Example:  evofeed train initial_training --dataset pdb/ --share 0.25 --dataset distilled/ --share 0.75 --out runs/mix
+
     Example:  torchrun --nproc-per-node 4 -m evofeed.cli train initial_training --dataset data/ --out runs/four
 
     Example:  evofeed train --report runs/first --plot report.png
@@ -42,6 +54,10 @@ def train(
     from evofeed.trainer.run.train import train as run_training
 
     settings = load_config(config)
+    if share:
+        settings = settings.replace(shares=tuple(share))
+    if chain:
+        settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
     if not dataset or out is None:
         raise typer.BadParameter("training needs --dataset and --out")
     result = run_training(

@@ -17,6 +17,7 @@ __all__ = [
     "TemplateConfig",
     "finetuning",
     "initial_training",
+    "overfit",
     "tiny",
 ]
 
@@ -206,6 +207,23 @@ def finetuning(*, ptm: bool = False) -> tuple[ModelConfig, LossConfig]:
     """AF2's fine-tuning: the same parameters, violations and resolved atoms count too."""
     model, loss = initial_training(ptm=ptm)
     return model, replace(loss, violation=1.0, experimentally_resolved=0.01)
+
+
+def overfit() -> tuple[ModelConfig, LossConfig]:
+    """Initial training's parameters and losses, set to learn a few samples by heart.
+
+    Nothing is dropped out. Masked MSA counts a twentieth: at its usual weight it is most
+    of the gradient until it is learnt, and the structure waits.
+    """
+    model, loss = initial_training()
+    assert model.template is not None
+    return replace(
+        model,
+        template=replace(model.template, dropout_rate=0.0),
+        extra_msa=replace(model.extra_msa, msa_dropout=0.0, pair_dropout=0.0),
+        evoformer=replace(model.evoformer, msa_dropout=0.0, pair_dropout=0.0),
+        structure_module=replace(model.structure_module, dropout_rate=0.0),
+    ), replace(loss, masked_msa=0.1)
 
 
 def tiny(*, templates: bool = True) -> tuple[ModelConfig, LossConfig]:

@@ -19,10 +19,12 @@ from evofeed.trainer.model.config import (
     ModelConfig,
     finetuning,
     initial_training,
+    overfit,
     tiny,
 )
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.fixed import FixedBatches
 from evofeed.trainer.run.loop import LossFunction
 from evofeed.trainer.run.stream import Loader
 
@@ -31,6 +33,7 @@ PRESET_PARTS: dict[str, Callable[[], tuple[ModelConfig, LossConfig]]] = {
     "initial_training": initial_training,
     "finetuning": finetuning,
     "tiny": tiny,
+    "overfit": overfit,
 }
 
 
@@ -70,13 +73,28 @@ def build_model(config: TrainConfig, device: torch.device) -> tuple[nn.Module, L
 
 
 def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
-    """This rank's loader of a dataset or URI; a ready loader passes through."""
-    if isinstance(dataset, Loader):
-        return dataset
+    """This rank's loader of a dataset, of a mixture of several, or of URIs.
+
+    A ready loader passes through.
+
+    Raises:
+        InputError: there are not as many shares as datasets.
+    """
+    loader = dataset if isinstance(dataset, Loader) else _feature_loader(config, dataset, world)
+    return FixedBatches(loader, config.fixed_batches) if config.fixed_batches else loader
+
+
+def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     from evofeed.loader import FeatureLoader
 
+    several = dataset if isinstance(dataset, list | tuple) else [dataset]
+    shares = config.shares or (1.0,) * len(several)
+    if len(shares) != len(several):
+        raise InputError(
+            f"{len(shares)} shares for {len(several)} datasets: give one for each, in their order"
+        )
     loader: Loader = FeatureLoader(
-        _opened(dataset),
+        [(_opened(one), share) for one, share in zip(several, shares, strict=True)],
         loader_config(config, world),
         rank=world.rank,
         world_size=world.size,
@@ -90,7 +108,9 @@ def loader_config(config: TrainConfig, world: World) -> Any:
     """The loader configuration of a run; all samples of a step share their recycles."""
     from evofeed.loader import LoaderConfig
 
-    if config.preset == "tiny":
+    if config.preset == "overfit":
+        base = LoaderConfig(max_recycling_iters=0, clamp_prob=0.0)
+    elif config.preset == "tiny":
         base = LoaderConfig(
             crop_size=48,
             max_msa_clusters=16,
@@ -106,15 +126,16 @@ def loader_config(config: TrainConfig, world: World) -> Any:
 
 
 def build_validation(
-    config: TrainConfig, model: nn.Module, validation: Any, world: World
+    config: TrainConfig, model: nn.Module, validation: Any, loader: Loader, world: World
 ) -> Callable[[], dict[str, float]] | None:
-    """A function that measures the model on held-out chains, or None without a set."""
-    if validation is None:
-        return None
-    from evofeed.trainer.run.validation import Validator
+    """A function that measures the model on held-out chains; without any, on fixed batches."""
+    from evofeed.trainer.run.validation import Validator, held_out
 
-    validator: Callable[[], dict[str, float]] = Validator(config, model, _opened(validation), world)
-    return validator
+    if validation is not None:
+        return Validator(config, model, held_out(config, _opened(validation), world), world)
+    if isinstance(loader, FixedBatches):
+        return Validator(config, model, loader.batches, world)
+    return None
 
 
 def replaced(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:

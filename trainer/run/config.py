@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from evofeed.errors import InputError
 from evofeed.trainer.run.optim import OptimConfig
 
-PRESETS = ("initial_training", "finetuning", "tiny")
+PRESETS = ("initial_training", "finetuning", "tiny", "overfit")
 PRECISIONS = ("bf16", "tf32", "fp32")
 KERNELS = ("fused", "torch")
 _C = TypeVar("_C", bound=Any)
@@ -62,6 +62,12 @@ class TrainConfig:
     """Fields of the loss configuration that differ from the preset."""
     loader: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the loader configuration that differ from the preset."""
+    shares: tuple[float, ...] = ()
+    """Share of each dataset in the mixture, in their order; AF2's is a quarter PDB and three
+    quarters distillation. Empty: equal shares."""
+    fixed_batches: int = 0
+    """Train on the first so many batches alone, again and again, to learn them by heart;
+    without a validation set they are measured too. 0: every batch is new."""
 
     def __post_init__(self) -> None:
         for name, known in (("preset", PRESETS), ("precision", PRECISIONS), ("kernels", KERNELS)):
@@ -71,6 +77,11 @@ class TrainConfig:
         for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.fixed_batches < 0 or min(self.shares, default=1.0) <= 0:
+            raise ValueError(
+                f"fixed_batches {self.fixed_batches} must not be negative and every share of "
+                f"{list(self.shares)} must be above 0"
+            )
 
     def replace(self, **changes: Any) -> TrainConfig:
         """A copy with some fields changed."""
@@ -85,6 +96,7 @@ def preset(name: str) -> TrainConfig:
     """The run a preset's name stands for.
 
     `tiny` fits a laptop: float32 on plain operators, warm-up over within its few steps.
+    `overfit` learns one batch by heart, in a few hundred steps and not in AF2's way.
 
     Raises:
         ValueError: there is no such preset.
@@ -103,6 +115,15 @@ def preset(name: str) -> TrainConfig:
         return TrainConfig(
             preset="finetuning", optim=OptimConfig(learning_rate=5e-4, warmup_steps=0)
         )
+    if name == "overfit":
+        return TrainConfig(
+            preset="overfit",
+            steps=400,
+            fixed_batches=1,
+            checkpoint_every=0,
+            validate_every=20,
+            optim=OptimConfig(learning_rate=3e-4, warmup_steps=50, ema_decay=0.0, eps=1e-8),
+        )
     return TrainConfig(preset=name)
 
 
@@ -115,6 +136,8 @@ def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig
     values = dict(values)
     try:
         start = preset(str(values.get("preset", "initial_training")))
+        if "shares" in values:
+            values["shares"] = tuple(values["shares"])
         if "optim" in values:
             values["optim"] = _replaced(start.optim, values["optim"], "optim.")
         return _replaced(start, values, "")

@@ -57,7 +57,8 @@ def train(
 
     Args:
         config: what to compute.
-        dataset: a dataset, its URI, or a ready loader of this rank's batches.
+        dataset: a dataset, its URI, a list of them (see `shares`), or a ready loader of this
+            rank's batches.
         out: folder of the run.
         resume: go on from the newest complete checkpoint below `out`, if any.
         validation: a dataset or URI of held-out chains.
@@ -86,7 +87,7 @@ def train(
             out=out,
             resume=resume,
             began=began,
-            validate=build_validation(config, model, validation, world),
+            validate=build_validation(config, model, validation, loader, world),
             show=show and world.is_first,
             tensorboard=tensorboard,
             count_flops=lambda batch: flops or count_step_flops(lambda: build_plain(config), batch),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,56 +14,36 @@ from evofeed.trainer.run.distributed import World
 
 
 class Validator:
-    """Mean of the structure metrics over the first batches of a held-out dataset.
+    """Mean of the structure metrics over batches that are the same every time.
 
-    Every call sees the same samples: the loader starts at the same place with the
-    same seed, with all recycles and without chance acceptance. The ranks share
-    the batches and the result.
+    The ranks measure their own batches and share the result.
 
     Args:
-        config: of the run; gives precision, number of batches and crop.
+        config: of the run; gives the precision.
         model: measured as it is, in evaluation mode.
-        dataset: held-out chains.
+        batches: gives this rank's batches anew.
         world: who shares the work.
     """
 
-    def __init__(self, config: TrainConfig, model: nn.Module, dataset: Any, world: World) -> None:
-        from evofeed.loader import FeatureLoader
-        from evofeed.trainer.run.build import loader_config
-
-        settings = loader_config(config, world)
-        self.model, self.world = model, world
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        batches: Callable[[], Iterable[dict[str, Tensor]]],
+        world: World,
+    ) -> None:
+        self.model, self.world, self._batches = model, world, batches
         self._precision = config.precision
-        self._batches = max(1, config.validate_batches // world.size)
-        self._loader = FeatureLoader(
-            dataset,
-            settings.replace(
-                weighted=False,
-                uniform_recycling=False,
-                global_batch_size=None,
-                epoch_len=self._batches * world.size * settings.batch_size,
-            ),
-            rank=world.rank,
-            world_size=world.size,
-            seed=config.seed + 1,
-            device=world.device,
-            reader="thread",
-            num_threads=1,
-            prefetch=2,
-        )
-        self._start = self._loader.state_dict()
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """The metrics' means, by name."""
-        self._loader.load_state_dict(self._start)
         sums: dict[str, Tensor] = {}
         count = 0
-        for batch in self._loader:
+        for batch in self._batches():
             for name, value in self._measure(batch).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
             count += 1
-        self._loader.close()
         names = sorted(sums)
         means = torch.stack([sums[name] for name in names]).double() / count
         self.world.mean(means)
@@ -76,3 +57,42 @@ class Validator:
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"]
         )
         return {name: value.float().mean() for name, value in metrics.items()}
+
+
+def held_out(
+    config: TrainConfig, dataset: Any, world: World
+) -> Callable[[], Iterator[dict[str, Tensor]]]:
+    """Gives the first `validate_batches` of a held-out dataset, the same ones at every call.
+
+    The loader starts at the same place with the same seed, with all recycles and
+    without chance acceptance; the ranks share the batches.
+    """
+    from evofeed.loader import FeatureLoader
+    from evofeed.trainer.run.build import loader_config
+
+    settings = loader_config(config, world)
+    batches = max(1, config.validate_batches // world.size)
+    loader = FeatureLoader(
+        dataset,
+        settings.replace(
+            weighted=False,
+            uniform_recycling=False,
+            global_batch_size=None,
+            epoch_len=batches * world.size * settings.batch_size,
+        ),
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.seed + 1,
+        device=world.device,
+        reader="thread",
+        num_threads=1,
+        prefetch=2,
+    )
+    start = loader.state_dict()
+
+    def again() -> Iterator[dict[str, Tensor]]:
+        loader.load_state_dict(start)
+        yield from loader
+        loader.close()
+
+    return again

@@ -25,7 +25,7 @@ from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import build_model, train
-from evofeed.trainer.run.validation import Validator
+from evofeed.trainer.run.validation import Validator, held_out
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SMALL = {
@@ -174,9 +174,25 @@ def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_p
     assert first.keys() == {"lddt_ca", "drmsd_ca", "rmsd_ca", "tm_score"}
     assert 0 < first["lddt_ca"] < 1
     untrained = build_model(settings, torch.device("cpu"))[0].eval()
-    validator = Validator(settings, untrained, Dataset.open(tiny_dataset), World())
+    chains = held_out(settings, Dataset.open(tiny_dataset), World())
+    validator = Validator(settings, untrained, chains, World())
     assert validator() == validator()
     assert first != second
+
+
+@pytest.mark.slow
+def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
+    tiny_dataset: str, tmp_path: Path
+) -> None:
+    settings = config(4, fixed_batches=1, validate_every=2, shares=(0.25, 0.75))
+    with pytest.raises(InputError, match="2 shares for 1 datasets"):
+        train(settings, tiny_dataset, out=tmp_path / "wrong")
+    train(settings, [tiny_dataset, tiny_dataset], out=tmp_path / "run")
+    lines = read_steps(tmp_path / "run")
+    assert ["metrics" in line for line in lines] == [False, True, False, True]
+    assert len({line["recycles"] for line in lines}) == 1
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(run["dataset"]) == 2
 
 
 @pytest.mark.slow
