@@ -23,7 +23,7 @@ from evofeed.store import Dataset, DatasetWriter, faults, gc, write_shard
 
 FORK = multiprocessing.get_context("fork")
 RANDOM_KILLS = 60
-SHARD_NBYTES = 6000  # three shards
+SHARD_NBYTES = 5000  # two shards
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def publisher(folder, expect, die_at=None):
     code = 1
     try:
         faults.hook = hook
-        publish(folder, range(6), expect)
+        publish(folder, range(4), expect)
         code = 0
     finally:
         os._exit(code)
@@ -111,8 +111,8 @@ def base(fast_path):
     points = []
     faults.hook = points.append
     try:
-        after = publish(fast_path / "undisturbed", range(6), first.digest)
-        assert len(after.manifest.shards) == 3
+        after = publish(fast_path / "undisturbed", range(4), first.digest)
+        assert len(after.manifest.shards) == 2
     finally:
         faults.hook = None
     return folder, first.digest, after.digest, points
@@ -136,7 +136,7 @@ def test_a_publisher_killed_at_every_point_is_repeated_with_the_same_digest(base
         everything_in_place_is_whole(data)
         seen = sees(data, before, after)
         assert seen == before or points.index("ref moved") <= number + 2, point
-        assert publish(data, range(6), before).digest == after, point
+        assert publish(data, range(4), before).digest == after, point
         assert sees(data, after) == after
         if number % 7 == 0:
             swept(data)
@@ -169,7 +169,7 @@ def test_publishers_killed_at_random_moments_are_never_seen_half_done(base, fast
         os.kill(pid, signal.SIGKILL)
         done += exit_code(pid) == 0
     assert done < RANDOM_KILLS
-    assert publish(folder, range(6), before).digest == after
+    assert publish(folder, range(4), before).digest == after
     ours.send("stop")
     reader.join()
     assert reader.exitcode == 0 and ours.recv() > 0
