@@ -29,6 +29,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
+    wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
     report: Annotated[
         Path | None, typer.Option(help="Report on the run in this folder; train nothing.")
     ] = None,
@@ -69,6 +70,7 @@ def train(
         device=device or None,
         show=not as_json,
         tensorboard=tensorboard,
+        wandb=wandb,
     )
     if (out / "report.json").is_file() and _first_rank():
         _show(json.loads((out / "report.json").read_text()) | {"result": _plain(result)}, as_json)

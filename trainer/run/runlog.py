@@ -1,4 +1,4 @@
-"""What a run writes down: one JSON line per step, TensorBoard, a progress bar.
+"""What a run writes down: one JSON line per step, boards if asked for, a progress bar.
 
 `steps.jsonl` is the source of every report. Only the first rank writes.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from evofeed.trainer.run.boards import Board
 from evofeed.trainer.run.clock import StepTimes
 
 STEPS = "steps.jsonl"
@@ -26,25 +28,29 @@ class RunLog:
         folder: the run's folder.
         steps: steps in all, for the progress bar.
         show: draw a progress bar on the terminal.
-        tensorboard: also write event files below `folder/tensorboard`.
+        boards: get the numbers too; closed with the log.
+        samples: of a step, over all ranks, for the throughput.
     """
 
     def __init__(
-        self, folder: Path, *, steps: int, show: bool = False, tensorboard: bool = False
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        show: bool = False,
+        boards: Sequence[Board] = (),
+        samples: int = 1,
     ) -> None:
         self._folder = folder
         self._file: TextIO | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._bar = _bar(steps) if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
-        self._tensorboard = tensorboard
-        self._board: Any = None
+        self._boards, self._samples = boards, samples
 
     def __enter__(self) -> RunLog:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file = (self._folder / STEPS).open("a", buffering=1)
-        if self._tensorboard:
-            self._board = _board(self._folder / "tensorboard")
         if self._bar:
             self._bar.start()
         return self
@@ -57,8 +63,8 @@ class RunLog:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if self._board:
-            self._board.close()
+        for board in self._boards:
+            board.close()
         if self._file:
             self._file.close()
 
@@ -79,9 +85,8 @@ class RunLog:
         if self._file is None:
             raise ValueError("the log is not open: use it in a with statement")
         self._file.write(json.dumps(_finite(line)) + "\n")
-        if self._board:
-            for name, value in _scalars(line):
-                self._board.add_scalar(name, value, times.step)
+        for board in self._boards:
+            board.log(_scalars(line, self._samples), times.step)
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
@@ -117,16 +122,20 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
+def _scalars(line: dict[str, Any], samples: int) -> dict[str, float]:
     seconds = line["seconds"]
-    total = sum(seconds.values())
-    rows = [("time/step", total), ("time/data_wait_share", seconds["data_wait"] / max(total, 1e-9))]
-    for name in ("loss", "norm", "rate", "samples_per_second"):
+    total = max(sum(seconds.values()), 1e-9)
+    found = {
+        "time/step": total,
+        "time/data_wait_share": seconds["data_wait"] / total,
+        "train/samples_per_second": samples / total,
+    }
+    for name in ("loss", "norm", "rate"):
         if isinstance(line.get(name), float):
-            rows.append((f"train/{name}", line[name]))
+            found[f"train/{name}"] = line[name]
     for group in ("terms", "metrics"):
-        rows += [(f"{group}/{k}", v) for k, v in line.get(group, {}).items() if v is not None]
-    return rows
+        found |= {f"{group}/{k}": v for k, v in line.get(group, {}).items() if v is not None}
+    return found
 
 
 def _bar(steps: int) -> Any:
@@ -145,11 +154,3 @@ def _bar(steps: int) -> Any:
         TimeRemainingColumn(),
         TextColumn("{task.fields[text]}"),
     )
-
-
-def _board(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:  # optional: the JSON lines hold the same numbers
-        return None
-    return SummaryWriter(str(folder))

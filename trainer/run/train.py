@@ -19,6 +19,7 @@ from evofeed.errors import TrainerError
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
 from evofeed.trainer.report.run_report import RUN, write_report
+from evofeed.trainer.run.boards import Board, TensorBoard, WeightsAndBiases
 from evofeed.trainer.run.build import (
     build_loader,
     build_model,
@@ -48,6 +49,7 @@ def train(
     device: str | None = None,
     show: bool = False,
     tensorboard: bool = False,
+    wandb: str = "",
     flops: Mapping[str, float] | None = None,
 ) -> TrainResult:
     """Train AlphaFold2 on a dataset; under torchrun, this process's share of it.
@@ -65,6 +67,7 @@ def train(
         device: `cpu` or `cuda`; the GPU of this rank if there is one.
         show: a progress bar on the terminal.
         tensorboard: also write TensorBoard event files.
+        wandb: also log to this project of Weights & Biases.
         flops: of one pass, if known (see `flops.count_step_flops`); counted at the end if not.
 
     Raises:
@@ -90,6 +93,7 @@ def train(
             validate=build_validation(config, model, validation, loader, world),
             show=show and world.is_first,
             tensorboard=tensorboard,
+            wandb=wandb,
             count_flops=lambda batch: flops or count_step_flops(lambda: build_plain(config), batch),
         )
 
@@ -107,6 +111,7 @@ def run(
     validate: Callable[[], dict[str, float]] | None = None,
     show: bool = False,
     tensorboard: bool = False,
+    wandb: str = "",
     count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None = None,
 ) -> TrainResult:
     """Train given parts and write the run's folder; `train` without the building."""
@@ -121,7 +126,11 @@ def run(
     if world.is_first:
         out.mkdir(parents=True, exist_ok=True)
         save_config(config, out / "config.yaml")
-        log = RunLog(out, steps=config.steps, show=show, tensorboard=tensorboard)
+        boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
+        boards += [WeightsAndBiases(wandb, out, facts)] if wandb else []
+        log = RunLog(
+            out, steps=config.steps, show=show, boards=boards, samples=facts["samples_per_step"]
+        )
     provenance = {"dataset": facts["dataset"], "versions": facts["versions"]}
     loop = Loop(
         config, model, loss, loader, out=out, world=world, log=log, validate=validate,
