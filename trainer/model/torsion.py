@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.constants import table
-from evofeed.trainer.model.primitives import Linear
+from evofeed.trainer.model.primitives import Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, apply, compose, from_4x4
 
 __all__ = [
@@ -98,10 +98,10 @@ def _rotate_default_about_x(rots: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
 def frames_to_atom14(frames: Rigid, aatype: Int[Tensor, "*B R"]) -> Float[Tensor, "*B R 14 3"]:
     """Atom positions from the 8 group frames and the ideal local geometry; 0 where no atom is."""
     device, dtype = frames.trans.device, frames.trans.dtype
-    group = table("ATOM14_GROUP", device)[aatype]
-    pick = group[..., None].expand(*group.shape, 3)
-    trans = torch.gather(frames.trans, -2, pick)
-    rots = torch.gather(frames.rots, -3, pick[..., None].expand(*pick.shape, 3))
+    # Products with 0 and 1, not a gather: its backward pass adds up in any order on a GPU.
+    pick = one_hot(table("ATOM14_GROUP", device)[aatype], 8, dtype)[..., None]
+    trans = torch.sum(pick * frames.trans[..., None, :, :], dim=-2)
+    rots = torch.sum(pick[..., None] * frames.rots[..., None, :, :, :], dim=-3)
     ideal = table("ATOM14_POSITIONS", device, dtype)[aatype]
     mask = table("ATOM14_MASK", device, dtype)[aatype]
     return apply(Rigid(rots, trans), ideal) * mask[..., None]
