@@ -240,7 +240,9 @@ class Operator:
         if torch.compiler.is_compiling():
             from evofeed.kernels.traced import call  # imports the compiler: two seconds
 
-            return call(self.name, *arguments)
+            # None is not allowed through
+            present = [(n, a) for n, a in enumerate(arguments) if a is not None]
+            return call(self.name, len(arguments), *present)
         return self.function.apply(*arguments)
 
     def call(self, *arguments: Any) -> Tensor:

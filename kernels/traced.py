@@ -16,7 +16,10 @@ from evofeed.kernels.library import named
 __all__ = ["call"]
 
 
-def _call(name: str, *arguments: Any) -> Tensor:
+def _call(name: str, count: int, *present: tuple[int, Any]) -> Tensor:
+    arguments = [None] * count
+    for number, argument in present:
+        arguments[number] = argument
     return named(name).call(*arguments)
 
 
