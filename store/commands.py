@@ -161,6 +161,8 @@ def gc(
     lines = [f"{item.nbytes:>12,}  {item.key}" for item in report.removed]
     lines.append(f"{verb} {len(report.removed)} files, {report.nbytes / 1e6:,.1f} MB")
     lines.append(f"kept {len(report.young)} younger than {grace_days:g} days")
+    if report.held:
+        lines.append(f"kept {len(report.held)} that a running job may need")
     _show(as_json, report.to_dict(), lines)
 
 

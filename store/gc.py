@@ -1,18 +1,23 @@
 """Garbage collection: files that no snapshot reachable from a ref needs.
 
 A file is removed only if it is unreachable *and* older than the grace period, so
-a job that is still writing, or about to move its ref, loses nothing. Refs are
-read twice, before and after listing: if one moved meanwhile, nothing is removed.
+a writer that is still writing, or about to move its ref, loses nothing; a featurize job
+also holds a lease (`leases.py`), for its shards may be older. Refs are read twice, before
+and after listing: if one moved meanwhile, nothing is removed.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from evofeed.errors import RefConflict
+from evofeed.store import leases
 from evofeed.store.history import ancestors, read_manifest
+from evofeed.store.leases import Lease
 from evofeed.store.refs import list_refs
 from evofeed.store.shard import part_key, shard_key
 from evofeed.store.storage import Storage, StoredObject, open_storage
@@ -27,6 +32,8 @@ class GcReport:
 
     removed: tuple[StoredObject, ...]
     young: tuple[StoredObject, ...]
+    held: tuple[StoredObject, ...]
+    """Old and unreachable, but a job is running that may need them."""
     dry_run: bool
 
     @property
@@ -41,6 +48,7 @@ class GcReport:
             "nbytes": self.nbytes,
             "removed": [item.key for item in self.removed],
             "young": [item.key for item in self.young],
+            "held": [item.key for item in self.held],
         }
 
 
@@ -59,6 +67,16 @@ def gc(
         RefConflict: a ref moved while files were listed; run again.
     """
     storage = open_storage(uri)
+    if dry_run:
+        return _collect(storage, True, grace, keep_history, None)
+    with leases.hold(storage, "gc", uuid.uuid4().hex) as lease:
+        return _collect(storage, False, grace, keep_history, lease)
+
+
+def _collect(
+    storage: Storage, dry_run: bool, grace: float, keep_history: bool, lease: Lease | None
+) -> GcReport:
+    busy = bool(leases.living(storage, "job"))
     refs = list_refs(storage)
     needed = _reachable(storage, [ref.digest for ref in refs], keep_history)
     idle = [
@@ -68,15 +86,35 @@ def gc(
         if item.key not in needed and not _is_ref(item.key)
     ]
     before = time.time() - grace
-    removed = tuple(item for item in idle if item.modified <= before)
     young = tuple(item for item in idle if item.modified > before)
+    old = [item for item in idle if item.modified <= before]
+    held = tuple(item for item in old if busy and item.key.startswith(("shards/", "parts/")))
+    removed = (*(item for item in old if item not in held), *leases.ended(storage))
     if not dry_run:
         if [ref.digest for ref in list_refs(storage)] != [ref.digest for ref in refs]:
-            raise RefConflict("a ref moved during collection: run it again", path=uri)
+            raise RefConflict("a ref moved during collection: run it again", path=storage.uri)
         # Manifests first: a snapshot is either whole or gone.
         for item in sorted(removed, key=lambda item: not item.key.endswith("manifest.json")):
+            if lease is not None:
+                lease.renew()
             storage.delete(item.key)
-    return GcReport(removed, young, dry_run)
+    return GcReport(removed, young, held, dry_run)
+
+
+def sweep(storage: Storage, keys: Iterable[str], *, besides: str) -> list[str]:
+    """Remove those of these files that no ref needs, whatever their age; which they were.
+
+    For a job that knows its own leftovers: `besides` is its lease. Nothing is removed while
+    another job runs on the dataset.
+    """
+    with leases.hold(storage, "gc", uuid.uuid4().hex):
+        if leases.living(storage, "job", besides=besides):
+            return []
+        needed = _reachable(storage, [ref.digest for ref in list_refs(storage)], True)
+        gone = [key for key in keys if key not in needed]
+        for key in gone:
+            storage.delete(key)
+        return gone
 
 
 def _is_ref(key: str) -> bool:

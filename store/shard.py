@@ -70,13 +70,17 @@ def shard_bytes(encoded: Mapping[str, Mapping[str, PackedColumn]]) -> pa.Buffer:
 
 def store_shard(storage: Storage, data: pa.Buffer) -> ShardEntry:
     """Put a shard's bytes, and the index of its chains, where they belong."""
-    view = memoryview(data).cast("B")
-    digest = hashlib.sha256(view).hexdigest()
-    name = f"{digest}.arrow"
-    table = shard_index(data, name, storage.uri)
+    name = f"{hashlib.sha256(memoryview(data)).hexdigest()}.arrow"
+    return store_indexed(storage, data, shard_index(data, name, storage.uri))
+
+
+def store_indexed(storage: Storage, data: pa.Buffer, table: pa.Table) -> ShardEntry:
+    """The same, for a shard whose index rows are known."""
+    view, name = memoryview(data).cast("B"), str(table["shard"][0])
     # The index part goes first: whoever sees the shard finds its part.
     storage.put(part_key(name), _part_bytes(table))
     storage.put(shard_key(name), view)
+    digest = name.removesuffix(".arrow")
     return ShardEntry(name=name, sha256=digest, nbytes=len(view), chains=table.num_rows)
 
 
@@ -119,7 +123,7 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
         ShardCorrupt, SchemaMismatch: the file is not a sound shard.
     """
     reader = open_shard(data, path)
-    rows, end = [], _schema_end(memoryview(data))
+    rows, end = [], schema_end(memoryview(data))
     for number in range(reader.num_record_batches):
         row = _index_row(data, read_batch(reader, number, path), end, path)
         end = row["offset"] + row["nbytes"]
@@ -132,7 +136,7 @@ def shard_index(data: pa.Buffer, name: str, path: str) -> pa.Table:
         raise ShardCorrupt(str(error), path=path) from None
 
 
-def _schema_end(view: memoryview) -> int:
+def schema_end(view: memoryview) -> int:
     """Where the first record batch's message begins: behind magic and schema message."""
     return 16 + int.from_bytes(view[12:16], "little")
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.errors import StoreError
 from evofeed.store.dataset import Dataset
 from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical
+from evofeed.store.join import groups_of, join_chains
 from evofeed.store.manifest import ShardEntry
 from evofeed.store.refs import Ref, move_ref
-from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
+from evofeed.store.shard import read_part, shard_key
 from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
 
 
@@ -85,7 +85,11 @@ def compact(
         if len({base.spans.key(row) for row in rows}) < 2 and not _has_garbage(base, rows):
             return base.index, []
         sizes = dict(zip(base, base.index["cluster_size"].to_pylist(), strict=True))
-        entries = list(_rewrite(base, rows, shard_nbytes))
+        small = base.index.take(pa.array(sorted(rows), pa.int64()))
+        entries = [
+            join_chains(base.storage, small.take(pa.array(group, pa.int64())))
+            for group in groups_of(small["nbytes"].to_pylist(), shard_nbytes)
+        ]
         parts = [with_cluster_sizes(read_part(base.storage, entry), sizes) for entry in entries]
         kept = base.index.take(pa.array(sorted(set(range(len(base))) - set(rows)), pa.int64()))
         return canonical([kept, *parts]), entries
@@ -151,18 +155,3 @@ def _has_garbage(base: Dataset, rows: Sequence[int]) -> bool:
     names = {base.spans.key(row) for row in rows}
     held = sum(entry.chains for entry in base.manifest.shards if shard_key(entry.name) in names)
     return held > len(rows)
-
-
-def _rewrite(base: Dataset, rows: Iterable[int], shard_nbytes: int) -> Iterable[ShardEntry]:
-    pending, size = {}, 0
-    for row in sorted(rows):
-        decoder = base.spans.decoder(row, base.spans.read_span(row))
-        if decoder.place.chain_id in pending:
-            raise StoreError("twice in one snapshot", item=decoder.place.chain_id)
-        pending[decoder.place.chain_id] = decoder.columns
-        size += int(base.spans.nbytes[row])
-        if size >= shard_nbytes:
-            yield store_shard(base.storage, shard_bytes(pending))
-            pending, size = {}, 0
-    if pending:
-        yield store_shard(base.storage, shard_bytes(pending))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import pyarrow as pa
 import pytest
 from store_records import assert_same, random_record
 
@@ -15,12 +16,16 @@ from evofeed.store import (
     add_shards,
     compact,
     gc,
+    leases,
     merge,
     remove_chains,
     replace_chains,
     tag,
     write_shard,
 )
+from evofeed.store.gc import sweep
+from evofeed.store.join import groups_of, join_chains
+from evofeed.store.storage import open_storage
 
 
 def make(folder, seeds, **commit):
@@ -130,6 +135,65 @@ def test_collection_removes_only_what_is_unreachable_and_old(tmp_path):
     assert not (tmp_path / "shards" / orphan.name).exists()
     assert gc(uri).removed == ()
     assert Dataset.open(uri).verify(deep=True) == []
+
+
+def test_shards_are_not_collected_while_a_job_runs(tmp_path):
+    uri = str(tmp_path)
+    make(uri, range(2))
+    write_shard(uri, [random_record(9)])  # a unit of a job
+    age(tmp_path, 8 * 24 * 3600)
+    storage = open_storage(uri)
+    with leases.hold(storage, "job", "7"):
+        report = gc(uri, dry_run=False)
+        assert report.removed == () and len(report.held) == 2
+        assert not leases.living(storage, "gc")
+        assert sweep(storage, [item.key for item in report.held], besides="8") == []
+        (key, *_) = sweep(storage, [item.key for item in report.held], besides="7")
+    assert not (tmp_path / key).exists()
+    gc(uri, dry_run=False)
+    assert gc(uri).removed == () and Dataset.open(uri).verify(deep=True) == []
+
+
+def test_a_lease_ends_when_its_holder_is_dead_for_long(tmp_path, monkeypatch):
+    uri = str(tmp_path)
+    make(uri, range(2))
+    write_shard(uri, [random_record(9)])
+    storage = open_storage(uri)
+    leases.Lease(storage, "leases/job-dead")
+    storage.put("leases/job-garbled", b"{")
+    age(tmp_path, 8 * 24 * 3600)
+    assert len(gc(uri).held) == 2
+    monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + 2 * leases.SECONDS)
+    assert leases.living(storage, "job") == {}
+    assert len(gc(uri, dry_run=False).removed) == 4  # shard, part and two leases
+    assert not list(tmp_path.glob("leases/*"))
+
+
+def test_a_job_waits_for_a_collection_and_a_lease_is_prolonged(tmp_path, monkeypatch):
+    storage = open_storage(str(tmp_path))
+    with leases.hold(storage, "gc", "one") as lease:
+        (until,) = leases.wait_for_none(storage, "gc", 0.0).values()
+        lease.renew()
+        assert leases.living(storage, "gc") == {"one": until}
+        monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + leases.SECONDS / 2)
+        lease.renew()
+        assert leases.living(storage, "gc")["one"] > until
+    assert leases.wait_for_none(storage, "gc", 0.0) == {}
+
+
+def test_joined_shards_do_not_depend_on_where_their_chains_lay(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    make(one, range(5))
+    writer = DatasetWriter(str(other), zstd=False)
+    for seed in range(5):
+        writer.add(random_record(seed))
+    writer.commit(cluster_sizes={"chain3_A": 4})
+    joined = [join_chains(open_storage(str(f)), Dataset.open(f).index) for f in (one, other)]
+    assert joined[0] == joined[1] == Dataset.open(other).manifest.shards[0]
+    with pytest.raises(ValueError, match="twice"):
+        table = Dataset.open(one).index
+        join_chains(open_storage(str(one)), pa.concat_tables([table, table]))
+    assert list(groups_of([3, 3, 9, 1], 5)) == [[0, 1], [2], [3]]
 
 
 def test_history_is_kept_unless_it_is_given_up(tmp_path):
