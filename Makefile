@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Tests at once. Most wait for processes, Ray's share a worker: more than two gain little.
+PROCESSES ?= 2
 
 .PHONY: demo test test-fast check fix setup bench clean
 
@@ -10,15 +12,15 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 demo: setup ## files -> shards -> service -> training, with a report
 	$(BIN)/evofeed demo
 
 test: setup ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 test-fast: setup ## what finishes while you wait
 	$(BIN)/python -m pytest -m "not slow and not cluster"

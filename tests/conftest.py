@@ -12,9 +12,13 @@ from jaxtyping import install_import_hook
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Shape annotations become checks. Kernels stay out: Triton reads their source.
+# Shape annotations become checks. Kernels stay out, the loader's too: Triton reads their source.
+_LOADER = Path(__file__).resolve().parent.parent / "loader"
 install_import_hook(
-    ["evofeed.features", "evofeed.featurize", "evofeed.store", "evofeed.loader", "evofeed.trainer"],
+    [
+        *("evofeed.features", "evofeed.featurize", "evofeed.store", "evofeed.trainer"),
+        *(f"evofeed.loader.{path.stem}" for path in _LOADER.iterdir() if path.stem != "fused"),
+    ],
     "beartype.beartype",
 )
 
@@ -41,6 +45,22 @@ def pytest_configure(config: pytest.Config) -> None:
     del config
     if "golden" in os.environ.get("EVOFEED_REQUIRE", "") and golden_root() is None:
         raise pytest.UsageError("the golden pack is required, but EVOFEED_GOLDEN holds none")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shares for `pytest -n`: a file stays together, and all that starts Ray, which wants the
+    machine to itself, is one share. Long shares begin first, so that none is left over at the end.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    share = {
+        item: "ray" if item.get_closest_marker("cluster") else item.nodeid.split("::")[0]
+        for item in items
+    }
+    slow = {share[item] for item in items if item.get_closest_marker("slow")}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(share[item]))
+    items.sort(key=lambda item: (share[item] != "ray", share[item] not in slow))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -10,7 +10,11 @@ import pytest
 from evofeed.features import BATCH, RECORD, table_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(p for p in ROOT.rglob("*.md") if ".venv" not in p.parts and "src" not in p.parts)
+PAGES = [
+    page
+    for page in sorted(ROOT.rglob("*.md"))
+    if not page.relative_to(ROOT).as_posix().startswith((".", "src/", "build/"))
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
