@@ -40,6 +40,9 @@ class TrainConfig:
     """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
     cuda_graphs: bool = True
     """On a GPU record forward and backward once per shape of a sample and replay them."""
+    overlap: bool = True
+    """Average the gradient over the ranks piece by piece during the backward pass, where that
+    can be: one pass a step, and no clipping of each sample."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500

@@ -35,6 +35,7 @@ class FlatOptimizer:
         exp_avg: Adam's first moment.
         exp_avg_sq: Adam's second moment.
         ema: moving average of `param`, starting as a copy.
+        spans: start, length and shape of every parameter in the buffers, by name.
         updates: finite updates so far, a float64 scalar on the device.
     """
 
@@ -47,8 +48,8 @@ class FlatOptimizer:
             fused: clip, update and average in one kernel of `evofeed.kernels`.
         """
         self.config = config
-        self._spans = _layout(module)
-        size = sum(_padded(count) for _, count, _ in self._spans.values())
+        self.spans = _layout(module)
+        size = sum(_padded(count) for _, count, _ in self.spans.values())
         device = next(module.parameters()).device
         self.param = torch.zeros(size, device=device)
         self.grad = torch.zeros_like(self.param)
@@ -72,8 +73,12 @@ class FlatOptimizer:
 
     def views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Name and view of every parameter's part of a flat buffer."""
-        for name, (start, count, shape) in self._spans.items():
+        for name, (start, count, shape) in self.spans.items():
             yield name, buffer[start : start + count].view(shape)
+
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """The module's trainable parameters, in the order of the buffers."""
+        return list(_trainable(module).values())
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

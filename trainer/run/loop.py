@@ -32,6 +32,7 @@ from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.optim import learning_rate
+from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.runlog import RunLog
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
 from evofeed.trainer.run.telemetry import (
@@ -120,6 +121,7 @@ class Loop:
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        self._overlapped = self._overlap()
         self._replay = self._recorder() if config.cuda_graphs and on_gpu else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
@@ -208,7 +210,8 @@ class Loop:
         assert numbers is not None  # accumulate >= 1
         clock.part("communication")
         self.optimizer.gather(config.accumulate)
-        self.world.mean(self.optimizer.grad)
+        if not self._overlapped:
+            self.world.mean(self.optimizer.grad)
         self.world.mean(numbers.div_(config.accumulate))
         clock.part("optimizer")
         norm = self.optimizer.step(step)
@@ -229,7 +232,7 @@ class Loop:
         else:
             loss, numbers = self._forward(batch)
             self.clock.part("backward")
-            torch.autograd.backward(loss)
+            self._differentiate(loss)
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
@@ -251,13 +254,27 @@ class Loop:
         """Steps as CUDA graphs: pass by pass if the model can, else whole."""
         model = self.model
         if not isinstance(model, Recycling):
-            return Replay(self._forward)
+            return Replay(self._forward, backward=self._differentiate)
 
         def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
             with self._autocast():
                 return model.recycle(batch, previous)
 
-        return Replay(self._forward, one_pass, model.per_recycle)
+        return Replay(self._forward, one_pass, model.per_recycle, self._differentiate)
+
+    def _overlap(self) -> OverlappedMean | None:
+        """Communication during the backward pass, where a step has one and clips its mean."""
+        config = self.config
+        fits = config.accumulate == 1 and config.optim.clip != "per_example"
+        if self.world.size == 1 or not config.overlap or not fits:
+            return None
+        return OverlappedMean(self.model, self.optimizer, self.world.size)
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """Gradients of a loss; averaged over the ranks on the way if overlapped."""
+        torch.autograd.backward(loss)
+        if self._overlapped:
+            self._overlapped.finish()
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
