@@ -16,10 +16,11 @@ import math
 import torch
 from torch import Tensor
 
-from evofeed.kernels import reference
+from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.backend import sm_count, tl, triton, usable
+from evofeed.kernels.optimizer_reference import adam_ema_step
 
-__all__ = ["FusedAdamEMA"]
+__all__ = ["FlatOptimizer", "FusedAdamEMA"]
 
 
 @triton.jit
@@ -44,7 +45,9 @@ def _square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):
 def _scalars_kernel(
     PARTIAL, G, RATE, UPDATES, SCALARS, max_norm, log2_beta1, log2_beta2, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0."""
+    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0,
+    and 1 / the first correction.
+    """
     at = tl.arange(0, BLOCK)
     norm = tl.sqrt(tl.sum(tl.load(PARTIAL + at, mask=at < G, other=0.0), 0))
     finite = ((norm == norm) & (norm < float("inf"))).to(tl.float32)
@@ -63,6 +66,7 @@ def _scalars_kernel(
     tl.store(SCALARS + 2, tl.load(RATE) * finite / first)
     tl.store(SCALARS + 3, 1.0 / tl.sqrt(second))
     tl.store(SCALARS + 4, finite)
+    tl.store(SCALARS + 5, 1.0 / first)
 
 
 @triton.jit
@@ -92,16 +96,77 @@ def _update_kernel(
         tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
 
 
-class FusedAdamEMA:
-    """Clipped Adam and the weights' moving average over flat buffers, three launches a step.
+class FlatOptimizer:
+    """Flat buffers, and scalars on their device, that a step is made of.
 
     The buffers are the caller's and are changed in place; without a kernel (CPU,
-    no Triton) the plain version does the same.
+    no Triton) a plain version does the same.
 
     Attributes:
         rate: learning rate, a float32 scalar on the device; fill it before a step.
         updates: finite updates so far, a float64 scalar on the device.
     """
+
+    # What the bias corrections are made of; an optimizer without them has none.
+    beta1 = beta2 = 0.0
+
+    def __init__(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: dict[str, Tensor],
+        ema: Tensor | None,
+        low: Tensor | None,
+        *,
+        updates: Tensor | None,
+        max_norm: float,
+        ema_decay: float,
+    ) -> None:
+        """Binds the buffers, see `FusedAdamEMA`; `state` is the optimizer's own, by name."""
+        _check(param, {"param": param, "grad": grad, **state, "ema": ema, "low": low})
+        self.param, self.grad, self.ema, self.low = param, grad, ema, low
+        self.max_norm, self.ema_decay = max_norm, ema_decay
+        device = param.device
+        self.rate = torch.zeros((), device=device)
+        if updates is None:
+            updates = torch.zeros((), dtype=torch.float64, device=device)
+        self.updates = updates
+        self._scalars = torch.zeros(6, device=device)
+        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=device)
+
+    def _find_scalars(self) -> Tensor:
+        """Fills `_scalars`; returns the norm of the gradient."""
+        N, G = self.param.numel(), self._partial.numel()
+        _square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
+        logs = (math.log2(beta) if beta > 0 else -1e4 for beta in (self.beta1, self.beta2))
+        _scalars_kernel[(1,)](
+            self._partial, G, self.rate, self.updates, self._scalars, self.max_norm, *logs,
+            BLOCK=triton.next_power_of_2(G),
+        )  # fmt: skip
+        return self._scalars[0]
+
+
+def _check(param: Tensor, buffers: dict[str, Tensor | None]) -> None:
+    """Raises where the kernels would read or write what they must not."""
+    low = (torch.bfloat16, torch.float16)
+    for name, buffer in buffers.items():
+        if buffer is None:
+            continue
+        if buffer.shape != param.shape or not buffer.is_contiguous() or param.dim() != 1:
+            raise UnsupportedShape(
+                f"{name} is {list(buffer.shape)} beside param {list(param.shape)}: all buffers "
+                "must be flat, contiguous and of one length"
+            )
+        known = {"low": low, "grad": (torch.float32, *low)}.get(name, (torch.float32,))
+        if buffer.dtype not in known:
+            allowed = ", ".join(str(dtype)[6:] for dtype in known)
+            raise UnsupportedShape(f"{name} is {buffer.dtype}; it may be {allowed}")
+        if buffer.device != param.device:
+            raise KernelError(f"{name} is on {buffer.device}, param on {param.device}: move one")
+
+
+class FusedAdamEMA(FlatOptimizer):
+    """Clipped Adam and the weights' moving average over flat buffers, four launches a step."""
 
     def __init__(
         self,
@@ -123,7 +188,7 @@ class FusedAdamEMA:
 
         Args:
             param: weights, float32 `[N]`.
-            grad: gradients, float32 or bfloat16 `[N]`.
+            grad: gradients, float32 or 16-bit `[N]`.
             exp_avg, exp_avg_sq: Adam's moments, float32 `[N]`.
             ema: moving average of the weights, float32 `[N]`, or None for none.
             low: a 16-bit copy of the weights to keep up to date, or None.
@@ -131,37 +196,29 @@ class FusedAdamEMA:
             beta1, beta2, eps: Adam's.
             max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
             ema_decay: decay of the average.
+
+        Raises:
+            UnsupportedShape: a buffer has another length or a type no kernel takes.
+            KernelError: a buffer lies on another device.
         """
-        flat = [t for t in (param, grad, exp_avg, exp_avg_sq, ema, low) if t is not None]
-        if any(t.shape != param.shape or not t.is_contiguous() for t in flat) or param.dim() != 1:
-            raise ValueError("all buffers must be flat, contiguous and of one length")
-        self.param, self.grad, self.exp_avg, self.exp_avg_sq = param, grad, exp_avg, exp_avg_sq
-        self.ema, self.low = ema, low
+        state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        super().__init__(
+            param, grad, state, ema, low, updates=updates, max_norm=max_norm, ema_decay=ema_decay
+        )
+        self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        self.max_norm, self.ema_decay = max_norm, ema_decay
-        device = param.device
-        self.rate = torch.zeros((), device=device)
-        if updates is None:
-            updates = torch.zeros((), dtype=torch.float64, device=device)
-        self.updates = updates
-        self._scalars = torch.zeros(5, device=device)
-        self._partial = torch.zeros(min(1024, 4 * sm_count(param)), device=device)
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
         if not usable(self.param, self.grad):
-            return reference.adam_ema_step(self)
-        N, G = self.param.numel(), self._partial.numel()
-        _square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
-        _scalars_kernel[(1,)](
-            self._partial, G, self.rate, self.updates, self._scalars, self.max_norm,
-            math.log2(self.beta1), math.log2(self.beta2), BLOCK=triton.next_power_of_2(G),
-        )  # fmt: skip
+            return adam_ema_step(self)
+        norm = self._find_scalars()
+        N = self.param.numel()
         # The tail goes alone: a length that is no multiple of 16 costs the wide loads.
         whole = N // 16 * 16
         for part in (slice(0, whole), slice(whole, N)):
             self._update(part)
-        return self._scalars[0]
+        return norm
 
     def _update(self, part: slice) -> None:
         size = part.stop - part.start

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.kernels import reference
+from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.optimizer import FusedAdamEMA
+from evofeed.kernels.optimizer_reference import adam_ema_step
 
 
 def _optimizer(
@@ -33,7 +34,7 @@ def test_steps_follow_the_plain_version(dtype: torch.dtype, device: str) -> None
             optimizer.rate.fill_(1e-3 * (number + 1))
             optimizer.grad.mul_(-0.7)
         norm = fused.step()
-        torch.testing.assert_close(norm, reference.adam_ema_step(plain))
+        torch.testing.assert_close(norm, adam_ema_step(plain))
     for ours, theirs in zip(_state(fused), _state(plain), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
@@ -63,5 +64,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float, device: str) 
 
 
 def test_buffers_of_two_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(UnsupportedShape, match="one length"):
         FusedAdamEMA(torch.zeros(3), torch.zeros(4), torch.zeros(3), torch.zeros(3))
+
+
+def test_buffers_of_another_type_or_device_are_refused() -> None:
+    zeros = [torch.zeros(3) for _ in range(3)]
+    with pytest.raises(UnsupportedShape, match=r"grad is torch.float64; it may be float32"):
+        FusedAdamEMA(torch.zeros(3), torch.zeros(3).double(), *zeros[1:])
+    with pytest.raises(KernelError, match="exp_avg is on meta, param on cpu"):
+        FusedAdamEMA(*zeros[:2], torch.zeros(3, device="meta"), zeros[2])
