@@ -18,12 +18,12 @@ from evofeed.kernels.modules import (
     four_axes,
     is_outgoing,
     outer_weights,
-    row_attention,
+    row_attention_through,
     three_axes,
     transition_weights,
     triangle_weights,
 )
-from evofeed.kernels.outer import outer_product_mean, outer_product_mean_fits
+from evofeed.kernels.outer import outer_product_mean_fits, outer_product_mean_through
 from evofeed.kernels.swap import Fused, register
 from evofeed.kernels.triangle import (
     triangle_multiplication,
@@ -110,13 +110,12 @@ class FusedEvoformerBlock(Fused):
         if options.get("inplace_safe", False) or not self._fits(m, z):
             return super().forward(m, z, msa_mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         if self.opm_first:
-            z = self._outer(m, z, msa_mask)
+            m, z = self._outer(m, z, msa_mask)
         flat = four_axes(m)
-        update = row_attention(
-            self.msa_att_row, flat, four_axes(z), three_axes(msa_mask), residual=True,
+        update, z = row_attention_through(
+            self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
             drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
         )  # fmt: skip
-        assert update is not None
         m = update.view(m.shape)
         m = self._column_attention(m, msa_mask)
         masked = _masks_transition(positional, options, self.torch_class)
@@ -127,16 +126,17 @@ class FusedEvoformerBlock(Fused):
             residual=True, eps=self.msa_transition.layer_norm.eps,
         )  # fmt: skip
         if not self.opm_first:
-            z = self._outer(m, z, msa_mask)
+            m, z = self._outer(m, z, msa_mask)
         return m, self.pair_stack(z, pair_mask, *positional, **options)
 
-    def _outer(self: Any, m: Tensor, z: Tensor, mask: Tensor) -> Tensor:
+    def _outer(self: Any, m: Tensor, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         module, rows = self.outer_product_mean, three_axes(mask)
         assert rows is not None
-        return outer_product_mean(
+        update, flat = outer_product_mean_through(
             four_axes(m), outer_weights(module), rows, z=four_axes(z), eps=module.eps,
             norm_eps=module.layer_norm.eps,
-        ).view(z.shape)  # fmt: skip
+        )  # fmt: skip
+        return flat.view(m.shape), update.view(z.shape)
 
     def _column_attention(self: Any, m: Tensor, mask: Tensor) -> Tensor:
         module = getattr(self, "msa_att_col", None)

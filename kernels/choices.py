@@ -58,18 +58,18 @@ DEFAULTS: dict[str, Tile] = {
     "norm_forward": Tile(32, 1, 4, 1),
     "norm_backward": Tile(16, 8, 4, 1),
     "norm_rows": Tile(32, 128, 4, 1),
-    "linear_dw": Tile(64, 128, 8, 3),
-    "linear": Tile(128, 128, 8, 3),
+    "relu_grad": Tile(64, 128, 4, 2),
     "mlp": Tile(64, 64, 4, 2),
-    "gated_output": Tile(64, 128, 4, 2),
-    "gated_output_grad": Tile(32, 128, 4, 1),
+    "gated_output": Tile(64, 128, 4, 1),
+    "gated_output_grad": Tile(64, 128, 8, 1),
+    "pair_bias_grad": Tile(64, 4, 4, 1),  # columns: programs per multiprocessor
     "triangle_in": Tile(64, 64, 4, 2),
-    "triangle_in_grad": Tile(64, 64, 4, 2),
-    "triangle_out": Tile(64, 128, 4, 1),
+    "triangle_in_grad": Tile(64, 64, 4, 1),
+    "triangle_out": Tile(64, 128, 8, 1),
     "triangle_out_grad": Tile(32, 128, 4, 1),
-    "outer_project": Tile(64, 128, 4, 3),
-    "outer_dproject": Tile(64, 128, 4, 2),
-    "outer_dw": Tile(64, 128, 8, 3),
+    "outer_project": Tile(128, 32, 4, 4),
+    "outer_dproject": Tile(128, 64, 4, 2),
+    "outer_dw": Tile(64, 128, 4, 3),
 }
 _FLOAT32 = Tile(32, 32, 4, 1)  # products in float32 run on the plain units: small tiles
 

@@ -17,14 +17,15 @@ from torch import Tensor
 from evofeed.kernels.backend import compute_dtype, usable
 from evofeed.kernels.library import operator
 from evofeed.kernels.projection import (
-    linear,
-    linear_dw,
     mlp,
     norm_rows,
     norm_rows_grad,
     pack,
     project,
+    relu_grad,
+    weight_grad,
 )
+from evofeed.kernels.sums import column_sums
 
 __all__ = ["TransitionWeights", "transition", "transition_fits"]
 
@@ -57,7 +58,7 @@ class _Transition(torch.autograd.Function):
         rows = None if mask is None else mask.reshape(-1)
         out, stats = mlp(x.view(-1, C), gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
         ctx.save_for_backward(x, rows, gamma, beta, packed1, b1, packed2, stats)
-        ctx.options = eps, residual, [t.dtype for t in (beta, w1, b1, w2, b2)]
+        ctx.options = eps, residual, [t.dtype for t in (gamma, beta, w1, b1, w2, b2)]
         return out.view(x.shape)
 
     @staticmethod
@@ -71,16 +72,21 @@ class _Transition(torch.autograd.Function):
             dy = dy * mask[:, None].to(dy.dtype)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
         hidden = project(normed, w1, b1, relu=True)
-        dhidden = linear(dy, w2, relu_of=hidden)
-        dw2, db2 = linear_dw(dy, hidden, dtypes[3])
+        dhidden, hidden_sums = relu_grad(dy, w2, hidden)
+        dw2 = weight_grad(dy, hidden)
         del hidden
-        dw1, db1 = linear_dw(dhidden, normed, dtypes[1])
-        dx, dgamma, dbeta = norm_rows_grad(
-            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None
-        )
-        grads = [dbeta, dw1, db1, dw2, db2]
+        dw1 = weight_grad(dhidden, normed)
+        summed_there = residual and mask is None  # the norm reads dout then, so it sums it too
+        dx, norm_sums = norm_rows_grad(
+            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
+            residual_sum=summed_there,
+        )  # fmt: skip
+        of_norm, db1 = column_sums([norm_sums, hidden_sums], dtypes[0])
+        dgamma, dbeta, *rest = torch.split(of_norm, C)
+        db2 = rest[0] if summed_there else dy.sum(0)
+        grads = [dgamma, dbeta, dw1, db1, dw2, db2]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
-        return dx.view(x.shape), None, dgamma, *grads, None, None, None
+        return dx.view(x.shape), None, *grads, None, None, None
 
 
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:

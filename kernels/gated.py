@@ -27,26 +27,25 @@ from evofeed.kernels.attention import (
     run_forward,
     scaled_bias,
 )
-from evofeed.kernels.backend import compute_dtype, triton, usable
+from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.choices import tile
-from evofeed.kernels.gated_output_kernels import (
-    dropped_kernel,
-    gated_output_grad_kernel,
-    gated_output_kernel,
-)
+from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
+from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
+from evofeed.kernels.pair_bias import heads_last
 from evofeed.kernels.projection import (
     Drop,
-    linear_dw,
     norm_rows,
     norm_rows_grad,
     pack,
     padded,
     precision,
     project,
+    weight_grad,
 )
+from evofeed.kernels.sums import column_sums
 
-__all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits", "pair_bias"]
+__all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,7 @@ class _GatedAttention(torch.autograd.Function):
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
             pair_length=N, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
-        packed_b = torch.cat([g_bias.new_zeros(3 * width), g_bias])
-        qkvg = project(normed, packed_w[: 4 * width], packed_b)
+        qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
         del normed
         ready = (
             scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype) if pair is None else own_bias
@@ -130,22 +128,22 @@ class _GatedAttention(torch.autograd.Function):
             *_split(qkvg, attended, plan), ready, masked, D**-0.5, _attending(attended, plan),
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
-        result = _gated_output(attended, qkvg[:, 3 * width :], out_weight, o_bias, x, plan)
+        result = _gated_output(attended, qkvg, g_bias, out_weight, o_bias, x, plan)
         ctx.save_for_backward(
             x, ready, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse, out_weight,
-            plan.drop.mask, *(masked or (None, None)),
+            g_bias, plan.drop.mask, *(masked or (None, None)),
         )  # fmt: skip
         ctx.plan, ctx.own_bias = plan, pair is not None
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.dtypes = [t.dtype for t in (q, k, v, g, g_bias, o, o_bias)]
+        ctx.dtypes = [t.dtype for t in (norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias)]
         return result
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         (
-            x, ready, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, _, term,
-            factor,
+            x, ready, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, g_bias, _,
+            term, factor,
         ) = ctx.saved_tensors  # fmt: skip
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
@@ -154,12 +152,10 @@ class _GatedAttention(torch.autograd.Function):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do, gated = torch.empty_like(attended), torch.empty_like(attended)
-        dy = dropped(dout, plan.drop, plan.dtype)
-        delta = _gated_output_grad(
-            torch.mm(dy, out_weight), attended, qkvg[:, 3 * width :], do,
-            dpacked[:, 3 * width :], gated, plan,
-        )  # fmt: skip
-        dwo, dbo = linear_dw(dy, gated.view(M, width), ctx.dtypes[5])
+        dy, delta, out_sums = _gated_output_grad(
+            dout, out_weight, attended, qkvg, g_bias, do, dpacked, gated, plan
+        )
+        dwo = weight_grad(dy, gated.view(M, width))
         del gated, dy
         masked = None if term is None else Masked(term, factor)
         dbias = run_backward(Given(
@@ -168,24 +164,24 @@ class _GatedAttention(torch.autograd.Function):
         ))  # fmt: skip
         if ctx.own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
-            own = _attending(dbias.permute(0, 2, 3, 1), plan)
-            dpacked[:, 4 * width : columns].view(B, R, N, H).copy_(own)
-            dpacked[:, columns:].zero_()
+            heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
             dbias = None
         normed = torch.empty_like(flat, dtype=plan.dtype)
-        dx, dgamma, dbeta = norm_rows_grad(
+        dx, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, normed,
         )  # fmt: skip
-        dw, db = linear_dw(dpacked, normed, ctx.dtypes[0], columns)
+        dw = weight_grad(dpacked, normed)
+        of_norm, of_out = column_sums([norm_sums, out_sums], ctx.dtypes[0])
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
-        grads = [dq, dk, dv, dg, db[3 * width : 4 * width], dwo, dbo]
+        (dgamma, dbeta), (dbo, dg_bias) = torch.split(of_norm, C), torch.split(of_out, [C, width])
+        grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        dpair = dw[4 * width :].to(ctx.dtypes[0]) if ctx.own_bias else None
+        dpair = dw[4 * width : columns].to(ctx.dtypes[2]) if ctx.own_bias else None
         if dbias is not None:
             dbias = (dbias / plan.bias_scale).to(ctx.bias_dtype)
         return (
-            None, dx.view(x.shape), dbias, None, dgamma, dbeta, *grads, dpair,
+            None, dx.view(x.shape), dbias, None, *grads, dpair,
         )  # fmt: skip
 
 
@@ -200,54 +196,66 @@ def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dty
     return pack(parts, dtype)
 
 
+def _walk(op: str, M: int, C: int, like: Tensor, dtype: torch.dtype) -> tuple[Any, int, int]:
+    """The tile of a kernel that walks over rows, its programs, and tiles for each."""
+    block = tile(op, C, dtype)
+    tiles = triton.cdiv(M, block.rows)
+    programs = min(tiles, 2 * sm_count(like))
+    return block, programs, triton.cdiv(tiles, programs)
+
+
 def _gated_output(
-    attended: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, x: Tensor, plan: _Plan
-) -> Tensor:
-    C, K = weight.shape
+    attended: Tensor, qkvg: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
+    plan: _Plan,
+) -> Tensor:  # fmt: skip
+    N, K = weight.shape
     M = attended.numel() // K
     out = torch.empty_like(x)
-    block = tile("gated_output", K, weight.dtype)
-    drop = plan.drop
-    gated_output_kernel[(triton.cdiv(M, block.rows),)](
-        attended, gate, weight, bias, drop.mask, x, out, M, K, C, gate.stride(0), *drop.strides(),
-        BLOCK_M=block.rows, BLOCK_K=padded(K), BLOCK_N=min(padded(C), block.columns),
-        HAS_DROP=drop.mask is not None, HAS_RES=plan.residual, PRECISION=precision(weight.dtype),
-        num_warps=block.warps, num_stages=block.stages,
+    block, programs, tiles_each = _walk("gated_output", M, K, x, weight.dtype)
+    block_n, drop = min(padded(N), block.columns), plan.drop
+    launch(
+        gated_output_kernel, (programs, triton.cdiv(N, block_n)),
+        (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, N,
+         qkvg.stride(0), *drop.strides(), tiles_each),
+        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": block_n,
+         "HAS_DROP": drop.mask is not None, "HAS_RES": plan.residual,
+         "PRECISION": precision(weight.dtype), "STAGES": block.stages,
+         "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return out
 
 
-def dropped(dout: Tensor, drop: Drop, dtype: torch.dtype) -> Tensor:
-    """dout `[M, C]` times the shared dropout mask, in `dtype`."""
-    if drop.mask is None:
-        return dout.to(dtype)
-    M, C = dout.shape
-    dy = torch.empty((M, C), dtype=dtype, device=dout.device)
-    rows = max(1, 4096 // padded(C))
-    dropped_kernel[(triton.cdiv(M, rows),)](
-        dout, drop.mask, dy, M, C, *drop.strides(), BLOCK_M=rows, BLOCK_N=padded(C)
-    )
-    return dy
-
-
 def _gated_output_grad(
-    grad: Tensor, attended: Tensor, gate: Tensor, do: Tensor, dgate: Tensor, gated: Tensor,
-    plan: _Plan,
-) -> Tensor:  # fmt: skip
-    """Fills `do`, `dgate` and `gated`, returns delta `[B * rows, H, N]`."""
+    dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
+    dpacked: Tensor, gated: Tensor, plan: _Plan,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Fills `do`, the gate's part of `dpacked` and `gated`.
+
+    Returns dout times dropout, delta `[B * rows, H, N]`, and `[programs, C + H * D]` whose
+    column sums are the gradients of the output's and of the gate's bias.
+    """
     B, R, N, H, D = attended.shape
-    M, K = B * R * N, H * D
+    C, K = weight.shape
+    M = B * R * N
     rows, length = (N, R) if plan.columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
     to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
-    block = tile("gated_output_grad", K, plan.dtype)
-    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
-    gated_output_grad_kernel[(triton.cdiv(M, block.rows), triton.cdiv(K, heads * D))](
-        grad, attended, gate, do, dgate, gated, delta, M, K, gate.stride(0), dgate.stride(0),
-        rows * H * length, to_i, to_j, length, R, N, BLOCK_M=block.rows, BLOCK_K=heads * D, D=D,
-        HEADS=heads, num_warps=block.warps,
+    block, programs, tiles_each = _walk("gated_output_grad", M, K, dout, plan.dtype)
+    heads = max(1, min(triton.next_power_of_2(H), block.columns // D))  # whole heads
+    partial = torch.empty((programs, C + K), dtype=torch.float32, device=do.device)
+    keep = plan.drop.mask is not None or dout.dtype is not plan.dtype
+    dy = torch.empty((M, C), dtype=plan.dtype, device=do.device) if keep else dout
+    launch(
+        gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
+        (dout, plan.drop.mask, weight, attended, qkvg[:, 3 * K :], gate_bias, dy, do,
+         dpacked[:, 3 * K :], gated, delta, partial, M, K, C, qkvg.stride(0), dpacked.stride(0),
+         rows * H * length, to_i, to_j, length, R, N, *plan.drop.strides(), tiles_each),
+        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "BLOCK_N": padded(C), "D": D,
+         "HEADS": heads, "HAS_DROP": plan.drop.mask is not None, "KEEP": keep,
+         "PRECISION": precision(plan.dtype), "STAGES": block.stages, "num_warps": block.warps,
+         "num_stages": block.stages},
     )  # fmt: skip
-    return delta
+    return dy, delta, partial
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
@@ -300,64 +308,5 @@ def gated_attention(
     with torch.autocast(x.device.type, enabled=False):
         result: Tensor = _GatedAttention.apply(  # type: ignore[no-untyped-call]
             plan, x.contiguous(), bias, mask, *weights.tensors()
-        )
-    return result
-
-
-@operator("pair_bias")
-class _PairBias(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, eps: float,
-        scale: float, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        C = z.shape[-1]
-        packed = pack([weight], dtype)
-        _, stats, bias = norm_rows(
-            z.view(-1, C), gamma, beta, eps, dtype, keep=False, pair_weight=packed,
-            pair_length=z.shape[-2], pair_scale=scale,
-        )  # fmt: skip
-        assert bias is not None
-        ctx.save_for_backward(z, gamma, beta, packed, stats)
-        ctx.weight_dtype, ctx.scale = weight.dtype, scale
-        return bias
-
-    @staticmethod
-    def backward(ctx: Any, dbias: Tensor) -> tuple[Tensor | None, ...]:
-        z, gamma, beta, packed, stats = ctx.saved_tensors
-        B, R, _, C = z.shape
-        H = packed.shape[0]
-        rows = dbias.new_zeros((B * R * R, -(-H // 16) * 16), dtype=packed.dtype)
-        torch.mul(dbias.permute(0, 2, 3, 1), ctx.scale, out=rows.view(B, R, R, -1)[..., :H])
-        flat = z.view(-1, C)
-        normed = torch.empty_like(flat, dtype=packed.dtype)
-        dz, dgamma, dbeta = norm_rows_grad(
-            torch.mm(rows[:, :H], packed), flat, stats, gamma, beta, None, normed
-        )
-        dw, _ = linear_dw(rows, normed, ctx.weight_dtype, H)
-        return dz.view(z.shape), dgamma, dbeta, dw, None, None, None
-
-
-def pair_bias(
-    z: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    eps: float = 1e-5,
-    scale: float = 1.0,
-) -> Tensor:
-    """Attention bias `[B, H, R, R]` of pairs z `[B, R, R, C]`: scale * linear(layer_norm(z)).
-
-    Args:
-        z: the pair representation.
-        norm_weight, norm_bias: `[C]`.
-        weight: `[H, C]`.
-        eps: of the norm.
-        scale: factor of the result.
-    """
-    dtype = compute_dtype(z)
-    with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _PairBias.apply(  # type: ignore[no-untyped-call]
-            z.contiguous(), norm_weight, norm_bias, weight, eps, scale, dtype
         )
     return result

@@ -18,13 +18,13 @@ from evofeed.kernels.gated import (
     AttentionWeights,
     gated_attention,
     gated_attention_fits,
-    pair_bias,
 )
 from evofeed.kernels.outer import (
     OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
 )
+from evofeed.kernels.pair_bias import pair_bias, pair_bias_through
 from evofeed.kernels.swap import Fused, register
 from evofeed.kernels.triangle import (
     TriangleWeights,
@@ -36,6 +36,7 @@ __all__ = [
     "attention_weights",
     "outer_weights",
     "row_attention",
+    "row_attention_through",
     "transition_weights",
     "triangle_weights",
 ]
@@ -127,7 +128,44 @@ class FusedTriangleAttention(Fused):
 def row_attention(
     module: Any, m: Tensor, z: Tensor | None, mask: Tensor | None, **options: Any
 ) -> Tensor | None:
-    """Fused attention along the last position axis of m, or None where it does not fit.
+    """Fused attention along the last position axis of m, or None where it does not fit."""
+    bias = None
+    if z is not None and row_attention_fits(module, m):
+        bias = pair_bias(four_axes(z), *_bias_arguments(module))
+    return biased_row_attention(module, m, bias, mask, **options)
+
+
+def row_attention_through(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """As `row_attention`, where it fits, and the z to go on with (see `pair_bias_through`)."""
+    bias, through = pair_bias_through(four_axes(z), *_bias_arguments(module))
+    update = biased_row_attention(module, m, bias, mask, **options)
+    assert update is not None
+    return update, through.view(z.shape)
+
+
+def _bias_scale(module: Any) -> float:
+    width: int = module.mha.linear_q.weight.shape[0]
+    return float((width // module.mha.no_heads) ** 0.5)
+
+
+def _bias_arguments(module: Any) -> tuple[Tensor, Tensor, Tensor, float, float]:
+    norm = module.layer_norm_z
+    return norm.weight, norm.bias, module.linear_z.weight, norm.eps, _bias_scale(module)
+
+
+def row_attention_fits(module: Any, m: Tensor) -> bool:
+    """Whether the fused attention takes this m, transposed or not."""
+    weights = attention_weights(module.layer_norm_m, module.mha)
+    flat = four_axes(m.transpose(-2, -3) if _is_transposed(m) else m)
+    return gated_attention_fits(flat, weights, module.mha.no_heads)
+
+
+def biased_row_attention(
+    module: Any, m: Tensor, bias: Tensor | None, mask: Tensor | None, **options: Any
+) -> Tensor | None:
+    """Fused attention with this bias, or None where it does not fit.
 
     Options (residual, drop_mask) go to `gated_attention`.
     """
@@ -138,14 +176,8 @@ def row_attention(
     flat = four_axes(natural)
     if not gated_attention_fits(flat, weights, heads):
         return None
-    bias = None
-    if z is not None:
-        norm = module.layer_norm_z
-        scale = (weights.q.shape[0] // heads) ** 0.5
-        options = {**options, "bias_scale": scale}
-        bias = pair_bias(
-            four_axes(z), norm.weight, norm.bias, module.linear_z.weight, norm.eps, scale
-        )
+    if bias is not None:
+        options = {**options, "bias_scale": _bias_scale(module)}
     if mask is not None and swap:
         mask = mask.transpose(-1, -2)
     update = gated_attention(

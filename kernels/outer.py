@@ -1,7 +1,8 @@
 """Outer product mean as one op: norm, projections, outer GEMM, projection, mean, residual.
 
 The outer product of all pairs (134 MB at 256 residues) is written once by a
-GEMM and read where it lies; the backward pass rebuilds it instead of keeping it.
+GEMM and read where it lies; with few sequences the backward pass rebuilds it instead of
+keeping it.
 
 Letters: B batch, S sequences, R residues, M = B * S * R, C channels of the MSA,
 E channels of a projection, N channels of the pairs.
@@ -17,24 +18,33 @@ from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.choices import tile
+from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.outer_kernels import (
+    masked_halves_kernel,
     outer_dproject_kernel,
     outer_dw_kernel,
     outer_project_kernel,
 )
 from evofeed.kernels.projection import (
-    linear_dw,
     norm_rows,
     norm_rows_grad,
     pack,
     padded,
     precision,
     project,
+    weight_grad,
 )
-from evofeed.kernels.projection_kernels import sum_splits_kernel
+from evofeed.kernels.sums import column_sums
 
-__all__ = ["OuterWeights", "outer_product_mean", "outer_product_mean_fits"]
+__all__ = [
+    "OuterWeights",
+    "outer_product_mean",
+    "outer_product_mean_fits",
+    "outer_product_mean_through",
+]
+
+KEPT_FROM = 1024  # sequences from which the outer product is kept: 134 MB, or 170 us of GEMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +71,31 @@ def _outer(ab: Tensor, B: int, S: int) -> Tensor:
     return torch.bmm(a.mT, b)
 
 
-def _masked(ab: Tensor, mask: Tensor, rows_first: bool = False) -> Tensor:
-    """`ab` times the mask `[M]` of its rows, in memory in the order of its axes."""
-    out = torch.empty(ab.shape, dtype=ab.dtype, device=ab.device)
-    factor = mask[:, None, None] if rows_first else mask[None, :, None]
-    return torch.mul(ab, factor.to(ab.dtype), out=out)
+def _masked(source: Tensor, mask: Tensor, to: Tensor, sums: bool = False) -> Tensor | None:
+    """`to` = `source` times the mask `[M]`, both `[2, M, E]` views; with `sums` over m too."""
+    _, M, E = source.shape
+    programs = triton.cdiv(M, 128)
+    partial = None
+    if sums:
+        partial = torch.empty((programs, 2 * E), dtype=torch.float32, device=to.device)
+    launch(
+        masked_halves_kernel, (programs, 2),
+        (source, mask, to, partial, M, *source.stride()[:2], *to.stride()[:2]),
+        {"E": E, "BLOCK_M": 128, "SUMS": sums, "num_warps": 4},
+    )  # fmt: skip
+    return partial
 
 
-def _options(op: str, N: int, dtype: torch.dtype) -> dict[str, Any]:
+def _options(op: str, E: int, N: int, dtype: torch.dtype) -> dict[str, Any]:
     block = tile(op, N, dtype)
     return {
-        "BLOCK_J": block.rows, "BLOCK_N": padded(N), "PRECISION": precision(dtype),
+        "E": E, "BLOCK_J": block.rows, "BLOCK_N": padded(N),
+        "BLOCK_CE": min(E * E, block.columns), "PRECISION": precision(dtype),
         "num_warps": block.warps, "num_stages": block.stages,
     }  # fmt: skip
 
 
-@operator("outer_product_mean")
-class _OuterProductMean(torch.autograd.Function):
+class _Function(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, m: Tensor, mask: Tensor, z: Tensor | None, eps: float, norm_eps: float,
@@ -89,74 +107,108 @@ class _OuterProductMean(torch.autograd.Function):
         packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
-        ab = _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows)
+        ab = torch.empty((2, B * S * R, E), dtype=dtype, device=m.device)
+        _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
         counts = mask.float()
         norm = torch.bmm(counts.mT, counts) + eps
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out.t()], dtype)
         out = torch.empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
-        options = _options("outer_project", N, dtype)
-        outer_project_kernel[(triton.cdiv(R, options["BLOCK_J"]), R, B)](
-            _outer(ab, B, S), out_w, w.out_bias, norm, z, out, R, N, E=E,
-            HAS_RES=z is not None, **options,
+        options = _options("outer_project", E, N, dtype)
+        outer = _outer(ab, B, S)
+        launch(
+            outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), R, B),
+            (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
         )  # fmt: skip
-        ctx.save_for_backward(m, rows, w.norm_weight, w.norm_bias, packed_w, out_w, ab, norm, stats)
+        kept = outer if S >= KEPT_FROM else None
+        ctx.save_for_backward(
+            m, rows, w.norm_weight, w.norm_bias, packed_w, out_w, ab, norm, stats, kept
+        )
         ctx.residual, ctx.dtypes = z is not None, [t.dtype for t in weights]
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        m, mask, gamma, beta, packed_w, out_w, ab, norm, stats = ctx.saved_tensors
+    def backward(
+        ctx: Any, dout: Tensor, dm_after: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """`dm_after` is added to the gradient of m."""
+        m, mask, gamma, beta, packed_w, out_w, ab, norm, stats, outer = ctx.saved_tensors
         B, S, R, C = m.shape
         E, N = packed_w.shape[0] // 2, out_w.shape[1]
         dout = dout.contiguous()
         scaled = torch.empty((B * R * R, N), dtype=out_w.dtype, device=m.device)
         douter = torch.empty((B, R * E, R * E), dtype=out_w.dtype, device=m.device)
-        options = _options("outer_dproject", N, out_w.dtype)
-        outer_dproject_kernel[(triton.cdiv(R, options["BLOCK_J"]), R, B)](
-            dout, out_w, norm, scaled, douter, R, N, E=E, **options
-        )
+        options = _options("outer_dproject", E, N, out_w.dtype)
+        tiles = triton.cdiv(R, options["BLOCK_J"])
+        out_sums = torch.empty((tiles * R * B, N), dtype=torch.float32, device=m.device)
+        launch(
+            outer_dproject_kernel, (tiles, R, B),
+            (dout, out_w, norm, scaled, douter, out_sums, R, N), options,
+        )  # fmt: skip
         a, b = ab.view(2, B, S, -1)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
         torch.bmm(b, douter.mT, out=da)
         torch.bmm(a, douter, out=db)
         del douter
-        d_out_w, dbias_out = _outer_dw(_outer(ab, B, S), scaled, B, R, E, N, ctx.dtypes[6])
-        dab = _masked(dab.transpose(0, 1), mask, rows_first=True).flatten(1)
-        flat = m.view(-1, C)
+        outer = _outer(ab, B, S) if outer is None else outer
+        d_out_w = _outer_dw(outer, scaled, B, R, E, N, ctx.dtypes[6])
+        del outer
+        masked = torch.empty((B * S * R, 2, E), dtype=dab.dtype, device=dab.device)
+        ab_sums = _masked(dab, mask, masked.transpose(0, 1), sums=True)
+        assert ab_sums is not None
+        flat, dab = m.view(-1, C), masked.flatten(1)
         normed = torch.empty_like(flat, dtype=packed_w.dtype)
-        dm, dgamma, dbeta = norm_rows_grad(
-            torch.mm(dab, packed_w), flat, stats, gamma, beta, None, normed
-        )
-        dw, dbias = linear_dw(dab, normed, ctx.dtypes[2])
+        dm, norm_sums = norm_rows_grad(
+            torch.mm(dab, packed_w), flat, stats, gamma, beta,
+            None if dm_after is None else dm_after.contiguous().view(-1, C), normed,
+        )  # fmt: skip
+        dw = weight_grad(dab, normed)
+        of_norm, of_ab, dbias_out = column_sums([norm_sums, ab_sums, out_sums], ctx.dtypes[0])
         grads = [
-            dgamma, dbeta, dw[:E], dbias[:E], dw[E:], dbias[E:], d_out_w.t(),
-            dbias_out,
+            *torch.split(of_norm, C), dw[:E], of_ab[:E], dw[E:], of_ab[E:], d_out_w.t(), dbias_out,
         ]  # fmt: skip
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         dz = dout if ctx.residual else None
         return dm.view(m.shape), None, dz, None, None, None, *grads
 
 
+_OuterProductMean = operator("outer_product_mean")(_Function)
+
+
+class _OuterProductMeanThrough(torch.autograd.Function):
+    """The pair update, and m again: what is done with m later leaves its gradient to this op."""
+
+    @staticmethod
+    def forward(ctx: Any, m: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return _Function.forward(ctx, m, *arguments), m
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dm: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return (dm, *(None for _ in range(5 + len(ctx.dtypes))))
+        found: tuple[Tensor | None, ...] = _Function.backward(ctx, dout, dm)
+        return found
+
+
 def _outer_dw(
     outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Gradients `[E * E, N]` of the output projection and `[N]` of its bias."""
+) -> Tensor:
+    """Gradient `[E * E, N]` of the output projection."""
     rows_c = max(1, min(E, (128 if scaled.dtype is not torch.float32 else 32) // E))
     groups = E // rows_c
-    splits = min(B * R, max(1, (2 * sm_count(scaled)) // groups))
+    splits = max(1, min(B * R, (2 * sm_count(scaled)) // groups, 32))
     i_each = triton.cdiv(B * R, splits)
     splits = triton.cdiv(B * R, i_each)
-    size = (E * E + 1) * N
-    partial = torch.empty((splits, size), dtype=torch.float32, device=scaled.device)
-    outer_dw_kernel[(groups, splits)](
-        outer, scaled, partial, B, R, N, i_each, E=E, ROWS_C=rows_c,
-        **_options("outer_dw", N, scaled.dtype),
+    partial = torch.empty((splits, E * E * N), dtype=torch.float32, device=scaled.device)
+    options = _options("outer_dw", E, N, scaled.dtype)
+    del options["BLOCK_CE"]
+    launch(
+        outer_dw_kernel, (groups, splits), (outer, scaled, partial, B, R, N, i_each),
+        {"ROWS_C": rows_c, **options},
     )  # fmt: skip
-    out = torch.empty(size, dtype=dtype, device=scaled.device)
-    sum_splits_kernel[(triton.cdiv(size, 128),)](partial, out, size, splits, BLOCK=128, BLOCK_S=16)
-    return out[: E * E * N].view(E * E, N), out[E * E * N :]
+    return column_sums([partial], dtype)[0].view(E * E, N)
 
 
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
@@ -165,6 +217,36 @@ def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
     powers = all(n & (n - 1) == 0 for n in (C, E, N))
     sizes = E in (16, 32) and 16 <= C <= 512 and 16 <= N <= 128
     return m.dim() == 4 and powers and sizes and m.dtype is not torch.float64 and usable(m)
+
+
+def outer_product_mean_through(
+    m: Tensor,
+    weights: OuterWeights,
+    mask: Tensor,
+    *,
+    z: Tensor | None = None,
+    eps: float = 1e-3,
+    norm_eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
+    if torch.compiler.is_compiling():
+        return outer_product_mean(m, weights, mask, z=z, eps=eps, norm_eps=norm_eps), m
+    result: tuple[Tensor, Tensor] = _apply(
+        _OuterProductMeanThrough, m, weights, mask, z, eps, norm_eps
+    )
+    return result
+
+
+def _apply(
+    function: Any, m: Tensor, weights: OuterWeights, mask: Tensor, z: Tensor | None, eps: float,
+    norm_eps: float,
+) -> Any:  # fmt: skip
+    dtype = compute_dtype(m)
+    with torch.autocast(m.device.type, enabled=False):
+        return function.apply(
+            m.contiguous(), mask.contiguous(), None if z is None else z.contiguous(), eps,
+            norm_eps, dtype, *weights.tensors(),
+        )  # fmt: skip
 
 
 def outer_product_mean(
@@ -189,10 +271,5 @@ def outer_product_mean(
         eps: added to the count of shared sequences.
         norm_eps: of the norm.
     """
-    dtype = compute_dtype(m)
-    with torch.autocast(m.device.type, enabled=False):
-        result: Tensor = _OuterProductMean.apply(  # type: ignore[no-untyped-call]
-            m.contiguous(), mask.contiguous(), None if z is None else z.contiguous(), eps,
-            norm_eps, dtype, *weights.tensors(),
-        )  # fmt: skip
+    result: Tensor = _apply(_OuterProductMean, m, weights, mask, z, eps, norm_eps)
     return result

@@ -5,31 +5,64 @@ The outer product is one GEMM whose result is `[(i, c), (j, e)]`; PyTorch then
 permutes 134 MB (256 residues) to `[(i, j), (c, e)]` for the projection. Here the
 projection reads 32 neighbouring e at a time, so there is nothing to permute.
 
-Letters: R residues (i, j), E = 32 channels of a projection (c, e), N output channels.
+Letters: M = B * S * R, R residues (i, j), E = 32 channels of a projection (c, e), N output
+channels.
 """
 
 from evofeed.kernels.backend import tl, triton
 
-__all__ = ["outer_dproject_kernel", "outer_dw_kernel", "outer_project_kernel"]
+__all__ = [
+    "masked_halves_kernel",
+    "outer_dproject_kernel",
+    "outer_dw_kernel",
+    "outer_project_kernel",
+]
+
+
+@triton.jit
+def masked_halves_kernel(
+    SOURCE, MASK, TO, PARTIAL, M, ss_h, ss_m, ts_h, ts_m,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """TO[half, m] = MASK[m] * SOURCE[half, m] for rows of E numbers, any strides of both.
+
+    With SUMS also PARTIAL `[programs, 2E]`: each program's sums over m.
+    """
+    half = tl.program_id(1)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, E)
+    row_in = rows < M
+    inside = row_in[:, None] & (e < E)[None, :]
+    rows64 = rows.to(tl.int64)[:, None]
+    x = tl.load(SOURCE + half.to(tl.int64) * ss_h + rows64 * ss_m + e[None, :],
+                mask=inside, other=0.0)  # fmt: skip
+    mask = tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)
+    y = x.to(tl.float32) * mask[:, None]
+    to = TO + half.to(tl.int64) * ts_h + rows64 * ts_m + e[None, :]
+    tl.store(to, y.to(TO.dtype.element_ty), mask=inside)
+    if SUMS:
+        tl.store(PARTIAL + (tl.program_id(0) * 2 + half) * E + e, tl.sum(y, 0))
 
 
 @triton.jit
 def outer_project_kernel(
     OUTER, W, BIAS, NORM, RES, OUT, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_CE: tl.constexpr,
+    HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`."""
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     width = R * E
+    start = OUTER + (b * width + i * E) * width
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
-    for c in range(E):
-        start = (b * width + i * E + c) * width
-        a = tl.load(OUTER + start + j[:, None] * E + e[None, :], mask=j_in[:, None], other=0.0)
-        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+    for first in range(0, E * E, BLOCK_CE):
+        ce = first + tl.arange(0, BLOCK_CE)
+        at = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+        a = tl.load(start + at, mask=j_in[:, None], other=0.0)
+        w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
     pair = (b * R + i) * R + j
@@ -43,13 +76,17 @@ def outer_project_kernel(
 
 @triton.jit
 def outer_dproject_kernel(
-    DOUT, W, NORM, DSCALED, DOUTER, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    DOUT, W, NORM, DSCALED, DOUTER, PARTIAL, R, N,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_CE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """DSCALED = DOUT / NORM and DOUTER[b, i, :, j, :] = DSCALED[b, i, j] W^T."""
+    """DSCALED = DOUT / NORM and DOUTER[b, i, :, j, :] = DSCALED[b, i, j] W^T.
+
+    PARTIAL `[programs, N]`: each program's sums of DSCALED.
+    """
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     inside = j_in[:, None] & n_in[None, :]
     pair = (b * R + i) * R + j
@@ -58,13 +95,16 @@ def outer_dproject_kernel(
     dout /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
     scaled = dout.to(DSCALED.dtype.element_ty)
     tl.store(DSCALED + at, scaled, mask=inside)
+    program = (b * R + i) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(PARTIAL + program * N + n, tl.sum(dout, 0), mask=n_in)
     width = R * E
-    for c in range(E):
-        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+    start = DOUTER + (b * width + i * E) * width
+    for first in range(0, E * E, BLOCK_CE):
+        ce = first + tl.arange(0, BLOCK_CE)
+        w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
-        start = (b * width + i * E + c) * width
-        tl.store(DOUTER + start + j[:, None] * E + e[None, :], d.to(DOUTER.dtype.element_ty),
-                 mask=j_in[:, None])  # fmt: skip
+        at = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+        tl.store(start + at, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
 
 
 @triton.jit
@@ -73,15 +113,13 @@ def outer_dw_kernel(
     E: tl.constexpr, ROWS_C: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Over `i_each` residues i: dW `[E * E, N]` for ROWS_C values of c, then the bias's `[N]`."""
+    """Over `i_each` residues i: dW `[E * E, N]` for ROWS_C values of c."""
     ce = tl.arange(0, ROWS_C * E)
     n = tl.arange(0, BLOCK_N)
     n_in = n < N
     c0, split = tl.program_id(0) * ROWS_C, tl.program_id(1)
     width = R * E
     acc = tl.zeros([ROWS_C * E, BLOCK_N], tl.float32)
-    bias = tl.zeros([16, BLOCK_N], tl.float32)
-    ones = tl.full([16, BLOCK_J], 1.0, OUTER.dtype.element_ty)
     for bi in range(split * i_each, tl.minimum((split + 1) * i_each, B * R)):
         bi64 = (split * 0 + bi).to(tl.int64)
         for first in range(0, R, BLOCK_J):
@@ -92,8 +130,5 @@ def outer_dw_kernel(
             d = tl.load(DSCALED + (bi64 * R + j)[:, None] * N + n[None, :],
                         mask=j_in[:, None] & n_in[None, :], other=0.0)  # fmt: skip
             acc = tl.dot(tl.trans(a), d, acc, input_precision=PRECISION)
-            bias = tl.dot(ones, d, bias, input_precision=PRECISION)
-    start = PARTIAL + split.to(tl.int64) * (E * E + 1) * N
+    start = PARTIAL + split.to(tl.int64) * E * E * N
     tl.store(start + (c0 * E + ce)[:, None] * N + n[None, :], acc, mask=n_in[None, :])
-    if c0 == 0:  # all sixteen rows are the same
-        tl.store(start + E * E * N + n, tl.max(bias, 0), mask=n_in)

@@ -10,21 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import sm_count, triton
+from evofeed.kernels.backend import triton
 from evofeed.kernels.choices import tile
+from evofeed.kernels.launching import launch
 from evofeed.kernels.norm import layer_norm_backward
 from evofeed.kernels.projection_kernels import (
-    linear_dw_kernel,
-    linear_kernel,
     mlp_kernel,
     norm_rows_kernel,
-    sum_splits_kernel,
+    relu_grad_kernel,
 )
 
 __all__ = [
     "Drop",
-    "linear",
-    "linear_dw",
     "mlp",
     "norm_rows",
     "norm_rows_grad",
@@ -32,6 +29,8 @@ __all__ = [
     "padded",
     "precision",
     "project",
+    "relu_grad",
+    "weight_grad",
 ]
 
 
@@ -114,11 +113,13 @@ def norm_rows(
         shape = (batch, heads, pair_length, pair_length)
         pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
     block = tile("norm_rows", C, dtype)
-    norm_rows_kernel[(triton.cdiv(M, block.rows),)](
-        x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, heads,
-        pair_scale, BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_H=padded(heads), KEEP=keep,
-        PAIR=pair_weight is not None, TRANSPOSE=transpose_pair, PRECISION=precision(dtype),
-        num_warps=block.warps, num_stages=block.stages,
+    launch(
+        norm_rows_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, heads,
+         float(pair_scale)),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "KEEP": keep,
+         "PAIR": pair_weight is not None, "TRANSPOSE": transpose_pair,
+         "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return y, stats, pair_bias
 
@@ -131,44 +132,20 @@ def norm_rows_grad(
     beta: Tensor,
     residual: Tensor | None,
     normed: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (plus `residual`), gamma and beta; fills `normed` with the norm's result.
+    residual_sum: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of x plus `residual`; fills `normed` with the norm's result.
 
-    All `[M, C]` contiguous.
+    All `[M, C]` contiguous. Also `[programs, 2C]` whose column sums are the gradients of
+    gamma and beta; with `residual_sum` `[programs, 3C]`, and the sums of the residual.
     """
     rows = (x.shape[0], 0, x.shape[1])
-    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed)
+    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
 
 
-def linear_dw(
-    dy: Tensor, a: Tensor, dtype: torch.dtype, columns: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """dy^T a and the column sums of dy, in `dtype`.
-
-    Args:
-        dy: `[M, N]` rows, any row stride.
-        a: `[M, C]` rows, any row stride, in dy's dtype.
-        dtype: of the results.
-        columns: N, if dy has padding after its columns.
-    """
-    M, C = a.shape
-    N = columns or dy.shape[1]
-    block = tile("linear_dw", C, dy.dtype)
-    block_n, block_c = min(block.columns, padded(N)), min(block.columns, padded(C))
-    grid = (triton.cdiv(N, block_n), triton.cdiv(C, block_c))
-    splits = max(1, min(triton.cdiv(M, block.rows), sm_count(dy) // (grid[0] * grid[1])))
-    rows_each = triton.cdiv(triton.cdiv(M, splits), block.rows) * block.rows
-    splits = triton.cdiv(M, rows_each)
-    size = N * (C + 1)
-    partial = torch.empty((splits, size), dtype=torch.float32, device=dy.device)
-    linear_dw_kernel[(*grid, splits)](
-        dy, a, partial, M, N, C, dy.stride(0), a.stride(0), rows_each, BLOCK_M=block.rows,
-        BLOCK_N=block_n, BLOCK_C=block_c, PRECISION=precision(dy.dtype), num_warps=block.warps,
-        num_stages=block.stages,
-    )  # fmt: skip
-    out = torch.empty(size, dtype=dtype, device=dy.device)
-    sum_splits_kernel[(triton.cdiv(size, 128),)](partial, out, size, splits, BLOCK=128, BLOCK_S=16)
-    return out[: N * C].view(N, C), out[N * C :]
+def weight_grad(dy: Tensor, a: Tensor) -> Tensor:
+    """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way."""
+    return torch.mm(dy.t(), a)
 
 
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -181,22 +158,25 @@ def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = 
     return torch.addmm(bias, a, weight.t())
 
 
-def linear(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, relu_of: Tensor | None = None
-) -> Tensor:
-    """a b + bias for `[M, K]` and `[K, N]`, zero where `relu_of` is not positive."""
-    M, K = a.shape
-    N = b.shape[1]
-    y = torch.empty((M, N), dtype=b.dtype, device=a.device)
-    block = tile("linear", N, b.dtype)
+def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """dy w for `[M, K]` and `[K, N]`, 0 where `hidden` is not positive.
+
+    Also `[programs, N]` whose column sums are those of the result.
+    """
+    M, K = dy.shape
+    N = w.shape[1]
+    y = torch.empty((M, N), dtype=w.dtype, device=dy.device)
+    block = tile("relu_grad", N, w.dtype)
     block_n, block_k = min(block.columns, padded(N)), min(64, block.columns, padded(K))
-    linear_kernel[(triton.cdiv(M, block.rows) * triton.cdiv(N, block_n),)](
-        a, b, bias, relu_of, y, M, N, K, a.stride(0), b.stride(0), b.stride(1),
-        BLOCK_M=block.rows, BLOCK_N=block_n, BLOCK_K=block_k, HAS_BIAS=bias is not None,
-        RELU_GRAD=relu_of is not None, PRECISION=precision(b.dtype),
-        num_warps=block.warps, num_stages=block.stages,
+    tiles = triton.cdiv(M, block.rows)
+    partial = torch.empty((tiles, N), dtype=torch.float32, device=dy.device)
+    launch(
+        relu_grad_kernel, (tiles * triton.cdiv(N, block_n),),
+        (dy, w, hidden, y, partial, M, N, K, dy.stride(0), w.stride(0)),
+        {"BLOCK_M": block.rows, "BLOCK_N": block_n, "BLOCK_K": block_k,
+         "PRECISION": precision(w.dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
-    return y
+    return y, partial
 
 
 def mlp(
@@ -217,10 +197,11 @@ def mlp(
     out = torch.empty_like(x)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
     block = tile("mlp", C, w1.dtype)
-    mlp_kernel[(triton.cdiv(M, block.rows),)](
-        x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps,
-        BLOCK_M=block.rows, BLOCK_C=padded(C), BLOCK_N=min(block.columns, padded(N)),
-        HAS_MASK=mask is not None, HAS_RES=residual, PRECISION=precision(w1.dtype),
-        num_warps=block.warps, num_stages=block.stages,
+    launch(
+        mlp_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(w1.dtype),
+         "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return out, stats

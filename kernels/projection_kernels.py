@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Around the matrix products: norms that also make the attention bias, weight gradients, MLPs.
+"""Around the matrix products: norms that also make the attention bias, and MLPs.
 
 The large products themselves are cuBLAS's: fused with the norm before them in
 one Triton kernel they ran at half its speed (H200, 65536 x 128 to 512: 54 us
@@ -11,11 +11,9 @@ Letters: M rows, C channels of the input, N output channels, H heads, L pair len
 from evofeed.kernels.backend import tl, triton
 
 __all__ = [
-    "linear_dw_kernel",
-    "linear_kernel",
     "mlp_kernel",
     "norm_rows_kernel",
-    "sum_splits_kernel",
+    "relu_grad_kernel",
 ]
 
 
@@ -70,50 +68,6 @@ def norm_rows_kernel(
 
 
 @triton.jit
-def linear_dw_kernel(
-    DY, A, PARTIAL, M, N, C, ds_m, as_m, rows_each,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One program's share of DY^T A `[N, C]`, and after it of the column sums of DY `[N]`."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    split = tl.program_id(2)
-    n_in, c_in = n < N, c < C
-    ones = tl.full([BLOCK_M, 16], 1.0, A.dtype.element_ty)
-    dw = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
-    db = tl.zeros([BLOCK_N, 16], tl.float32)
-    last = tl.minimum((split + 1) * rows_each, M)
-    for first in range(split * rows_each, last, BLOCK_M):
-        rows = first + tl.arange(0, BLOCK_M)
-        row_in = (rows < last)[:, None]
-        rows64 = rows.to(tl.int64)[:, None]
-        dy = tl.load(DY + rows64 * ds_m + n[None, :], mask=row_in & n_in[None, :], other=0.0)
-        a = tl.load(A + rows64 * as_m + c[None, :], mask=row_in & c_in[None, :], other=0.0)
-        dw = tl.dot(tl.trans(dy), a, dw, input_precision=PRECISION)
-        db = tl.dot(tl.trans(dy), ones, db, input_precision=PRECISION)
-    start = PARTIAL + split.to(tl.int64) * N * (C + 1)
-    tl.store(start + n[:, None] * C + c[None, :], dw, mask=n_in[:, None] & c_in[None, :])
-    if tl.program_id(1) == 0:  # all sixteen columns are the same
-        tl.store(start + N * C + n, tl.max(db, 1), mask=n_in)
-
-
-@triton.jit
-def sum_splits_kernel(
-    PARTIAL, OUT, SIZE, splits, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr
-):  # fmt: skip
-    """OUT = sum of the splits, always in the same order."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < SIZE
-    total = tl.zeros([BLOCK_S, BLOCK], tl.float32)
-    for first in range(0, splits, BLOCK_S):
-        split = first + tl.arange(0, BLOCK_S)
-        from_ = (PARTIAL + split.to(tl.int64)[:, None] * SIZE) + at[None, :]
-        total += tl.load(from_, mask=(split < splits)[:, None] & inside[None, :], other=0.0)
-    tl.store(OUT + at, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def drop_row(rows, drop_1, drop_2, drop_rows):
     """Row of the shared dropout mask for each row of the tensor.
 
@@ -125,33 +79,31 @@ def drop_row(rows, drop_1, drop_2, drop_rows):
 
 
 @triton.jit
-def linear_kernel(
-    A, B, BIAS, HIDDEN, Y, M, N, K, as_m, bs_k, bs_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, RELU_GRAD: tl.constexpr, PRECISION: tl.constexpr,
+def relu_grad_kernel(
+    DY, W, HIDDEN, Y, PARTIAL, M, N, K, ds_m, ws_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y = A B (+ bias), kept only where HIDDEN > 0 with RELU_GRAD."""
-    tiles_n = tl.cdiv(N, BLOCK_N)  # neighbours share rows of A, the larger matrix
-    rows = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Y = DY W where HIDDEN > 0, else 0; PARTIAL `[tiles, N]`: sums of each tile's columns."""
+    tiles_n = tl.cdiv(N, BLOCK_N)  # neighbours share rows of DY, the larger matrix
+    tile = tl.program_id(0) // tiles_n
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_in, n_in = rows < M, n < N
     rows64 = rows.to(tl.int64)
+    inside = row_in[:, None] & n_in[None, :]
+    at = rows64[:, None] * N + n[None, :]
     y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
-        a = tl.load(A + rows64[:, None] * as_m + k[None, :],
+        a = tl.load(DY + rows64[:, None] * ds_m + k[None, :],
                     mask=row_in[:, None] & (k < K)[None, :], other=0.0)  # fmt: skip
-        b = tl.load(B + k[:, None] * bs_k + n[None, :] * bs_n,
+        b = tl.load(W + k[:, None] * ws_k + n[None, :],
                     mask=(k < K)[:, None] & n_in[None, :], other=0.0)  # fmt: skip
         y = tl.dot(a, b, y, input_precision=PRECISION)
-    if HAS_BIAS:
-        y += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
-    inside = row_in[:, None] & n_in[None, :]
-    at = rows64[:, None] * N + n[None, :]
-    if RELU_GRAD:
-        hidden = tl.load(HIDDEN + at, mask=inside, other=0.0)
-        y = tl.where(hidden > 0, y, 0.0)
+    hidden = tl.load(HIDDEN + at, mask=inside, other=0.0)
+    y = tl.where(hidden > 0, y, 0.0)
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+    tl.store(PARTIAL + tile * N + n, tl.sum(y, 0), mask=n_in)
 
 
 @triton.jit

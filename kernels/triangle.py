@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import compute_dtype, triton, usable
+from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.choices import tile
+from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
-from evofeed.kernels.norm import sum_partials
 from evofeed.kernels.projection import (
     Drop,
-    linear_dw,
     norm_rows_grad,
     pack,
     padded,
     precision,
+    weight_grad,
 )
+from evofeed.kernels.sums import column_sums
 from evofeed.kernels.triangle_kernels import (
     triangle_in_grad_kernel,
     triangle_in_kernel,
@@ -71,15 +72,30 @@ class _Plan:
     dtype: torch.dtype
 
 
-def _options(op: str, C: int, E: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Tile and precision of one of the four kernels; the outer two hold all of E."""
+def _run(
+    kernel: Any, op: str, args: tuple[Any, ...], sizes: tuple[int, int, int], dtype: torch.dtype,
+    more: tuple[Any, ...] = (), **meta: bool,
+) -> None:  # fmt: skip
+    """Launches one of the four kernels; the outer two hold all of E."""
+    M, C, E = sizes
     block = tile(op, C, dtype)
-    whole = op.startswith("triangle_out")
-    return {
-        "BLOCK_M": block.rows, "BLOCK_C": padded(C),
-        "BLOCK_E": padded(E) if whole else min(block.columns, padded(E)),
-        "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages,
-    }  # fmt: skip
+    outer = op.startswith("triangle_out")
+    block_e = padded(E) if outer else min(block.columns, padded(E))
+    programs = _programs(op, sizes, dtype, args[0])
+    launch(
+        kernel, (programs, 1 if outer else 2 * triton.cdiv(E, block_e)),
+        (*args, M, C, E, *more, triton.cdiv(triton.cdiv(M, block.rows), programs)),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_E": block_e, **meta,
+         "PRECISION": precision(dtype), "STAGES": block.stages, "num_warps": block.warps,
+         "num_stages": block.stages},
+    )  # fmt: skip
+
+
+def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype, like: Tensor) -> int:
+    """How many programs walk over the pairs: a few on each multiprocessor."""
+    block = tile(op, sizes[1], dtype)
+    waves = 2 if op.startswith("triangle_out") else 1  # the others come in halves
+    return min(int(triton.cdiv(sizes[0], block.rows)), waves * sm_count(like))
 
 
 @operator("triangle_multiplication", _Plan, Drop)
@@ -95,20 +111,21 @@ class _TriangleMultiplication(torch.autograd.Function):
         wz = pack([w.z], plan.dtype)
         ab = torch.empty((2, E * B, R, R), dtype=plan.dtype, device=z.device)
         stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)
-        options = _options("triangle_in", C, E, plan.dtype)
-        triangle_in_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
-            z, w.norm_in_weight, w.norm_in_bias, packed_w, packed_b, mask, ab, stats[0],
-            M, C, E, plan.eps, **options,
+        sizes = (M, C, E)
+        _run(
+            triangle_in_kernel, "triangle_in",
+            (z, w.norm_in_weight, w.norm_in_bias, packed_w, packed_b, mask, ab, stats[0]), sizes,
+            plan.dtype, (plan.eps,),
         )  # fmt: skip
         a, b = ab
         xt = torch.bmm(a, b.mT) if plan.outgoing else torch.bmm(a.mT, b)
         out = torch.empty_like(z)
-        options = _options("triangle_out", C, E, plan.dtype)
-        triangle_out_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
-            xt, w.norm_out_weight, w.norm_out_bias, wz, w.z_bias, z, w.norm_in_weight,
-            w.norm_in_bias, packed_w[4 * E :], w.g_bias, plan.drop.mask, out, stats[1],
-            M, C, E, plan.eps, *plan.drop.strides(),
-            HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual, **options,
+        _run(
+            triangle_out_kernel, "triangle_out",
+            (xt, w.norm_out_weight, w.norm_out_bias, wz, w.z_bias, z, stats[0], w.norm_in_weight,
+             w.norm_in_bias, packed_w[4 * E :], w.g_bias, plan.drop.mask, out, stats[1]),
+            sizes, plan.dtype, (plan.eps, *plan.drop.strides()),
+            HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual,
         )  # fmt: skip
         ctx.save_for_backward(
             z, mask, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight, w.norm_out_bias,
@@ -131,18 +148,18 @@ class _TriangleMultiplication(torch.autograd.Function):
         dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
         dxt = torch.empty_like(xt)
         normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
-        options = _options("triangle_out_grad", C, E, plan.dtype)
-        count = triton.cdiv(M, options["BLOCK_M"])
-        programs = count
-        partial = torch.empty((programs, 2, E), dtype=torch.float32, device=z.device)
-        triangle_out_grad_kernel[(programs,)](
-            dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in, packed_w[4 * E :],
-            g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], normed, partial, M, C, E,
-            dpacked.stride(0), plan.eps, *plan.drop.strides(), triton.cdiv(count, programs),
-            HAS_DROP=plan.drop.mask is not None, **options,
+        sizes = (M, C, E)
+        programs = _programs("triangle_out_grad", sizes, plan.dtype, z)
+        out_sums = torch.empty((programs, 2 * (C + E)), dtype=torch.float32, device=z.device)
+        _run(
+            triangle_out_grad_kernel, "triangle_out_grad",
+            (dout, xt, stats[1], gamma_out, beta_out, wz, z_bias, z, stats[0], gamma_in, beta_in,
+             packed_w[4 * E :], g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], normed,
+             out_sums),
+            sizes, plan.dtype, (dpacked.stride(0), *plan.drop.strides()),
+            HAS_DROP=plan.drop.mask is not None,
         )  # fmt: skip
-        dgamma_out, dbeta_out = sum_partials(partial, torch.float32)
-        dwz, dbz = linear_dw(dy, normed, ctx.dtypes[12])
+        dwz = weight_grad(dy, normed)
         del dy, normed
         a, b = ab
         dab = torch.empty_like(ab)
@@ -152,21 +169,26 @@ class _TriangleMultiplication(torch.autograd.Function):
         else:  # x_ij = sum_k a_ki b_kj
             torch.bmm(b, dxt.mT, out=dab[0])
             torch.bmm(a, dxt, out=dab[1])
-        options = _options("triangle_in_grad", C, E, plan.dtype)
-        triangle_in_grad_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
-            z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, M, C, E,
-            dpacked.stride(0), plan.eps, **options,
+        programs = _programs("triangle_in_grad", sizes, plan.dtype, z)
+        in_sums = torch.empty((programs, 4 * E), dtype=torch.float32, device=z.device)
+        _run(
+            triangle_in_grad_kernel, "triangle_in_grad",
+            (z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
+            sizes, plan.dtype, (dpacked.stride(0),),
         )  # fmt: skip
         flat = z.view(M, C)
         normed = torch.empty_like(flat, dtype=plan.dtype)
-        dz, dgamma_in, dbeta_in = norm_rows_grad(
+        dz, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, normed,
         )  # fmt: skip
-        dw, db = linear_dw(dpacked, normed, ctx.dtypes[2])
-        parts = [t for n in range(4) for t in (dw[n * E : (n + 1) * E], db[n * E : (n + 1) * E])]
+        dw = weight_grad(dpacked, normed)
+        of_norm, of_out, of_in = column_sums([norm_sums, out_sums, in_sums], ctx.dtypes[0])
+        dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
+        dgamma_out, dbeta_out, dbz, dbg = torch.split(of_out, [E, E, C, C])
         grads = [
-            dgamma_in, dbeta_in, *parts, dgamma_out, dbeta_out, dwz, dbz, dw[4 * E :], db[4 * E :],
+            *torch.split(of_norm, C), *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
+            dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
         ]  # fmt: skip
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         return None, dz.view(z.shape), None, *grads

@@ -12,8 +12,8 @@ from evofeed.kernels.gated import (
     AttentionWeights,
     gated_attention,
     gated_attention_fits,
-    pair_bias,
 )
+from evofeed.kernels.pair_bias import pair_bias
 
 Check = Callable[..., None]
 
