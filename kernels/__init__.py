@@ -7,6 +7,8 @@ from evofeed.lazy import names_from
 
 __all__ = [
     "FusedAdamEMA",
+    "FusedLAMB",
+    "FusedLARS",
     "LSTM",
     "LayerNorm",
     "MultiheadAttention",
@@ -25,6 +27,8 @@ __all__ = [
 
 _HOMES = {
     "FusedAdamEMA": "optimizer",
+    "FusedLAMB": "layerwise",
+    "FusedLARS": "layerwise",
     "LSTM": "lstm",
     "LayerNorm": "norm_module",
     "MultiheadAttention": "multihead_attention",
@@ -34,7 +38,7 @@ _HOMES = {
     "layer_norm": "norm",
     "masked_softmax": "softmax",
     "outer_product_mean": "outer",
-    "pair_bias": "gated",
+    "pair_bias": "pair_bias",
     "to_fused": "swap",
     "to_torch": "swap",
     "transition": "feed_forward",
