@@ -20,15 +20,25 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
     order = np.argsort(identity, kind="stable")
     cells = np.where(covered, identity[:, None], np.nan)[order]
 
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    extent = (0, record.num_res, 0, record.num_alignments)
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    first, last = 0.5, record.num_res + 0.5
     image = axes.imshow(
-        cells, aspect="auto", origin="lower", cmap="rainbow_r", vmin=0, vmax=1, extent=extent
+        cells,
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        cmap="viridis",
+        vmin=0,
+        vmax=1,
+        extent=(first, last, 0, record.num_alignments),
     )
-    axes.plot(np.arange(record.num_res) + 0.5, covered.sum(0), color="black", linewidth=1.5)
-    axes.set_title(f"{record.chain_id}: {record.num_alignments} sequences")
+    residues = np.arange(1, record.num_res + 1)
+    label = "how many sequences cover the residue"
+    axes.plot(residues, covered.sum(0), color="black", linewidth=1.5, label=label)
+    axes.set_title(f"{record.chain_id}: {record.num_alignments} sequences, white is a gap")
     axes.set_xlabel("residue")
-    axes.set_ylabel("sequences (line: how many cover the residue)")
+    axes.set_ylabel("sequences, the query on top")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
     figure.colorbar(image, ax=axes, label="identity to the query")
     return _save(figure, path)
 
@@ -49,16 +59,14 @@ def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     expected = (shifted / shifted.sum(-1, keepdims=True)) @ centres
 
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.3), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="constrained")
     truth = np.where(known, np.minimum(true_distance, centres[-1]), np.nan)
-    panels = ((expected, "predicted (expected distance)"), (truth, "in the structure"))
+    panels = ((expected, "predicted (mean of the distogram)"), (truth, "in the structure"))
     for axis, (values, title) in zip(axes, panels, strict=True):
-        image = axis.imshow(values, cmap="viridis_r", vmin=2, vmax=22)
+        image = _distance_map(axis, values)
         axis.set_title(title)
-        axis.set_xlabel("residue")
-    axes[0].set_ylabel("residue")
-    figure.suptitle(f"{record.chain_id}: distances between residues")
-    figure.colorbar(image, ax=list(axes), label="Å (22 and more in one colour)")
+    figure.suptitle(f"{record.chain_id}: {_WHAT}")
+    figure.colorbar(image, ax=list(axes), label=_SCALE)
     return _save(figure, path)
 
 
@@ -67,12 +75,22 @@ def draw_distances(record: ChainRecord, path: Path) -> Path:
     distance, known = pseudo_beta_distances(record)
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(5.4, 4.5), layout="constrained")
-    image = axis.imshow(np.where(known, distance, np.nan), cmap="viridis_r", vmin=2, vmax=22)
-    axis.set_title(f"{record.chain_id}: distances between residues")
+    image = _distance_map(axis, np.where(known, distance, np.nan))
+    axis.set_title(f"{record.chain_id}: {_WHAT}")
+    figure.colorbar(image, ax=axis, label=_SCALE)
+    return _save(figure, path)
+
+
+_WHAT = "distances between residues (CB, of glycine CA)"
+_SCALE = "Å; 22 and more in one colour, white is unresolved"
+
+
+def _distance_map(axis: Any, values: np.ndarray) -> Any:
+    """`[L, L]` distances as an image whose ticks are residue numbers from 1."""
+    last = len(values) + 0.5
     axis.set_xlabel("residue")
     axis.set_ylabel("residue")
-    figure.colorbar(image, ax=axis, label="Å (22 and more in one colour)")
-    return _save(figure, path)
+    return axis.imshow(values, cmap="viridis_r", vmin=2, vmax=22, extent=(0.5, last, last, 0.5))
 
 
 def pseudo_beta_distances(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:

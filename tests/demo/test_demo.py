@@ -36,7 +36,7 @@ def run_demo(*args: str) -> dict[str, object]:
 @pytest.mark.cluster
 def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    report = run_demo("--out", str(out), "--chains", "8", "--steps", "48")
+    report = run_demo("--out", str(out), "--chains", "8", "--steps", "40")
     assert report["chains"] == 8
     assert report["quarantined"] == 0
     assert report["loss_last"] < report["loss_first"]  # type: ignore[operator]
@@ -46,7 +46,7 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     assert len(pictures) == 2
     assert all(Path(p).read_bytes().startswith(b"\x89PNG") for p in pictures)
     assert processes_mentioning(str(tmp_path)) == []
-    again = run_demo("--out", str(out), "--chains", "8", "--steps", "48")
+    again = run_demo("--out", str(out), "--chains", "8", "--steps", "16")
     assert again["snapshot"] == report["snapshot"], "an earlier demo is continued, not redone"
 
 
@@ -54,7 +54,7 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
 @pytest.mark.cluster
 def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
     inputs = golden / "data" / "inputs"
-    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "48")
+    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "24")
     alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
     assert report["chains"] == len(alignments)
     assert report["quarantined"] == 0

@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 def record_batch(
-    record: ChainRecord, *, no_recycling_iters: int = 3, seed: int = 0
+    record: ChainRecord, *, no_recycling_iters: int = 3, seed: int = 0, **sizes: int
 ) -> dict[str, Tensor]:
     """The whole chain for prediction: nothing cropped, the first templates, no true structure.
 
@@ -28,8 +28,11 @@ def record_batch(
         record: the chain.
         no_recycling_iters: recycles before the last pass.
         seed: of the rows drawn from its MSA.
+        sizes: `max_msa_clusters` and others, if not OpenFold's. A model that always had extra
+            sequences in training is lost without: with none, AF2's outer product mean divides
+            its bias by 1e-3.
     """
-    config = LoaderConfig.prediction(max_recycling_iters=no_recycling_iters)
+    config = LoaderConfig.prediction(max_recycling_iters=no_recycling_iters, **sizes)
     key = sample_key(seed, 0, 0)
     crop = draw_crop(config, key, record.num_res, record.num_templates)
     recycles = range(no_recycling_iters + 1)

@@ -15,7 +15,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
     chains: Annotated[int, typer.Option(min=4, help="Chains to simulate without --input.")] = 24,
-    steps: Annotated[int, typer.Option(min=8, help="Training steps.")] = 120,
+    steps: Annotated[int, typer.Option(min=16, help="Training steps.")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON only.")] = False,
 ) -> None:
     """The whole path: files, shards, service, batches, some training steps, a report.
