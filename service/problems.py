@@ -21,7 +21,6 @@ from evofeed.errors import (
     DatasetMissing,
     EvofeedError,
     InputError,
-    ManifestMissing,
     RefConflict,
     SchemaMismatch,
     ServiceError,
@@ -86,7 +85,6 @@ class Problem(ServiceError):
 # First match wins, so the narrow classes come first.
 _STATUS: tuple[tuple[type[EvofeedError], int, str, str], ...] = (
     (DatasetMissing, 404, "not_found", "list what is there with GET /v1/datasets"),
-    (ManifestMissing, 404, "not_found", "list what is there with GET /v1/datasets"),
     (ShardMissing, 404, "shard_missing", "read the manifest again; run `evofeed snapshots verify`"),
     (RefConflict, 412, "ref_moved", "read the ref again and retry with its new ETag"),
     (ShardCorrupt, 502, "shard_corrupt", "run `evofeed snapshots verify` on the dataset"),

@@ -127,14 +127,6 @@ class ServiceError(EvofeedError):
     """The manifest service refused or failed."""
 
 
-class ManifestMissing(ServiceError):
-    """The service knows no such dataset, snapshot or ref."""
-
-
-class ManifestStale(ServiceError):
-    """The manifest was replaced while it was being read."""
-
-
 class TrainerError(EvofeedError):
     """Training cannot start or go on."""
 
