@@ -60,8 +60,8 @@ def outer_project_kernel(
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
     for first in range(0, E * E, BLOCK_CE):
         ce = first + tl.arange(0, BLOCK_CE)
-        at = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
-        a = tl.load(start + at, mask=j_in[:, None], other=0.0)
+        cell = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+        a = tl.load(start + cell, mask=j_in[:, None], other=0.0)
         w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
@@ -103,8 +103,8 @@ def outer_dproject_kernel(
         ce = first + tl.arange(0, BLOCK_CE)
         w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
-        at = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
-        tl.store(start + at, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
+        cell = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
+        tl.store(start + cell, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
 
 
 @triton.jit
