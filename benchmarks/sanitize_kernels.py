@@ -106,10 +106,14 @@ def work(device: str) -> None:
 
 def checked(tool: str, script: list[str], log: Path) -> dict[str, Any]:
     """Runs the cases under one tool and reads its verdict."""
-    command = ["compute-sanitizer", "--tool", tool, "--kernel-regex", "kns=_kernel"]
+    command = ["compute-sanitizer", "--tool", tool, "--kernel-name", "kns=_kernel"]
     command += ["--print-limit", "20", *script]
     start = time.time()
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "CUDA_LAUNCH_BLOCKING": "1",  # a fault is then reported where it happened
+    }
     with log.open("w") as file:
         code = subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment

@@ -107,6 +107,8 @@ def _padded_weights(module: Any, multiple: int) -> list[Tensor]:
         again = F.pad(group[1].view(4, H, H), (0, wide - H, 0, wide - H))
         matrices.append(again.reshape(4 * wide, wide))
         biases += [F.pad(b.view(4, H), (0, wide - H)).reshape(-1) for b in group[2:]]
+    if not module.bias:  # cuDNN's buffer has room for them all the same
+        biases = [flat[0].new_zeros(8 * wide * len(groups))]
     parts = matrices + biases
     buffer = torch.cat([part.reshape(-1) for part in parts])
     pieces = torch.split(buffer, [part.numel() for part in parts])

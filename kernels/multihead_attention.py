@@ -36,7 +36,8 @@ class FusedMultiheadAttention(Fused):
     ) -> tuple[Tensor, Tensor | None]:
         """As the original's; what returns weights or is unusual goes to the original."""
         masks = (key_padding_mask, attn_mask)
-        if need_weights or not _fits(self, query, key, value) or not _masks_agree(*masks):
+        fits = _fits(self, query, key, value) and _masks_agree(*masks)
+        if need_weights or not fits or _torch_has_a_kernel(self, query, key, value):
             return super().forward(  # type: ignore[misc,no-any-return]
                 query, key, value, key_padding_mask, need_weights, attn_mask,
                 average_attn_weights, is_causal,
@@ -58,6 +59,22 @@ def _fits(module: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
         and module.bias_k is None
         and not module.add_zero_attn
         and not (query.is_nested or key.is_nested or value.is_nested)
+    )
+
+
+def _torch_has_a_kernel(module: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's inference path runs, in float32, where it is faster than this one.
+
+    On an H200, 5000 x 64 x 512, 8 heads: 3.8 ms against 4.0 in TF32, 1.8 each in bfloat16.
+    """
+    return (
+        query.dtype is torch.float32
+        and query is key
+        and key is value
+        and module.batch_first
+        and not module.training
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(query.device.type)
     )
 
 

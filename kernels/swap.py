@@ -39,14 +39,25 @@ class SwapReport:
         swapped: qualified names of the modules that are fused now.
         kept: names of modules that look fusable but override `forward` or have
             an odd shape, with the reason.
+        gpu_share: share of a step's GPU time in swapped modules, once measured.
     """
 
     def __init__(self) -> None:
         self.swapped: list[str] = []
         self.kept: dict[str, str] = {}
+        self.gpu_share: float | None = None
+
+    def measure(self, model: nn.Module, step: Callable[[], Any]) -> float:
+        """Measures `gpu_share` on a step of the swapped model, see `coverage.swapped_share`."""
+        from evofeed.kernels.coverage import swapped_share
+
+        self.gpu_share = swapped_share(model, step)
+        return self.gpu_share
 
     def __repr__(self) -> str:
-        return f"SwapReport({len(self.swapped)} swapped, {len(self.kept)} kept: {self.kept})"
+        share = "" if self.gpu_share is None else f", {self.gpu_share:.1%} of the GPU time"
+        kept = f"{len(self.kept)} kept: {self.kept}" if self.kept else "none kept"
+        return f"SwapReport({len(self.swapped)} swapped{share}, {kept})"
 
 
 # Each rule looks at a module and answers with a mixin, a reason to keep it, or None.

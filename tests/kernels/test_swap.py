@@ -104,6 +104,21 @@ def test_hooks_still_fire() -> None:
     assert seen == [torch.Size([3, 4])]
 
 
+def test_the_share_of_swapped_modules_is_measured(device: str) -> None:
+    wide = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16, bias=False)).to(device)
+    report = SwapReport()
+    to_fused(wide, report)
+    x = torch.randn(64, 16, device=device, requires_grad=True)
+    share = report.measure(wide, lambda: wide(x).sum().backward())
+    assert share == report.gpu_share and 0.01 < share < 0.999
+    assert f"{share:.1%}" in repr(report)
+    assert not wide[0]._forward_hooks and not wide[0]._forward_pre_hooks
+    plain = nn.Linear(16, 16).to(device)
+    assert SwapReport().measure(plain, lambda: plain(x).sum().backward()) == 0.0
+    norm = to_fused(nn.LayerNorm(16)).to(device)  # its backward counts too
+    assert SwapReport().measure(norm, lambda: norm(x)) > 0.3
+
+
 @pytest.mark.parametrize("hidden", ["triton", ""])
 def test_the_package_imports_without_triton_and_without_a_gpu(hidden: str) -> None:
     script = f"""
