@@ -1,26 +1,32 @@
-"""Time of a whole training step of the model, part by part, with its memory peak.
+"""Time of a whole training step of the model, part by part, with its memory peak and MFU.
 
-    PYTHONPATH=src python benchmarks/train_step.py --recycles 0 3 --checkpointing no yes \
-        --compile no yes --out benchmarks/results/train_step.json
+    PYTHONPATH=src python benchmarks/train_step.py --out step.json \
+        --cases torch:bf16:eager:0 fused:bf16:graph:0 fused:bf16:graph:3 torch:fp32:eager+ckpt:0
+    PYTHONPATH=src python benchmarks/train_step.py --preset finetuning --out tuning.json \
+        --cases fused:bf16:eager+ckpt:0
+    python benchmarks/train_step.py --table benchmarks/results/train_step_h200*.json > step.md
 
-One synthetic batch of the preset's shapes, forward with recycles, all losses,
-backward, clipping, Adam and moving average. Parts are timed with CUDA events, so
-they hold the gaps between launches too. Proof on a laptop:
-`--preset tiny --device cpu --precision fp32 --repeats 2`.
+A case is kernels (`torch` or `fused`), precision (`bf16`, `tf32`, `fp32`), how it
+runs (`eager`, `graph`, `compiled`: every block by torch.compile; `+ckpt` recomputes
+activations) and passes without gradient. One synthetic batch of the preset's
+shapes, forward with recycles, all losses, backward, clipping, Adam and moving
+average. Parts are timed with CUDA events, so they hold the gaps between launches
+too. Proof on a laptop: `--preset tiny --device cpu --cases torch:fp32:eager:1`.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import itertools
 import json
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +34,13 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, finetuning, initial_training, tiny
+from evofeed.trainer.report.flops import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.graphs import Replay
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
-PARTS = ("forward", "loss", "backward", "optimizer")
+PARTS = ("forward", "backward", "optimizer")
 PRESETS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
     "tiny": (tiny, {"num_res": 32, "num_seq": 8, "num_extra_seq": 16, "num_templates": 2}),
     "initial_training": (
@@ -44,6 +52,29 @@ PRESETS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
         {"num_res": 384, "num_seq": 512, "num_extra_seq": 5120, "num_templates": 4},
     ),
 }
+# Of one pass, and of one with its backward; counted on a CPU by evofeed.trainer.report.flops.
+FLOPS = {
+    "initial_training": (11973048897536.0, 35910420443136.0),
+    "finetuning": (61778903783424.0, 185289081882624.0),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a step."""
+
+    kernels: str
+    precision: str
+    how: str
+    checkpointing: bool
+    recycles: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """From `kernels:precision:how[+ckpt]:recycles`."""
+        kernels, precision, how, recycles = text.split(":")
+        how, _, ckpt = how.partition("+")
+        return cls(kernels, precision, how, ckpt == "ckpt", int(recycles))
 
 
 class Clock:
@@ -71,36 +102,58 @@ class Clock:
 class Step:
     """A model with its loss and optimizer, ready to be timed on batches."""
 
-    def __init__(self, options: argparse.Namespace, *, compiled: bool) -> None:
+    def __init__(self, case: Case, preset: str, device: torch.device) -> None:
         torch.manual_seed(0)
-        model_config, loss_config = PRESETS[options.preset][0]()
-        self.device = torch.device(options.device)
-        self.bf16 = options.precision == "bf16"
-        self.model = AlphaFold(model_config).to(self.device).train()
-        if options.kernels == "fused":
+        self.case, self.device = case, device
+        torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
+        model_config, loss_config = PRESETS[preset][0]()
+        with device:  # initial weights drawn there: seconds less
+            self.model = AlphaFold(model_config).train()
+        self.model.set_activation_checkpointing(case.checkpointing)
+        on_gpu = device.type == "cuda"
+        if case.kernels == "fused":
             from evofeed.kernels import to_fused
 
             to_fused(self.model)
-        self.loss = AlphaFoldLoss(loss_config)
-        self.optimizer = FlatOptimizer(self.model, OptimConfig())
-        if compiled:
+        if case.how == "compiled":
             stacks = [self.model.evoformer, self.model.extra_msa_stack]
-            if model_config.template is not None:
-                stacks.append(self.model.template_embedder.template_pair_stack)
+            stacks.append(self.model.template_embedder.template_pair_stack)
             for block in (block for stack in stacks for block in stack.blocks):
                 block.compile(dynamic=False)
+        self.loss = AlphaFoldLoss(loss_config)
+        fused = case.kernels == "fused" and on_gpu
+        self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused)
+        self.replay = self._replay() if case.how == "graph" else None
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.case.precision == "bf16"
+        )
+
+    def _forward(self, batch: dict[str, Tensor], previous: Any = None) -> tuple[Tensor, Tensor]:
+        with self._autocast():
+            outputs = self.model(batch, previous)
+        loss, _ = self.loss(outputs, batch)
+        return loss, loss.detach()
+
+    def _replay(self) -> Replay:
+        def one_pass(batch: dict[str, Tensor], previous: Any) -> Any:
+            with self._autocast():
+                return self.model.recycle(batch, previous)
+
+        return Replay(self._forward, one_pass, self.model.per_recycle)
 
     def run(self, batch: dict[str, Tensor], number: int) -> list[float]:
         """One step; milliseconds of each of `PARTS`."""
         clock = Clock(self.device)
         self.optimizer.zero_grad()
         clock.mark()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(batch)
-        clock.mark()
-        loss, _ = self.loss(outputs, batch)
-        clock.mark()
-        loss.backward()
+        if self.replay:
+            self.replay(batch, clock.mark)
+        else:
+            loss, _ = self._forward(batch)
+            clock.mark()
+            loss.backward()
         clock.mark()
         self.optimizer.gather(1)
         self.optimizer.step(number)
@@ -109,14 +162,14 @@ class Step:
 
     def measure(self, batch: dict[str, Tensor], warm_up: int, repeats: int) -> dict[str, Any]:
         """Median and spread of every part over `repeats` steps, and the memory peak."""
-        for number in range(warm_up):
+        for number in range(max(warm_up, 2 if self.replay else 1)):
             self.run(batch, number)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         steps = [self.run(batch, warm_up + number) for number in range(repeats)]
+        if self.replay and self.replay.why_not:
+            return {"error": f"no CUDA graph: {self.replay.why_not}"}
         found: dict[str, Any] = {"step_ms": _spread([sum(step) for step in steps])}
         found |= {f"{part}_ms": _spread([s[i] for s in steps]) for i, part in enumerate(PARTS)}
-        if self.device.type == "cuda":
+        if self.device.type == "cuda":  # of warm-up and recording too
             found["peak_memory_mb"] = round(torch.cuda.max_memory_allocated() / 2**20)
         return found
 
@@ -129,52 +182,49 @@ def _spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every combination asked for; a case that does not fit in memory says so."""
-    shapes = dict(PRESETS[options.preset][1])
-    for compiled in options.compile:
-        step = Step(options, compiled=compiled == "yes")
-        for checkpointing, recycles in itertools.product(options.checkpointing, options.recycles):
-            case = {
-                "recycles": recycles,
-                "checkpointing": checkpointing == "yes",
-                "compiled": compiled == "yes",
-            }
-            step.model.set_activation_checkpointing(checkpointing == "yes")
-            batch = synthetic_batch(**shapes, no_recycling_iters=recycles, device=step.device)
-            began = time.perf_counter()
-            try:
-                case |= step.measure(batch, options.warm_up, options.repeats)
-            except torch.OutOfMemoryError as error:
-                case["error"] = str(error).splitlines()[0]
-                step.optimizer.zero_grad()
-                torch.cuda.empty_cache()
-            case["seconds_in_all"] = round(time.perf_counter() - began, 1)
-            print(json.dumps(case), flush=True)
-            yield case
-        del step
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
+def measured(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """What a case takes; one that does not fit in memory says so."""
+    began = time.perf_counter()
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    found: dict[str, Any] = dict(vars(case))
+    try:
+        step = Step(case, options.preset, device)
+        shapes = PRESETS[options.preset][1]
+        batch = synthetic_batch(**shapes, no_recycling_iters=case.recycles, device=device)
+        found |= step.measure(batch, options.warm_up, options.repeats)
+    except torch.OutOfMemoryError as error:
+        found["error"] = str(error).splitlines()[0]
+    if "step_ms" in found and options.preset in FLOPS and device.type == "cuda":
+        one_pass, both = FLOPS[options.preset]
+        rate = (case.recycles * one_pass + both) / found["step_ms"]["median"] * 1e3
+        found["model_flops_per_second"] = rate
+        peak = peak_flops(torch.cuda.get_device_name(), case.precision)
+        found["mfu"] = round(rate / peak, 4) if peak else None
+    found["seconds_in_all"] = round(time.perf_counter() - began, 1)
+    print(json.dumps(found), flush=True)
+    return found
 
 
-@contextmanager
-def operators_of(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """After the block: the operators with most device time in one profiled step."""
-    found: list[dict[str, Any]] = []
-    yield found
-    if not options.profile:
-        return
-    step = Step(options, compiled=options.compile[-1] == "yes")
-    step.model.set_activation_checkpointing(options.checkpointing[0] == "yes")
-    batch = synthetic_batch(**PRESETS[options.preset][1], device=step.device)
-    for number in range(options.warm_up):
+def profiled(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The operators with most device time in one step of a case."""
+    device = torch.device(options.device)
+    step = Step(case, options.preset, device)
+    batch = synthetic_batch(
+        **PRESETS[options.preset][1], no_recycling_iters=case.recycles, device=device
+    )
+    for number in range(2):
         step.run(batch, number)
     with torch.profiler.profile() as profile:
-        step.run(batch, options.warm_up)
+        step.run(batch, 2)
     events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    for event in events[: options.profile]:
-        ms = round(event.self_device_time_total / 1e3, 3)
-        found.append({"operator": event.key, "device_ms": ms, "calls": event.count})
+    return [
+        {"operator": e.key, "device_ms": round(e.self_device_time_total / 1e3, 3), "calls": e.count}
+        for e in events[: options.profile]
+    ]
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
@@ -190,39 +240,94 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def table(paths: Sequence[Path]) -> str:
+    """The results as one Markdown table per preset, fastest first among equal work."""
+    lines: list[str] = []
+    results = [json.loads(path.read_text()) for path in paths]
+    for preset in dict.fromkeys(result["preset"] for result in results):
+        own = [result for result in results if result["preset"] == preset]
+        shapes = own[0]["shapes"]
+        rows = [(case, result) for result in own for case in result["cases"]]
+        rows.sort(key=lambda row: (row[0]["recycles"], row[0].get("step_ms", {}).get("median", 0)))
+        lines += [
+            f"## {preset}: {shapes['num_res']} residues, {shapes['num_seq']} + "
+            f"{shapes['num_extra_seq']} sequences, {shapes['num_templates']} templates, batch 1",
+            "",
+            "| what | recycles | activations | step ms (min to max) | forward | backward | "
+            "optimizer | peak GB | TFLOP/s | MFU |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            *(_row(case, result) for case, result in rows),
+            "",
+        ]
+        lines += [
+            f"- {result['machine']['device']}, torch {result['machine']['torch']}, "
+            f"{result['machine']['date']}: `{result['command']}`"
+            for result in own
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(case: dict[str, Any], result: dict[str, Any]) -> str:
+    who = result.get("model", "evofeed")
+    what = f"{who}, {case['kernels']}, {case['precision']}, {case['how']}"
+    kept = "recomputed" if case["checkpointing"] else "kept"
+    if "step_ms" not in case:
+        return f"| {what} | {case['recycles']} | {kept} | {case['error']} | | | | | | |"
+    step = case["step_ms"]
+    spread = f" ({step['min']:.0f} to {step['max']:.0f})" if "min" in step else ""
+    parts = [f"{case[f'{part}_ms']['median']:.1f}" for part in PARTS]
+    rate, mfu = case.get("model_flops_per_second"), case.get("mfu")
+    return (
+        f"| {what} | {case['recycles']} | {kept} | {step['median']:.0f}{spread} | "
+        f"{' | '.join(parts)} | {case.get('peak_memory_mb', 0) / 1024:.1f} | "
+        f"{rate / 1e12 if rate else 0:.0f} | {mfu or 0:.1%} |"
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--preset", choices=list(PRESETS), default="initial_training")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="bf16")
-    parser.add_argument("--kernels", choices=["torch", "fused"], default="torch")
-    parser.add_argument("--recycles", type=int, nargs="+", default=[0])
-    parser.add_argument("--checkpointing", choices=["no", "yes"], nargs="+", default=["no"])
-    parser.add_argument("--compile", choices=["no", "yes"], nargs="+", default=["no"])
-    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=["torch:bf16:eager:0"])
+    parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--profile", type=int, default=0, help="operators to list of one step")
+    parser.add_argument("--profile", type=int, default=0, help="operators to list, of the last")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
+    parser.add_argument("--table", type=Path, nargs="+", help="results to print as Markdown")
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
-    with operators_of(options) as operators:
-        measured = list(cases(options))
-    result = {
+    if options.table:
+        print(table(options.table))
+        return
+    cases = [Case.parse(text) for text in options.cases]
+    result: dict[str, Any] = {
         "benchmark": "train_step",
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python benchmarks/train_step.py", *_without_out(sys.argv[1:])]),
         "machine": machine(options),
         "preset": options.preset,
         "shapes": PRESETS[options.preset][1] | {"batch_size": 1},
-        "precision": options.precision,
-        "kernels": options.kernels,
         "warm_up": options.warm_up,
         "repeats": options.repeats,
-        "cases": measured,
-        "operators": operators,
+        "cases": [],
     }
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for case in cases:
+        result["cases"].append(measured(case, options))
+        if options.out:  # a later case that dies loses nothing
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.profile:
+        result["operators"] = profiled(cases[-1], options)
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _without_out(words: list[str]) -> list[str]:
+    if "--out" not in words:
+        return words
+    at = words.index("--out")
+    return words[:at] + words[at + 2 :]
 
 
 if __name__ == "__main__":

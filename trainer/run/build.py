@@ -109,6 +109,7 @@ def loader_config(config: TrainConfig, world: World) -> Any:
     from evofeed.loader import LoaderConfig
 
     if config.preset == "overfit":
+        # Clamped FAPE has no gradient while everything is more than 10 ångström off.
         base = LoaderConfig(max_recycling_iters=0, clamp_prob=0.0)
     elif config.preset == "tiny":
         base = LoaderConfig(

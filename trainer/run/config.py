@@ -121,11 +121,20 @@ def preset(name: str) -> TrainConfig:
     if name == "overfit":
         return TrainConfig(
             preset="overfit",
-            steps=400,
+            steps=500,
             fixed_batches=1,
             checkpoint_every=0,
-            validate_every=20,
-            optim=OptimConfig(learning_rate=3e-4, warmup_steps=50, ema_decay=0.0, eps=1e-8),
+            validate_every=25,
+            optim=OptimConfig(
+                learning_rate=5e-4,
+                warmup_steps=50,
+                beta2=0.98,
+                eps=1e-8,
+                ema_decay=0.0,
+                decay_after=350,
+                decay_every=25,
+                decay_factor=0.8,
+            ),
         )
     return TrainConfig(preset=name)
 

@@ -94,12 +94,18 @@ class Replay:
         if self.why_not or len(self._recorded) >= _MOST_RECORDINGS:
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        random = generator.clone_state()
         try:
             self._recorded[kind] = _Recording(
                 self._forward, self._pass, self._backward, batch, self._per_recycle, self._pool
             )
         except RuntimeError as error:  # an operator that waits or allocates, or memory is short
             self.why_not = str(error).splitlines()[0]
+            # A recording cut short leaves the generator as if it still went on, and another
+            # one would not be what earlier recordings draw from.
+            generator.graphsafe_set_state(random)
+            self._recorded.clear()
             _LOG.warning("no CUDA graphs, steps run eagerly: %s", self.why_not)
 
 
