@@ -27,12 +27,21 @@ __all__ = [
 
 
 class Tile(NamedTuple):
-    """Sizes of one program: rows, columns of a weight tile, warps, pipeline stages."""
+    """Sizes of one program.
+
+    Attributes:
+        rows: it takes at a time.
+        columns: of a weight tile.
+        warps: of 32 threads.
+        stages: of its pipeline.
+        programs: per multiprocessor, of kernels that walk over rows.
+    """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    programs: int = 2
 
 
 class AttentionTiles(NamedTuple):
@@ -54,15 +63,15 @@ class AttentionTiles(NamedTuple):
 
 
 DEFAULTS: dict[str, Tile] = {
-    # rows of 128 channels (as many elements in all), programs per multiprocessor
+    # of a norm: rows of 128 channels (as many elements in all)
     "norm_forward": Tile(32, 1, 4, 1),
-    "norm_backward": Tile(16, 8, 4, 1),
+    "norm_backward": Tile(16, 1, 2, 3, 4),
     "norm_rows": Tile(32, 128, 4, 1),
     "relu_grad": Tile(64, 128, 4, 2),
     "mlp": Tile(64, 64, 4, 2),
     "gated_output": Tile(64, 128, 4, 1),
     "gated_output_grad": Tile(64, 128, 8, 1),
-    "pair_bias_grad": Tile(64, 4, 4, 1),  # columns: programs per multiprocessor
+    "pair_bias_grad": Tile(64, 1, 4, 1),
     "triangle_in": Tile(64, 64, 4, 2),
     "triangle_in_grad": Tile(64, 64, 4, 1),
     "triangle_out": Tile(64, 128, 8, 1),

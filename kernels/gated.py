@@ -200,7 +200,7 @@ def _walk(op: str, M: int, C: int, like: Tensor, dtype: torch.dtype) -> tuple[An
     """The tile of a kernel that walks over rows, its programs, and tiles for each."""
     block = tile(op, C, dtype)
     tiles = triton.cdiv(M, block.rows)
-    programs = min(tiles, 2 * sm_count(like))
+    programs = min(tiles, block.programs * sm_count(like))
     return block, programs, triton.cdiv(tiles, programs)
 
 

@@ -264,7 +264,7 @@ def layer_norm_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     choice, meta = _block("norm_backward", C)
     tiles = triton.cdiv(M, meta["BLOCK_M"])
-    programs = min(tiles, choice.columns * sm_count(x), GROUP * (TICKETS - 1))
+    programs = min(tiles, choice.programs * sm_count(x), GROUP * (TICKETS - 1))
     more = 0 if sums is None else triton.cdiv(programs, GROUP)
     width = (3 if residual_sum else 2) * C
     partial = torch.empty((programs + more, width), dtype=torch.float32, device=x.device)

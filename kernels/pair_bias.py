@@ -128,7 +128,7 @@ class _Function(torch.autograd.Function):
         M = z.numel() // C
         block = tile("pair_bias_grad", C, packed.dtype)
         tiles = triton.cdiv(M, block.rows)
-        programs = min(tiles, block.columns * sm_count(z))
+        programs = min(tiles, block.programs * sm_count(z))
         out = torch.empty_like(z)
         partial = torch.empty((programs, (2 + H) * C), dtype=torch.float32, device=z.device)
         launch(

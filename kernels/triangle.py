@@ -94,8 +94,7 @@ def _run(
 def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype, like: Tensor) -> int:
     """How many programs walk over the pairs: a few on each multiprocessor."""
     block = tile(op, sizes[1], dtype)
-    waves = 2 if op.startswith("triangle_out") else 1  # the others come in halves
-    return min(int(triton.cdiv(sizes[0], block.rows)), waves * sm_count(like))
+    return min(int(triton.cdiv(sizes[0], block.rows)), block.programs * sm_count(like))
 
 
 @operator("triangle_multiplication", _Plan, Drop)
