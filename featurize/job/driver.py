@@ -15,25 +15,30 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from evofeed.errors import InputError
+from evofeed.errors import InputError, JobError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import Executor, LocalExecutor
+from evofeed.featurize.job.inputs import input_key, inputs_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import ledger_url, relative, report_path
-from evofeed.featurize.job.publish import missing_shards, parent_of, publish
+from evofeed.featurize.job.publish import drop_joined, missing_shards, parent_of, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.units import Plan, Unit, make_plan
-from evofeed.featurize.job.work import UnitResult, UnitTask, describe
+from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
 from evofeed.featurize.job.worker import DEADLINE_KILL, Outcome, UnitFailed, UnitLost
+from evofeed.store import Snapshot, leases
+from evofeed.store.leases import Lease
+from evofeed.store.storage import open_storage
 
 _TICK = 0.5  # seconds between looks at cancellation
 _STRIKES = 2
 _STRIKES_SIGKILL = 3  # SIGKILL also comes from outside (out of memory, an operator)
+_PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 _MAX_LOST = 6  # times a unit may lose its worker with no chain in hand
 
 _BROKEN = ("chain_id", "type", "message", "path", "line")
@@ -80,11 +85,17 @@ def run_job(
     config = config or FeaturizeConfig()
     problems: list[InputError] = []
     sources = discover(input_uri, problems=problems, **(discover_args or {}))
-    plan = make_plan(sources, config, crop)
     unusable = [_unusable(problem, input_uri) for problem in problems]
-    job_id = _sha(plan.digest, dataset_uri, options.ref)
-    ledger = Ledger(ledger_url(options.ledger, dataset_uri))
-    with contextlib.closing(ledger), driving(ledger, job_id):
+    with contextlib.ExitStack() as stack:
+        ledger = Ledger(ledger_url(options.ledger, dataset_uri))
+        stack.enter_context(contextlib.closing(ledger))
+        known = ledger.inputs()
+        plan = make_plan(sources, config, crop, known, options.check_content)
+        job_id = _sha(plan.digest, dataset_uri, options.ref)
+        stack.enter_context(driving(ledger, job_id))
+        moved = {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.get(k)}
+        ledger.set_inputs(moved)  # same content at another time: not to be read again next time
+        lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
@@ -93,7 +104,27 @@ def run_job(
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
-        return _Driver(ledger, job, plan, unusable, config, crop, options, progress).run()
+        driver = _Driver(ledger, job, plan, unusable, config, crop, options, progress, lease)
+        return driver.run()
+
+
+@contextlib.contextmanager
+def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
+    """Keep garbage collection from shards that only the ledger knows."""
+    storage = open_storage(dataset_uri)
+    with leases.hold(storage, "job", _lease_name(job_id)) as lease:
+        if at_work := leases.wait_for_none(storage, "gc", _PATIENCE):
+            name, until = at_work.popitem()
+            raise JobError(
+                f"garbage is being collected in this dataset: run it again when that is over; if "
+                f"it died, remove leases/gc-{name} or wait {until - time.time():.0f} s",
+                path=dataset_uri,
+            )
+        yield lease
+
+
+def _lease_name(job_id: str) -> str:
+    return job_id[:16]
 
 
 def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
@@ -117,10 +148,11 @@ class _Driver:
         crop: CropConfig | None,
         options: JobOptions,
         progress: Progress | None,
+        lease: Lease,
     ) -> None:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
-        self.unusable = unusable
+        self.unusable, self.lease = unusable, lease
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.began = time.monotonic()
         self.lost_workers = 0
@@ -168,6 +200,7 @@ class _Driver:
         while waiting or flying:
             if self.ledger.job(self.job.job_id).cancel_requested:
                 return True
+            self.lease.renew()
             while waiting and executor.room() > 0:
                 task = self._task(self.units[waiting.popleft()])
                 self.ledger.lease(self.job.job_id, task.unit_id)
@@ -192,6 +225,7 @@ class _Driver:
             config=self.config,
             crop=self.crop,
             memory=self.options.memory,
+            expected_memory=expected_memory(unit.largest),
         )
 
     def _settle(self, outcome: Outcome) -> list[str]:
@@ -200,7 +234,12 @@ class _Driver:
             self.ledger.give_back(self.job.job_id, outcome.unit_id)
             raise outcome.error
         if isinstance(outcome, UnitResult):
-            self.ledger.finish(self.job.job_id, self._localised(outcome))
+            read = {
+                key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
+                for key, digest in outcome.inputs.items()
+                if key in self.plan.inputs
+            }
+            self.ledger.finish(self.job.job_id, self._localised(outcome), read)
             return []
         self.lost_workers += 1
         if outcome.chain_id:
@@ -214,13 +253,7 @@ class _Driver:
             {**failure, "path": relative(failure["path"], self.job.input_uri)}
             for failure in result.failures
         )
-        return UnitResult(
-            unit_id=result.unit_id,
-            shard=result.shard,
-            num_chains=result.num_chains,
-            failures=failures,
-            notes=result.notes,
-        )
+        return dataclasses.replace(result, failures=failures)
 
     def _blame(self, lost: UnitLost) -> None:
         limit = _STRIKES_SIGKILL if lost.cause == "signal SIGKILL" else _STRIKES
@@ -258,18 +291,33 @@ class _Driver:
                 f"{self.options.max_broken:g} allows: repair them or raise it, and run again; "
                 "what is done is kept",
             )
+        if changed := self._changed():
+            what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
+            return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
         snapshot = publish(self.ledger, self.job, broken, settings, self.options)
-        self.ledger.set_job(self.job.job_id, state=states.PUBLISHED, snapshot=snapshot, message="")
+        values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
+        self.ledger.set_job(self.job.job_id, **values)
+        drop_joined(self.ledger, self.job, _lease_name(self.job.job_id))
         return self._end(states.PUBLISHED, "", snapshot)
 
-    def _end(self, state: str, message: str, snapshot: str | None = None) -> JobReport:
+    def _changed(self) -> list[str]:
+        """Inputs that are not as they were when the plan was made."""
+        refs = (ref for s in self.plan.sources.values() for ref in inputs_of(s, self.config))
+        return [
+            relative(ref.path, self.job.input_uri) or ref.path
+            for ref in refs
+            if (key := input_key(ref)) in self.plan.inputs and not self.plan.inputs[key].still(ref)
+        ]
+
+    def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         job_id = self.job.job_id
         if state != states.PUBLISHED:
             self.ledger.set_job(job_id, state=state, message=message)
         counts, units = self.ledger.counts(job_id), self.ledger.units(job_id)
         seconds = time.monotonic() - self.began
+        shards = snapshot.manifest.shards if snapshot else ()
         notes = {c: n for unit in units for c, n in (unit["notes"] or {}).items()}
         report = JobReport(
             job_id=job_id,
@@ -278,13 +326,13 @@ class _Driver:
             input_uri=self.job.input_uri,
             dataset_uri=self.job.dataset_uri,
             ref=self.options.ref,
-            snapshot=snapshot,
+            snapshot=snapshot.digest if snapshot else None,
             num_chains=len(self.plan.sources) + len(self.unusable),
             num_good=counts["chains_good"],
             broken=tuple(self._broken()),
             notes=dict(sorted(notes.items())),
-            num_shards=len({u["shard"]["name"] for u in units if u["shard"]}),
-            num_bytes=sum(u["shard"]["nbytes"] for u in units if u["shard"]),
+            num_shards=len(shards),
+            num_bytes=sum(shard.nbytes for shard in shards),
             units=len(units),
             resumed=self.first["units_done"],
             lost_workers=self.lost_workers,

@@ -7,6 +7,7 @@ made trouble. Every change is one transaction, so a driver may die at any moment
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,11 +17,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from evofeed.errors import JobError
+from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.tables import (
     CHAINS,
     DEAD,
     DONE,
     FAILED,
+    INPUTS,
     JOBS,
     LEASED,
     METADATA,
@@ -116,7 +119,21 @@ class Ledger:
         with self.engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
+    def inputs(self) -> dict[str, Stamp]:
+        """Inputs that were read by any job, by `input_key`."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.select(INPUTS)).mappings()
+            return {
+                row["input_key"]: Stamp(row["name"], row["nbytes"], row["mtime_ns"], row["sha256"])
+                for row in rows
+            }
+
     # the driver's writes
+
+    def set_inputs(self, stamps: Mapping[str, Stamp]) -> None:
+        """Enter inputs whose content is known."""
+        with self.engine.begin() as connection:
+            _put_inputs(connection, stamps)
 
     def begin(
         self, job_id: str, plan: Plan, where: Mapping[str, Any], parent: str | None
@@ -158,8 +175,10 @@ class Ledger:
         with self.engine.begin() as connection:
             connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
 
-    def finish(self, job_id: str, result: UnitResult) -> None:
-        """A unit is done: its shard, its notes and its broken chains, in one transaction."""
+    def finish(
+        self, job_id: str, result: UnitResult, inputs: Mapping[str, Stamp] | None = None
+    ) -> None:
+        """A unit is done: its shard, notes, broken chains and inputs, in one transaction."""
         with self.engine.begin() as connection:
             values: dict[str, Any] = {"state": DONE, "leased_at": None, "shard": result.shard}
             values |= {"num_chains": result.num_chains, "notes": result.notes}
@@ -168,7 +187,17 @@ class Ledger:
             connection.execute(sa.delete(CHAINS).where(unit, sa.not_(CHAINS.c.dead)))  # acquitted
             for failure in result.failures:
                 _put_chain(connection, job_id, result.unit_id, failure, dead=True)
+            _put_inputs(connection, inputs or {})
             _update_job(connection, job_id)
+
+    def set_home(self, job_id: str, unit_ids: Iterable[str], home: Mapping[str, Any]) -> None:
+        """The shards of these units were joined into this one."""
+        with self.engine.begin() as connection:
+            for unit_id in unit_ids:
+                one = (UNITS.c.job_id == job_id) & (UNITS.c.unit_id == unit_id)
+                shard = connection.execute(sa.select(UNITS.c.shard).where(one)).scalar_one()
+                values = {"shard": {**shard, "home": dict(home)}}
+                connection.execute(_unit(job_id, unit_id).values(**values))
 
     def strike(self, job_id: str, unit_id: str, failure: Mapping[str, Any], limit: int) -> bool:
         """A chain took its worker down; True if that was its last chance (`limit` strikes)."""
@@ -249,6 +278,15 @@ def _put_chain(
     values = {name: failure[name] for name in ("chain_id", "type", "message", "path", "line")}
     values |= {"job_id": job_id, "unit_id": unit_id, "dead": dead, "strikes": strikes}
     connection.execute(sa.insert(CHAINS).values(**values))
+
+
+def _put_inputs(connection: Connection, stamps: Mapping[str, Stamp]) -> None:
+    if not stamps:
+        return
+    rows = [{"input_key": key, **dataclasses.asdict(stamp)} for key, stamp in stamps.items()]
+    gone = sa.delete(INPUTS).where(INPUTS.c.input_key == sa.bindparam("input_key"))
+    connection.execute(gone, [{"input_key": key} for key in stamps])
+    connection.execute(sa.insert(INPUTS), rows)
 
 
 def _release(connection: Connection, job_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Limits and places of a job. The snapshot does not depend on the first group."""
+    """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
 
     executor: str = "ray"
     """`ray` (a local Ray, or a cluster by `ray_address`) or `local` (processes of this machine)."""
@@ -24,6 +24,11 @@ class JobOptions:
     """The name that points at the snapshot afterwards."""
     clusters: str = ""
     """File with one sequence cluster per line, for `cluster_size` in the index."""
+    shard_nbytes: int = 128 << 20
+    """Shards of units are joined to about this size when they are published; 0 leaves them."""
+    check_content: bool = False
+    """Read all inputs known from earlier runs again to see whether they changed, whatever
+    their size and time say."""
 
     deadline: float = 600.0
     """Seconds one chain may take; then its worker is killed and the chain blamed."""
@@ -40,6 +45,8 @@ class JobOptions:
                 f"workers={self.workers} deadline={self.deadline} memory={self.memory}: "
                 "want >= 0, > 0 seconds and at least 1 MiB"
             )
+        if self.shard_nbytes < 0:
+            raise ValueError(f"shard_nbytes is {self.shard_nbytes}, must not be negative")
         if not 0 <= self.max_broken <= 1:
             raise ValueError(f"max_broken is {self.max_broken}, must be a fraction")
         if self.ray_address and self.executor != "ray":

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.featurize.caches import read_cluster_sizes
@@ -10,9 +15,17 @@ from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.tables import JobRow
-from evofeed.store import DatasetWriter, ShardEntry
+from evofeed.store import DatasetWriter, ShardEntry, Snapshot
+from evofeed.store.gc import sweep
+from evofeed.store.index import canonical
+from evofeed.store.join import groups_of, join_chains
 from evofeed.store.refs import read_ref
-from evofeed.store.storage import open_storage
+from evofeed.store.shard import part_key, read_part, shard_key
+from evofeed.store.storage import Storage, open_storage
+
+Unit = Mapping[str, Any]
+"""A row of the ledger's units that has a shard: `ShardEntry.to_dict()`, the `records` in it,
+and its `home` once it was joined with others: that shard, and `of` which units."""
 
 
 def parent_of(dataset_uri: str, ref: str) -> str | None:
@@ -24,12 +37,10 @@ def parent_of(dataset_uri: str, ref: str) -> str | None:
 
 
 def missing_shards(ledger: Ledger, job: JobRow) -> list[str]:
-    """Units that count as done but whose shard is gone (deleted, or collected as garbage)."""
-    done = [unit for unit in ledger.units(job.job_id, states.DONE) if unit["shard"]]
-    if not done:
-        return []
-    there = {item.key for item in open_storage(job.dataset_uri).files("shards/")}
-    return [u["unit_id"] for u in done if f"shards/{u['shard']['name']}" not in there]
+    """Units that count as done but whose chains are gone (deleted, or collected as garbage)."""
+    done = _with_shards(ledger, job)
+    there = _shards_there(open_storage(job.dataset_uri)) if done else set()
+    return [unit["unit_id"] for unit in done if not _places(unit, there)]
 
 
 def publish(
@@ -38,8 +49,8 @@ def publish(
     broken: list[dict[str, Any]],
     settings: dict[str, Any],
     options: JobOptions,
-) -> str:
-    """Commit every shard of a job as one snapshot and move the ref; returns its digest.
+) -> Snapshot:
+    """Commit every shard of a job as one snapshot and move the ref.
 
     The parent was fixed when the job began, so a second try, after a crash at any
     point of the first, commits the same snapshot. If somebody else moved the ref
@@ -62,27 +73,85 @@ def publish(
         ) from error
 
 
+def drop_joined(ledger: Ledger, job: JobRow, lease: str) -> None:
+    """Remove the shards of units whose chains a published shard holds now."""
+    storage = open_storage(job.dataset_uri)
+    there = _shards_there(storage)
+    keys = []
+    for unit in _with_shards(ledger, job):
+        shard, home = unit["shard"], unit["shard"].get("home")
+        if home and home["name"] in there and shard["name"] in there - {home["name"]}:
+            keys += [shard_key(shard["name"]), part_key(shard["name"])]
+    if keys:
+        sweep(storage, keys, besides=lease)
+
+
 def _commit(
     ledger: Ledger,
     job: JobRow,
     broken: list[dict[str, Any]],
     settings: dict[str, Any],
     options: JobOptions,
-) -> str:
+) -> Snapshot:
     writer = DatasetWriter(job.dataset_uri)
-    for unit in ledger.units(job.job_id, states.DONE):
-        if unit["shard"]:
-            writer.add_shard(ShardEntry.from_dict(unit["shard"]))
+    for entry in _joined(ledger, job, options.shard_nbytes):
+        writer.add_shard(entry)
     known = [{name: value for name, value in chain.items() if value} for chain in broken]
     dropped = [{"reason": chain.pop("message"), **chain} for chain in known]
-    snapshot = writer.commit(
+    return writer.commit(
         options.ref,
         expect=job.parent,
         config=settings,
         dropped=dropped,
         cluster_sizes=_cluster_sizes(ledger, job, options.clusters) if options.clusters else None,
     )
-    return snapshot.digest
+
+
+def _joined(ledger: Ledger, job: JobRow, nbytes: int) -> list[ShardEntry]:
+    """The units' chains in shards of about `nbytes`: a function of the units' shards alone.
+
+    Killed on the way and run again, the same shards are made again, or found.
+    """
+    storage, units = open_storage(job.dataset_uri), _with_shards(ledger, job)
+    there = _shards_there(storage)
+    entries = []
+    for group in groups_of((unit["shard"]["nbytes"] for unit in units), nbytes):
+        members = [units[number] for number in group]
+        if len(members) == 1 and members[0]["shard"]["name"] in there:
+            entries.append(ShardEntry.from_dict(members[0]["shard"]))
+            continue
+        names = [unit["shard"]["name"] for unit in members]
+        key = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        home = members[0]["shard"].get("home")
+        if not home or home["of"] != key or home["name"] not in there:
+            rows = canonical([_rows_of(storage, unit, there) for unit in members])
+            home = join_chains(storage, rows).to_dict() | {"of": key}
+            ledger.set_home(job.job_id, [unit["unit_id"] for unit in members], home)
+        entries.append(ShardEntry.from_dict(home))
+    return entries
+
+
+def _rows_of(storage: Storage, unit: Unit, there: set[str]) -> pa.Table:
+    """Index rows of a unit's chains, wherever they lie now."""
+    table = read_part(storage, ShardEntry.from_dict(_places(unit, there)[0]))
+    if "records" not in unit["shard"]:
+        return table
+    return table.filter(pc.is_in(table["chain_id"], pa.array(unit["shard"]["records"], pa.utf8())))
+
+
+def _places(unit: Unit, there: set[str]) -> list[dict[str, Any]]:
+    """Shards that hold a unit's chains: its own, and the one it was joined into."""
+    shard = unit["shard"]
+    known = [shard, *([shard["home"]] if shard.get("home") else [])]
+    return [place for place in known if place["name"] in there]
+
+
+def _with_shards(ledger: Ledger, job: JobRow) -> Sequence[Unit]:
+    return [unit for unit in ledger.units(job.job_id, states.DONE) if unit["shard"]]
+
+
+def _shards_there(storage: Storage) -> set[str]:
+    return {item.key.removeprefix("shards/") for item in storage.files("shards/")}
 
 
 def _cluster_sizes(ledger: Ledger, job: JobRow, path: str) -> dict[str, int]:

@@ -55,7 +55,7 @@ class RayExecutor:
         self.limit = num_workers
         self.address = address
         self._flying: dict[Any, str] = {}
-        self._window = (0.0, 0)
+        self._window = (0.0, 0, 0)
         self._guardian: subprocess.Popen[bytes] | None = None
         self._environ: dict[str, str | None] = {}
         self._ray = self._start(num_workers)
@@ -117,16 +117,25 @@ class RayExecutor:
 
     def room(self) -> int:
         """Units it would take now; a cluster may have grown or shrunk since."""
-        looked, cores = self._window
+        _, cores, _ = self._look()
+        return 2 * cores - len(self._flying)
+
+    def _look(self) -> tuple[float, int, int]:
+        """When we looked last; cores we may use; memory of the largest node in bytes."""
+        looked, _, _ = self._window
         if not looked or time.monotonic() - looked > _CLUSTER_LOOK:
             there = int(self._ray.cluster_resources().get("CPU", 1))
             cores = min(self.limit, there) if self.limit and not self.address else max(there, 1)
-            self._window = (time.monotonic(), cores)
-        return 2 * cores - len(self._flying)
+            nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
+            memory = int(max((node.get("memory", 0) for node in nodes), default=0))
+            self._window = (time.monotonic(), cores, memory)
+        return self._window
 
     def submit(self, task: UnitTask) -> None:
-        """Send a unit to whichever Ray worker is free first."""
-        self._flying[self._unit.remote(task, self.deadline)] = task.unit_id
+        """Send a unit to whichever Ray worker is free first and has the memory for it."""
+        _, _, largest = self._look()  # a task that asks for more than a node has waits for ever
+        placed = self._unit.options(memory=min(task.expected_memory, largest) or None)
+        self._flying[placed.remote(task, self.deadline)] = task.unit_id
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first."""

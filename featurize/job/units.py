@@ -10,13 +10,14 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from evofeed import __version__
 from evofeed.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.job.inputs import Stamp, input_key, inputs_of, stamp_of
+from evofeed.featurize.reading import FileRef
 from evofeed.featurize.sources import ChainSource
 
 MIN_CHAINS, MAX_CHAINS = 16, 64
@@ -25,26 +26,45 @@ _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however sm
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some chains featurised together into one shard; `cost` is in bytes of input."""
+    """Some chains featurised together into one shard; `cost` is in bytes of input.
+
+    `largest` is the cost of its dearest chain: what decides how much memory it takes.
+    """
 
     unit_id: str
     chain_ids: tuple[str, ...]
     cost: int
+    largest: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All units of a job, the most expensive first, and the sources by chain id."""
+    """All units of a job, the most expensive first, the sources by chain id, and their inputs.
+
+    `inputs` has every file that is there, by `input_key`, as it was seen while planning.
+    """
 
     digest: str
     units: tuple[Unit, ...]
     sources: dict[str, ChainSource]
+    inputs: dict[str, Stamp]
 
 
 def make_plan(
-    sources: Sequence[ChainSource], config: FeaturizeConfig, crop: CropConfig | None
+    sources: Sequence[ChainSource],
+    config: FeaturizeConfig,
+    crop: CropConfig | None,
+    known: Mapping[str, Stamp] | None = None,
+    check_content: bool = False,
 ) -> Plan:
     """Units of 16 to 64 chains (fewer only in small inputs) of about equal cost.
+
+    Args:
+        sources: the chains.
+        config: how they are featurised.
+        crop: what is cut off.
+        known: inputs that were read before, by `input_key`.
+        check_content: read those again rather than believe size and time.
 
     Raises:
         InputError: two chains have the same id, or there is none.
@@ -52,15 +72,23 @@ def make_plan(
     by_id = {source.chain_id: source for source in sources}
     if len(by_id) != len(sources) or not sources:
         raise InputError(_complaint(sources))
-    stamps = {source.chain_id: _stamp(source, config) for source in sources}
-    costs = {chain_id: cost for chain_id, (_, cost) in stamps.items()}
+    inputs: dict[str, Stamp] = {}
+    stamps, costs = {}, {}
+    for source in sources:
+        found = [
+            (ref, _seen(ref, config, known or {}, check_content, inputs))
+            for ref in inputs_of(source, config)
+        ]
+        stamps[source.chain_id] = _stamp(source, [stamp for _, stamp in found])
+        costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref, _ in found)
     settings = [__version__, config.digest, crop.digest if crop else ""]
     units = []
     for chain_ids in _pack(costs):
-        parts = [*settings, *(f"{chain_id} {stamps[chain_id][0]}" for chain_id in chain_ids)]
-        units.append(Unit(_sha(parts), chain_ids, sum(costs[chain_id] for chain_id in chain_ids)))
+        parts = [*settings, *(f"{chain_id} {stamps[chain_id]}" for chain_id in chain_ids)]
+        mine = [costs[chain_id] for chain_id in chain_ids]
+        units.append(Unit(_sha(parts), chain_ids, sum(mine), max(mine)))
     units.sort(key=lambda unit: (-unit.cost, unit.unit_id))
-    return Plan(_sha([unit.unit_id for unit in units]), tuple(units), by_id)
+    return Plan(_sha([unit.unit_id for unit in units]), tuple(units), by_id, inputs)
 
 
 def _complaint(sources: Sequence[ChainSource]) -> str:
@@ -83,26 +111,25 @@ def _pack(costs: dict[str, int]) -> list[tuple[str, ...]]:
     return [tuple(sorted(chain_ids)) for chain_ids in members if chain_ids]
 
 
-def _stamp(source: ChainSource, config: FeaturizeConfig) -> tuple[str, int]:
-    """What changes when an input of the chain changes, and the predicted cost in bytes.
+def _seen(
+    ref: FileRef,
+    config: FeaturizeConfig,
+    known: Mapping[str, Stamp],
+    check_content: bool,
+    inputs: dict[str, Stamp],
+) -> str:
+    """What names an input, which is entered into `inputs` if it is there."""
+    key = input_key(ref)
+    stamp = stamp_of(ref, config, known.get(key), check_content)
+    if stamp is None:  # work for the job to complain about
+        return f"{key} missing"
+    inputs[key] = stamp
+    return f"{key} {stamp.name}"
 
-    Size and time of each file, not its content: reading it all would cost as much
-    as the job. A file that is missing is work for the job to complain about.
-    """
-    parts, cost = [json.dumps(source.to_dict(), sort_keys=True, default=str)], _COMMON_COST
-    try:
-        refs = [ref for role, ref in source.alignment_files(config) if role != "other"]
-    except InputError:
-        refs = []
-    structure = source.structure_ref()
-    for ref in [*refs, structure] if structure else refs:
-        try:
-            stat = Path(ref.path).stat()
-            parts.append(f"{ref.path} {ref.offset} {ref.size} {stat.st_size} {stat.st_mtime_ns}")
-        except OSError:
-            parts.append(f"{ref.path} missing")
-        cost += ref.nbytes()
-    return _sha(parts), cost
+
+def _stamp(source: ChainSource, inputs: Sequence[str]) -> str:
+    """What changes when an input of the chain changes."""
+    return _sha([json.dumps(source.to_dict(), sort_keys=True, default=str), *inputs])
 
 
 def _sha(parts: Sequence[str]) -> str:

@@ -20,15 +20,23 @@ from evofeed.features import ChainRecord
 from evofeed.featurize.chain import featurize_chain
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.crop import crop_record
+from evofeed.featurize.job.inputs import input_key, inputs_of
 from evofeed.featurize.sources import ChainSource
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
+_BASE_MEMORY = 400 << 20  # interpreter and libraries of worker and watcher
+_MEMORY_PER_BYTE = 8  # text, rows, the rows that differ, the record and its shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """What a worker needs to know: small, picklable."""
+    """What a worker needs to know: small, picklable.
+
+    Attributes:
+        memory: bytes one chain may add to its process; then MemoryError.
+        expected_memory: bytes the unit is likely to take, for whoever places it.
+    """
 
     unit_id: str
     dataset_uri: str
@@ -36,6 +44,12 @@ class UnitTask:
     config: FeaturizeConfig
     crop: CropConfig | None
     memory: int
+    expected_memory: int = 0
+
+
+def expected_memory(largest: int) -> int:
+    """Bytes that worker and watcher are likely to take over a chain of `largest` input bytes."""
+    return _BASE_MEMORY + _MEMORY_PER_BYTE * largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +58,10 @@ class UnitResult:
 
     Attributes:
         unit_id: which unit.
-        shard: `ShardEntry.to_dict()`, None if no chain was good.
+        shard: `ShardEntry.to_dict()` and the `records` in it; None if no chain was good.
         num_chains: good chains; with windows, the shard holds more records.
         failures: one dict per broken chain: `chain_id type message path line`.
+        inputs: sha256 of what was read of each input of a good chain, by `input_key`.
         notes: what was left out of good chains, per chain, in words.
     """
 
@@ -55,6 +70,7 @@ class UnitResult:
     num_chains: int
     failures: tuple[dict[str, Any], ...]
     notes: dict[str, tuple[str, ...]]
+    inputs: dict[str, str]
 
 
 class _Unit:
@@ -67,10 +83,12 @@ class _Unit:
         self.failures: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
         self.num_chains = 0
+        self.names: list[str] = []
+        self.inputs: dict[str, str] = {}
 
     def records(self) -> Iterator[ChainRecord]:
         """Good records one by one, so that only one is in memory uncompressed."""
-        self.num_chains = 0
+        self.num_chains, self.names, self.inputs = 0, [], {}
         for source in self.task.sources:
             if source.chain_id in self.failures:
                 continue
@@ -79,6 +97,7 @@ class _Unit:
             with _memory_cap(self.task.memory):
                 made = self._make(source)
                 self.num_chains += bool(made)
+                self.names += [record.chain_id for record in made]
                 yield from made  # encoded by the store before the next chain is made
         self.current = ""
         self.in_hand("")
@@ -91,6 +110,9 @@ class _Unit:
         except Exception as error:  # anything else is caught by whoever watches the process
             self.fail(source.chain_id, error)
             return []
+        for ref in inputs_of(source, self.task.config):
+            if ref.name in record.inputs:
+                self.inputs[input_key(ref)] = record.inputs[ref.name]
         notes = dict.fromkeys(note for record in made for note in record.dropped)
         if notes:
             self.notes[source.chain_id] = tuple(notes)[:_NOTES_PER_CHAIN]
@@ -119,7 +141,8 @@ def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
             if first is None:
                 shard = None
                 break
-            shard = write_shard(task.dataset_uri, itertools.chain([first], records)).to_dict()
+            entry = write_shard(task.dataset_uri, itertools.chain([first], records))
+            shard = {**entry.to_dict(), "records": sorted(unit.names)}
             break
         except StoreError:
             raise
@@ -134,6 +157,7 @@ def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
         num_chains=unit.num_chains,
         failures=failures,
         notes=unit.notes,
+        inputs=unit.inputs,
     )
 
 

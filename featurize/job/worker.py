@@ -93,8 +93,9 @@ class Worker:
 
     def __init__(self) -> None:
         mine, theirs = socket.socketpair()
-        # A fork is ready at once, but only a process without threads may fork safely.
-        self._fork = threading.active_count() == 1
+        # A fork is ready at once, but only a process without threads may fork safely. The
+        # S3 client has some that Python does not know of, and waits for them for ever.
+        self._fork = threading.active_count() == 1 and "obstore" not in sys.modules
         self._popen: subprocess.Popen[bytes] | None = None
         with theirs:
             self.pid = _fork(mine, theirs) if self._fork else self._spawn(theirs)

@@ -16,9 +16,9 @@ from evofeed.featurize.synth import write_synthetic
 
 @pytest.fixture(scope="session")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty-four small good chains."""
+    """Twelve small good chains."""
     folder = tmp_path_factory.mktemp("raw")
-    write_synthetic(folder, 24, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    write_synthetic(folder, 12, seed=5, mean_length=40, mean_depth=16, mean_members=4)
     warm_up(folder, tmp_path_factory.mktemp("warm"))
     return folder
 

@@ -98,7 +98,7 @@ def kill_tree(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def small_units(size: int = 3) -> Iterator[None]:
+def small_units(size: int = 2) -> Iterator[None]:
     """Units of a few chains, so that small inputs make many."""
     before = units.MIN_CHAINS, units.MAX_CHAINS
     units.MIN_CHAINS, units.MAX_CHAINS = size, size

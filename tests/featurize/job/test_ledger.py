@@ -70,7 +70,12 @@ def _result(unit_id: str, broken: tuple[str, ...] = ()) -> UnitResult:
         for c in broken
     )
     return UnitResult(
-        unit_id=unit_id, shard={"name": unit_id}, num_chains=3, failures=failures, notes={}
+        unit_id=unit_id,
+        shard={"name": unit_id},
+        num_chains=3,
+        failures=failures,
+        notes={},
+        inputs={},
     )
 
 

@@ -16,7 +16,7 @@ from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport
 
 MEMORY = 512 << 20
-DEADLINE = 1.5
+DEADLINE = 1.0
 
 
 def _raise() -> None:
@@ -58,10 +58,10 @@ POISONS: list[tuple[Callable[[], None], str, str]] = [
     (_crash, "WorkerKilled", "killed its worker 2 times (signal SIGSEGV)"),
     (_abort, "WorkerKilled", "killed its worker 2 times (signal SIGABRT)"),
     (_leave, "WorkerKilled", "killed its worker 2 times (exit 1)"),
-    (_hang, "WorkerKilled", "took longer than 1.5 s, 2 times"),
-    (_spin_in_c, "WorkerKilled", "took longer than 1.5 s, 2 times"),
+    (_hang, "WorkerKilled", "took longer than 1 s, 2 times"),
+    (_spin_in_c, "WorkerKilled", "took longer than 1 s, 2 times"),
     (_devour, "MemoryError", "needs more than 512 MiB"),
-    (_hang_in_a_tool, "WorkerKilled", "took longer than 1.5 s, 2 times"),
+    (_hang_in_a_tool, "WorkerKilled", "took longer than 1 s, 2 times"),
 ]
 
 
@@ -69,7 +69,7 @@ def _poisoned(raw: Path, dataset: Path, acts: dict[str, Callable[[], None]]) -> 
     poison(acts)
     hangs = any("hang" in act.__name__ or "spin" in act.__name__ for act in acts.values())
     deadline = DEADLINE if hangs else 60.0  # a busy machine is slow in giving memory, too
-    return run(raw, dataset, memory=MEMORY, deadline=deadline, max_broken=0.5)
+    return run(raw, dataset, memory=MEMORY, deadline=deadline, max_broken=0.7)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_poisonous_chain_is_quarantined_with_its_reason_and_nothing_else_chang
     kind: str,
     message: str,
 ) -> None:
-    victim = discover(str(raw))[10].chain_id
+    victim = discover(str(raw))[7].chain_id
     report = on_stage(lambda: _poisoned(raw, fast_path, {victim: act}))
     (broken,) = report.broken
     assert (broken["chain_id"], broken["type"]) == (victim, kind)
@@ -95,7 +95,7 @@ def test_many_poisons_at_once_are_all_found_and_only_they(
     raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]]
 ) -> None:
     sources = discover(str(raw))
-    acts = {sources[3 * k].chain_id: act for k, (act, _, _) in enumerate(POISONS)}
+    acts = {sources[k].chain_id: act for k, (act, _, _) in enumerate(POISONS)}
     report = on_stage(lambda: _poisoned(raw, fast_path, acts))
     assert [item["chain_id"] for item in report.broken] == sorted(acts)
     assert checksums(fast_path) == {k: v for k, v in honest[1].items() if k not in acts}
@@ -140,7 +140,7 @@ def test_retry_gives_quarantined_chains_another_chance(
 ) -> None:
     from evofeed.featurize.job import Ledger
 
-    victim = discover(str(raw))[10].chain_id
+    victim = discover(str(raw))[7].chain_id
     report = on_stage(lambda: _poisoned(raw, fast_path, {victim: _crash}))
     ledger = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
     assert ledger.retry(report.job_id) == 1

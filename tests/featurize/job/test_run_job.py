@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_c
 from evofeed.featurize.job import JobProgress, Ledger, run_job
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.synth import write_synthetic
-from evofeed.store import Dataset
+from evofeed.store import Dataset, gc
 
 
 def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it(
@@ -54,7 +55,7 @@ def test_units_cost_about_the_same(raw: Path) -> None:
     with small_units():
         plan = make_plan(discover(str(raw)), FeaturizeConfig(), None)
     costs = [unit.cost for unit in plan.units]
-    assert len(costs) == 8
+    assert len(costs) == 6
     assert max(costs) < 1.5 * min(costs)
 
 
@@ -64,23 +65,41 @@ def test_running_a_finished_job_again_does_nothing_and_reports_the_same(
     first = on_stage(lambda: run(raw, tmp_path))
     again = on_stage(lambda: run(raw, tmp_path))
     assert again.snapshot == first.snapshot
-    assert again.resumed == again.units == 8
+    assert again.resumed == again.units == 6
     assert Dataset.open(str(tmp_path)).digest == first.snapshot
 
 
 def test_a_shard_that_vanished_is_made_again(raw: Path, tmp_path: Path) -> None:
-    first = on_stage(lambda: run(raw, tmp_path))
+    first = on_stage(lambda: run(raw, tmp_path, shard_nbytes=0))
     shard = sorted((tmp_path / "shards").iterdir())[0]
     data = shard.read_bytes()
     shard.unlink()
-    again = on_stage(lambda: run(raw, tmp_path))
+    again = on_stage(lambda: run(raw, tmp_path, shard_nbytes=0))
     assert again.snapshot == first.snapshot
+    assert (again.units, again.resumed) == (6, 5)
     assert shard.read_bytes() == data
+
+
+def test_shards_of_units_are_joined_and_the_units_are_not_done_again(
+    raw: Path, tmp_path: Path
+) -> None:
+    plain = on_stage(lambda: run(raw, tmp_path / "plain", shard_nbytes=0))
+    joined = on_stage(lambda: run(raw, tmp_path / "joined"))
+    assert (plain.num_shards, joined.num_shards) == (6, 1)
+    assert checksums(tmp_path / "joined") == checksums(tmp_path / "plain")
+    (shard,) = (tmp_path / "joined" / "shards").iterdir()  # those of the units are gone
+    assert shard.stat().st_size == joined.num_bytes
+    again = on_stage(lambda: run(raw, tmp_path / "joined"))
+    assert (again.snapshot, again.resumed, again.units) == (joined.snapshot, 6, 6)
+    smaller = on_stage(lambda: run(raw, tmp_path / "joined", shard_nbytes=joined.num_bytes // 3))
+    assert (smaller.num_shards, smaller.resumed) == (3, 6)  # taken out of the joined shard
+    assert checksums(tmp_path / "joined") == checksums(tmp_path / "plain")
+    assert Dataset.open(str(tmp_path / "joined")).verify(deep=True) == []
 
 
 def test_only_units_whose_input_changed_are_done_again(raw: Path, tmp_path: Path) -> None:
     copy = tmp_path / "raw"
-    write_synthetic(copy, 24, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    write_synthetic(copy, 12, seed=5, mean_length=40, mean_depth=16, mean_members=4)
     first = on_stage(lambda: run(copy, tmp_path / "data"))
     hits = sorted(copy.glob("alignments/*/mgnify_hits.sto"))[3]
     text = hits.read_text()
@@ -90,6 +109,75 @@ def test_only_units_whose_input_changed_are_done_again(raw: Path, tmp_path: Path
     assert again.resumed == again.units - 1
     assert again.snapshot != first.snapshot
     assert Dataset.open(str(tmp_path / "data")).manifest.parent == first.snapshot
+
+
+def test_inputs_are_told_by_content_where_size_and_time_do_not_tell(tmp_path: Path) -> None:
+    copy, data = tmp_path / "raw", tmp_path / "data"
+    write_synthetic(copy, 6, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    first = on_stage(lambda: run(copy, data))
+    for file in copy.rglob("*.*"):
+        os.utime(file, (1, 1))  # as a copy without -p would
+    touched = on_stage(lambda: run(copy, data))
+    assert (touched.snapshot, touched.resumed) == (first.snapshot, first.units)
+    hits = sorted(copy.glob("alignments/*/mgnify_hits.sto"))[3]
+    hits.write_text(hits.read_text().replace("MGYP", "MGYQ"))
+    os.utime(hits, (1, 1))  # another content behind the same size and time
+    assert on_stage(lambda: run(copy, data)).snapshot == first.snapshot
+    checked = on_stage(lambda: run(copy, data, check_content=True))
+    assert checked.resumed == checked.units - 1
+    assert checked.snapshot != first.snapshot
+    again = on_stage(lambda: run(copy, data, check_content=True))
+    assert (again.snapshot, again.resumed) == (checked.snapshot, checked.units)
+
+
+def test_an_input_that_changes_while_the_job_runs_is_not_published(tmp_path: Path) -> None:
+    copy, data = tmp_path / "raw", tmp_path / "data"
+    write_synthetic(copy, 6, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    hits = sorted(copy.glob("alignments/*/mgnify_hits.sto"))[3]
+
+    def touch(progress: JobProgress) -> None:
+        os.utime(hits, (progress.good, progress.good))
+
+    report = on_stage(lambda: run(copy, data, progress=touch))
+    assert (report.state, report.snapshot) == ("failed", None)
+    assert f"{hits.relative_to(copy)} for one: run it again" in report.message
+    assert on_stage(lambda: run(copy, data)).state == "published"
+
+
+def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    def act() -> tuple[Any, list[int]]:
+        held: list[int] = []
+
+        def collect(progress: JobProgress) -> None:
+            held.append(len(gc(str(tmp_path), dry_run=False, grace=-1.0).held))
+
+        return run(raw, tmp_path, progress=collect), held
+
+    (tmp_path / "shards").mkdir()
+    report, held = on_stage(act)
+    assert report.snapshot == honest[0]
+    assert max(held) >= 10  # shard and part of each unit that was done by then
+    assert not list(tmp_path.glob("leases/*"))
+
+
+def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Path) -> None:
+    from evofeed.errors import JobError
+    from evofeed.featurize.job import driver
+    from evofeed.store import leases
+    from evofeed.store.storage import open_storage
+
+    def act() -> None:
+        driver._PATIENCE = 0.3
+        with (
+            leases.hold(open_storage(str(tmp_path)), "gc", "one"),
+            pytest.raises(JobError, match="garbage is being collected"),
+        ):
+            run(raw, tmp_path)
+
+    on_stage(act)
+    assert not list(tmp_path.glob("shards/*"))
 
 
 def test_broken_chains_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
@@ -143,14 +231,14 @@ def test_progress_ends_with_every_chain_and_never_goes_back(raw: Path, tmp_path:
 
     seen = on_stage(act)
     assert [p.good for p in seen] == sorted(p.good for p in seen)
-    assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (24, 1.0, 0.0)
+    assert (seen[-1].good, seen[-1].share, seen[-1].seconds_left) == (12, 1.0, 0.0)
 
 
 def test_windows_and_crops_are_published_under_their_own_names(raw: Path, tmp_path: Path) -> None:
     crop = CropConfig(residue_crop=32, views=2, max_msa_rows=8)
     report = on_stage(lambda: run(raw, tmp_path, crop=crop))
     dataset = Dataset.open(str(tmp_path))
-    assert report.num_good == 24 < len(dataset)
+    assert report.num_good == 12 < len(dataset)
     assert max(dataset.index["num_res"].to_pylist()) <= 32
     assert max(dataset.index["num_alignments"].to_pylist()) <= 8
 
@@ -205,7 +293,7 @@ def test_a_cancelled_job_stops_and_goes_on_later(
 
     stopped = on_stage(act)
     assert (stopped.state, stopped.exit_code, stopped.snapshot) == ("cancelled", 1, None)
-    assert 0 < stopped.num_good < 24
+    assert 0 < stopped.num_good < 12
     finished = on_stage(lambda: run(raw, tmp_path))
     assert finished.snapshot == honest[0]
     assert finished.resumed > 0
