@@ -9,8 +9,9 @@ PyYAML; matplotlib for the picture, if there. Several cells in one call:
 
     ... --cells bf16:fused bf16:torch fp32:torch
 
-Each cell (precision:kernels, or precision:kernels:graph for CUDA graphs) is one run in
-a process of its own, and gives
+Each cell (precision:kernels, then `:eager` for no CUDA graphs, `:whole` to average the
+gradient in one piece after the backward pass, `:deterministic`) is one run in a process
+of its own; under torchrun all cells run in turn. It gives
 `OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables.
 """
 
@@ -44,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--chains", type=int, default=24)
     parser.add_argument(
-        "--cells", nargs="+", default=["bf16:fused"], help="precision:kernels[:graph]"
+        "--cells", nargs="+", default=["bf16:fused"], help="precision:kernels[:eager][:whole]"
     )
     parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
@@ -59,8 +60,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
-    if "RANK" in os.environ or options.cell:  # under torchrun every rank runs the first cell
-        run_cell(options, options.cell or options.cells[0])
+    if "RANK" in os.environ or options.cell:
+        from evofeed.trainer.run.distributed import join_world
+
+        with join_world():  # once: torchrun's store cannot be joined again after leaving
+            for cell in [options.cell] if options.cell else options.cells:
+                run_cell(options, cell)
         return
     for cell in options.cells:
         own = [arg for arg in sys.argv[1:] if arg not in (*options.cells, "--cells")]
@@ -73,13 +78,15 @@ def main() -> None:
 def settings(options: argparse.Namespace, cell: str) -> Any:
     from evofeed.trainer.run.config import preset
 
-    precision, kernels, *graph = cell.split(":")
+    precision, kernels, *flags = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
     return preset(options.preset).replace(
         steps=options.steps, precision=precision, kernels=kernels, loader=loader,
-        cuda_graphs=graph == ["graph"], checkpoint_every=0, validate_every=0, profile_steps=2,
+        cuda_graphs="eager" not in flags, overlap="whole" not in flags,
+        deterministic="deterministic" in flags, profile_steps=2, checkpoint_every=0,
+        validate_every=0,
         model={"activation_checkpointing": options.checkpointing},
     )  # fmt: skip
 
@@ -88,12 +95,10 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     import torch
 
     from evofeed.trainer.report.run_report import report_rows, write_report
-    from evofeed.trainer.run.distributed import join_world
     from evofeed.trainer.run.train import train
 
     if options.check_resume:
-        with join_world():  # once: torchrun's store cannot be joined again after leaving
-            check_resume(options, cell)
+        check_resume(options, cell)
         return
     scratch = fresh(options, cell)
     known = options.preset == "initial_training" and options.batch_size == 1
