@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -144,7 +144,18 @@ def test_a_compiled_model_recompiles_for_another_length(device: str) -> None:
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The tests' shape checks are no code for a compiler."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
 )
