@@ -16,6 +16,7 @@ from evofeed.kernels.gated import gated_attention, gated_attention_fits
 from evofeed.kernels.modules import (
     attention_weights,
     four_axes,
+    global_attention,
     is_outgoing,
     outer_weights,
     row_attention_through,
@@ -144,8 +145,8 @@ class FusedEvoformerBlock(Fused):
             return m
         inner = getattr(module, "_msa_att", None)
         if inner is None:  # global attention
-            update: Tensor = module(m, mask)
-            return m + update
+            fused = global_attention(module, m, mask, residual=True)
+            return m + module(m, mask) if fused is None else fused
         flat = four_axes(m)
         return gated_attention(
             flat, attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,

@@ -19,6 +19,11 @@ from evofeed.kernels.gated import (
     gated_attention,
     gated_attention_fits,
 )
+from evofeed.kernels.global_attention import (
+    GlobalAttentionWeights,
+    global_attention_fits,
+    global_column_attention,
+)
 from evofeed.kernels.outer import (
     OuterWeights,
     outer_product_mean,
@@ -34,6 +39,7 @@ from evofeed.kernels.triangle import (
 
 __all__ = [
     "attention_weights",
+    "global_attention",
     "outer_weights",
     "row_attention",
     "row_attention_through",
@@ -206,6 +212,35 @@ class FusedMSAAttention(Fused):
         return super().forward(*arguments, **options)  # type: ignore[misc,no-any-return]
 
 
+def global_attention(
+    module: Any, m: Tensor, mask: Tensor | None, residual: bool = False
+) -> Tensor | None:
+    """Fused global column attention of m, or None where it does not fit."""
+    norm, mha, flat = module.layer_norm_m, module.global_attention, four_axes(m)
+    weights = GlobalAttentionWeights(
+        norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
+        mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias,
+    )  # fmt: skip
+    if not global_attention_fits(flat, weights, mha.no_heads):
+        return None
+    rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+    assert rows is not None
+    return global_column_attention(
+        flat, weights, mha.no_heads, rows, residual=residual, norm_eps=norm.eps, eps=mha.eps
+    ).view(m.shape)
+
+
+class FusedGlobalColumnAttention(Fused):
+    """Forward of global column attention."""
+
+    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        update = global_attention(self, m, mask)
+        if update is not None:
+            return update
+        return super().forward(m, mask=mask, **options)  # type: ignore[misc,no-any-return]
+
+
 class FusedTriangleMultiplication(Fused):
     """Forward of both triangle multiplications."""
 
@@ -260,6 +295,8 @@ def _rule(module: nn.Module) -> type[Fused] | str | None:
         return FusedTriangleAttention
     if gated and _has(module, "layer_norm_m"):
         return FusedMSAAttention
+    if _has(module, "layer_norm_m", "global_attention"):
+        return FusedGlobalColumnAttention
     if _has(module, "layer_norm_in", "layer_norm_out", "linear_z", "linear_g"):
         return FusedTriangleMultiplication
     if _has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):

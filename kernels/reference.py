@@ -18,12 +18,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from evofeed.kernels.feed_forward import TransitionWeights
     from evofeed.kernels.gated import AttentionWeights
+    from evofeed.kernels.global_attention import GlobalAttentionWeights
     from evofeed.kernels.outer import OuterWeights
     from evofeed.kernels.triangle import TriangleWeights
 
 __all__ = [
     "biased_attention",
     "gated_attention",
+    "global_column_attention",
     "layer_norm",
     "masked_softmax",
     "outer_product_mean",
@@ -93,6 +95,31 @@ def gated_attention(
         update = F.linear(gate * o, weights.o, weights.o_bias)
     if drop_mask is not None:
         update = update * (drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None])
+    return x + update if residual else update
+
+
+def global_column_attention(
+    x: Tensor,
+    weights: GlobalAttentionWeights,
+    heads: int,
+    mask: Tensor,
+    *,
+    residual: bool = False,
+    norm_eps: float = 1e-5,
+    eps: float = 1e-8,
+) -> Tensor:
+    """One query a column and head, the mean of its sequences; keys and values shared by heads."""
+    w = weights
+    xn = layer_norm(x, w.norm_weight, w.norm_bias, norm_eps).transpose(1, 2)  # residues first
+    valid = mask.transpose(1, 2)[..., None].to(x.dtype)
+    mean = (xn * valid).sum(2) / (valid.sum(2) + eps)
+    q = _heads(F.linear(mean, w.q), heads)
+    k, v = F.linear(xn, w.k), F.linear(xn, w.v)
+    s = torch.einsum("brhd,brsd->brhs", q, k).to(_at_least_float32(x)) * q.shape[-1] ** -0.5
+    s = torch.where(valid[..., 0][:, :, None] > 0.5, s, -1e9)
+    o = torch.einsum("brhs,brsd->brhd", torch.softmax(s, -1).to(x.dtype), v).flatten(-2)
+    gate = torch.sigmoid(F.linear(xn, w.g, w.g_bias))
+    update = F.linear(gate * o[:, :, None], w.o, w.o_bias).transpose(1, 2)
     return x + update if residual else update
 
 

@@ -76,6 +76,7 @@ def _assert_same(plain: nn.Module, names: list[str], device: str) -> None:
             lambda: msa_attention.MSARowAttentionWithPairBias(C_M, C_Z, 8, 4),
             ["m", "z", "msa_mask"],
         ),
+        (lambda: msa_attention.MSAColumnGlobalAttention(C_M, 8, 4), ["m", "msa_mask"]),
         (lambda: transition.MSATransition(C_M, 2), ["m", "msa_mask"]),
         (lambda: opm.OuterProductMean(C_M, C_Z, 16), ["m", "msa_mask"]),
     ],
