@@ -101,14 +101,14 @@ def _collect(
     return GcReport(removed, young, held, dry_run)
 
 
-def sweep(storage: Storage, keys: Iterable[str], *, besides: str) -> list[str]:
+def sweep(storage: Storage, keys: Iterable[str], *, job: str) -> list[str]:
     """Remove those of these files that no ref needs, whatever their age; which they were.
 
-    For a job that knows its own leftovers: `besides` is its lease. Nothing is removed while
-    another job runs on the dataset.
+    For a job that knows its own leftovers and holds the lease `job`. Nothing is removed
+    while another job runs on the dataset.
     """
-    with leases.hold(storage, "gc", uuid.uuid4().hex):
-        if leases.living(storage, "job", besides=besides):
+    with leases.hold(storage, "gc", job):  # its name tells whose it was, should we die here
+        if leases.living(storage, "job", besides=job):
             return []
         needed = _reachable(storage, [ref.digest for ref in list_refs(storage)], True)
         gone = [key for key in keys if key not in needed]

@@ -19,7 +19,7 @@ from evofeed.errors import ShardMissing, StoreError
 from evofeed.store.manifest import canonical_json, check_name
 from evofeed.store.storage import Storage, StoredObject
 
-SECONDS: Final = 1800.0
+SECONDS: Final = 900.0
 """How long a lease lives unless renewed; clocks of hosts must agree better than that."""
 _TICK: Final = 0.2
 

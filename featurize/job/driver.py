@@ -111,13 +111,14 @@ def run_job(
 @contextlib.contextmanager
 def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
     """Keep garbage collection from shards that only the ledger knows."""
-    storage = open_storage(dataset_uri)
-    with leases.hold(storage, "job", _lease_name(job_id)) as lease:
+    storage, name = open_storage(dataset_uri), _lease_name(job_id)
+    storage.delete(f"leases/gc-{name}")  # of an earlier driver of this job, which is dead
+    with leases.hold(storage, "job", name) as lease:
         if at_work := leases.wait_for_none(storage, "gc", _PATIENCE):
-            name, until = at_work.popitem()
+            other, until = at_work.popitem()
             raise JobError(
                 f"garbage is being collected in this dataset: run it again when that is over; if "
-                f"it died, remove leases/gc-{name} or wait {until - time.time():.0f} s",
+                f"it died, remove leases/gc-{other} or wait {until - time.time():.0f} s",
                 path=dataset_uri,
             )
         yield lease

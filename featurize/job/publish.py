@@ -83,7 +83,7 @@ def drop_joined(ledger: Ledger, job: JobRow, lease: str) -> None:
         if home and home["name"] in there and shard["name"] in there - {home["name"]}:
             keys += [shard_key(shard["name"]), part_key(shard["name"])]
     if keys:
-        sweep(storage, keys, besides=lease)
+        sweep(storage, keys, job=lease)
 
 
 def _commit(
