@@ -36,6 +36,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.scheduler.start()
+        service.notifier.start()
         yield
         service.close()
 

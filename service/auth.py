@@ -19,6 +19,7 @@ from fastapi import Request
 from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
+from evofeed.service.quotas import NO_QUOTAS, Quotas
 from evofeed.service.tables import TokenRow
 
 SCOPES: Final = ("read", "publish", "jobs", "admin")
@@ -37,11 +38,13 @@ class Principal:
         id: token id, or `local` when no token is asked for.
         scopes: subset of `SCOPES`.
         datasets: datasets it may touch; None for all.
+        quotas: what its jobs may use.
     """
 
     id: str
     scopes: frozenset[str]
     datasets: frozenset[str] | None
+    quotas: Quotas = NO_QUOTAS
 
     def require_dataset(self, name: str) -> None:
         """Refuse a dataset outside this token's list, whether or not it exists.
@@ -81,6 +84,7 @@ def create_token(
     scopes: list[str],
     datasets: list[str] | None = None,
     seconds: float | None = None,
+    quotas: Quotas = NO_QUOTAS,
     principal: str = "local",
 ) -> tuple[str, str]:
     """A new token's id and its text; the text cannot be had again.
@@ -91,6 +95,7 @@ def create_token(
         scopes: some of `SCOPES`.
         datasets: datasets it is for; None for all.
         seconds: until it expires; None for never.
+        quotas: what its jobs may use.
         principal: who made it, for the audit.
     """
     now, token_id, secret = time.time(), secrets.token_hex(8), secrets.token_urlsafe(32)
@@ -102,6 +107,8 @@ def create_token(
                 secret_sha256=_hash(secret),
                 scopes=sorted(set(scopes)),
                 datasets=sorted(set(datasets)) if datasets is not None else None,
+                max_jobs=quotas.max_jobs,
+                max_chains=quotas.max_chains,
                 created_at=now,
                 expires_at=now + seconds if seconds is not None else None,
             )
@@ -160,7 +167,8 @@ def authenticate_text(database: Database, token: str) -> Principal:
     if now - (row.last_used_at or 0.0) > _USED_EVERY:
         _touch(database, token_id, now)
     datasets = frozenset(row.datasets) if row.datasets is not None else None
-    return Principal(row.id, frozenset(row.scopes), datasets)
+    quotas = Quotas(row.max_jobs, row.max_chains)
+    return Principal(row.id, frozenset(row.scopes), datasets, quotas)
 
 
 def _presented(request: Request) -> str:

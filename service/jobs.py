@@ -18,6 +18,7 @@ from sqlalchemy import func, select, update
 from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
+from evofeed.service.quotas import NO_QUOTAS, Quotas, require_room
 from evofeed.service.tables import DatasetRow, JobRow
 
 QUEUED: Final = "queued"
@@ -39,11 +40,17 @@ class JobQueue:
     def __init__(self, database: Database, max_queued: int) -> None:
         self._database, self._max_queued = database, max_queued
 
-    def submit(self, dataset: DatasetRow, spec: dict[str, Any], principal: str) -> JobRow:
+    def submit(
+        self,
+        dataset: DatasetRow,
+        spec: dict[str, Any],
+        principal: str,
+        quotas: Quotas = NO_QUOTAS,
+    ) -> JobRow:
         """Queue a job.
 
         Raises:
-            Problem: 429, too many wait already.
+            Problem: 429, too many wait already, or a quota is used up.
         """
         now = time.time()
         row = JobRow(
@@ -69,6 +76,7 @@ class JobQueue:
                     next="wait for some to end, or cancel some",
                     headers={"Retry-After": "60"},
                 )
+            require_room(session, principal, quotas)
             session.add(row)
             record(session, principal, "job.submit", row.id, dataset=dataset.name)
             session.flush()
@@ -135,13 +143,19 @@ class JobQueue:
                     record(session, principal, "job.cancel", job_id)
                     return
 
-    def requeue(self, job_id: str, principal: str) -> None:
+    def requeue(
+        self,
+        job_id: str,
+        principal: str,
+        quotas: Quotas = NO_QUOTAS,
+    ) -> None:
         """Queue a job that has ended once more.
 
         Raises:
-            Problem: 409, it has not ended.
+            Problem: 409, it has not ended; 429, a quota is used up.
         """
         with self._database.write() as session:
+            require_room(session, principal, quotas)
             moved = session.execute(
                 update(JobRow)
                 .where(JobRow.id == job_id, JobRow.state.in_(ENDED))

@@ -65,6 +65,10 @@ class ServiceSettings(BaseSettings):
     """`host:port` of the Ray cluster jobs run on; empty starts a private one for each."""
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Where webhooks may go: host names (`*.example.org` too) reached by https at public
+    addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:
+    nowhere."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)

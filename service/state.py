@@ -18,6 +18,7 @@ from evofeed.service.metrics import Metrics
 from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
+from evofeed.service.webhooks import Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Service:
     metrics: Metrics
     jobs: JobQueue
     scheduler: Scheduler
+    notifier: Notifier
     stopping: threading.Event
 
     @classmethod
@@ -68,6 +70,7 @@ class Service:
             metrics=Metrics(),
             jobs=jobs,
             scheduler=Scheduler(jobs, settings),
+            notifier=Notifier(database, settings.webhook_hosts),
             stopping=threading.Event(),
         )
 
@@ -75,6 +78,7 @@ class Service:
         """Interrupt the jobs, let go of files and connections."""
         self.stopping.set()
         self.scheduler.close()
+        self.notifier.close()
         self.catalog.close()
         self.database.close()
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, Double, ForeignKey, Index, LargeBinary, String, Text
+from sqlalchemy import (
+    JSON,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -79,6 +88,8 @@ class TokenRow(Base):
     secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     datasets: Mapped[list[str] | None] = mapped_column(JSON)
+    max_jobs: Mapped[int | None]
+    max_chains: Mapped[int | None]
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
@@ -111,6 +122,40 @@ class IdempotencyRow(Base):
     media_type: Mapped[str] = mapped_column(String(128), default="")
     body: Mapped[bytes] = mapped_column(LargeBinary, default=b"")
     created_at: Mapped[float]
+
+
+class WebhookRow(Base):
+    """Somebody who wants to hear how jobs end."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    url: Mapped[str] = mapped_column(Text)
+    secret: Mapped[bytes] = mapped_column(LargeBinary(32))  # signs, so its hash would not do
+    datasets: Mapped[list[str] | None] = mapped_column(JSON)
+    principal: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[float]
+    disabled: Mapped[str] = mapped_column(Text, default="")
+
+
+class DeliveryRow(Base):
+    """One message to one webhook; `due_at` is null once it has arrived or was given up."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        # A job that is retried ends again, at another time.
+        UniqueConstraint("webhook_id", "job_id", "ended_at", name="uq_deliveries_end"),
+        Index("ix_deliveries_due", "due_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str] = mapped_column(String(32))
+    ended_at: Mapped[float]
+    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[float | None]
+    outcome: Mapped[str] = mapped_column(Text, default="")
 
 
 class SecretRow(Base):

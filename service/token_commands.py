@@ -29,6 +29,12 @@ def create(
         list[str] | None, typer.Option(help="For this dataset only; repeatable.")
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until it expires; never if unset.")] = 90,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="Jobs that may wait or run at once.")
+    ] = None,
+    max_chains: Annotated[
+        int | None, typer.Option(min=0, help="Chains its jobs may have within a day.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once.
@@ -36,6 +42,7 @@ def create(
     Example: evofeed tokens create trainer --scope read --dataset pdb --days 30
     """
     from evofeed.service.auth import SCOPES, create_token
+    from evofeed.service.quotas import Quotas
 
     if wrong := [name for name in scope if name not in SCOPES]:
         raise typer.BadParameter(
@@ -48,6 +55,7 @@ def create(
             scopes=scope,
             datasets=dataset,
             seconds=days * 86_400 if days else None,
+            quotas=Quotas(max_jobs, max_chains),
         )
     typer.echo(json.dumps({"id": token_id, "token": text}) if as_json else text)
 

@@ -11,6 +11,7 @@ from evofeed.service.routes.shards import router as shards
 from evofeed.service.routes.snapshots import router as snapshots
 from evofeed.service.routes.statistics import router as statistics
 from evofeed.service.routes.tokens import router as tokens
+from evofeed.service.routes.webhooks import router as webhooks
 
 ROUTERS = (
     health,
@@ -24,4 +25,5 @@ ROUTERS = (
     statistics,
     jobs,
     tokens,
+    webhooks,
 )

@@ -113,7 +113,7 @@ def submit_job(
         "crop": checked_crop(new.crop),
         "options": new.options(),
     }
-    row = service.jobs.submit(dataset, spec, principal.id)
+    row = service.jobs.submit(dataset, spec, principal.id, principal.quotas)
     service.scheduler.wake()
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     return _view(row, dataset)
@@ -159,7 +159,7 @@ def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> Jo
     if row.state in jobs.ENDED and (ledger_job := row.result.get("ledger_job")):
         with _ledger(service, dataset) as ledger:
             ledger.retry(ledger_job)
-    service.jobs.requeue(job_id, principal.id)
+    service.jobs.requeue(job_id, principal.id, principal.quotas)
     service.scheduler.wake()
     return _view(*service.jobs.get(job_id))
 

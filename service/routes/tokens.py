@@ -12,6 +12,8 @@ from starlette.responses import Response
 from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.clock import iso, iso_or_none
 from evofeed.service.names import NewName
+from evofeed.service.problems import Problem
+from evofeed.service.quotas import Quotas, usage
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.tables import AuditRow, TokenRow
 
@@ -31,6 +33,8 @@ class NewToken(BaseModel):
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     datasets: list[NewName] | None = Field(None, max_length=1000, description="null for all")
     seconds: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="null: no expiry")
+    max_jobs: int | None = Field(None, ge=0, lt=2**31, description="waiting or running at once")
+    max_chains: int | None = Field(None, ge=0, lt=2**31, description="of its jobs within a day")
 
 
 class MadeToken(BaseModel):
@@ -47,6 +51,8 @@ class TokenView(BaseModel):
     label: str
     scopes: list[str]
     datasets: list[str] | None
+    max_jobs: int | None
+    max_chains: int | None
     created_at: str
     expires_at: str | None
     revoked_at: str | None
@@ -58,6 +64,18 @@ class TokenList(BaseModel):
 
     tokens: list[TokenView]
     next: str | None = Field(description="`after` of the next page; null at the end")
+
+
+class Me(BaseModel):
+    """The caller as the service sees it."""
+
+    id: str = Field(description="of its token; `local` where none is asked for")
+    scopes: list[str]
+    datasets: list[str] | None = Field(description="null for all")
+    max_jobs: int | None
+    jobs: int = Field(description="waiting or running now")
+    max_chains: int | None
+    chains: int = Field(description="of its jobs of the last day")
 
 
 class AuditLine(BaseModel):
@@ -90,6 +108,14 @@ def make_token(
         principal.require_all_datasets()
     for name in new.datasets or ():
         principal.require_dataset(name)
+    quotas = Quotas(new.max_jobs, new.max_chains)
+    if not principal.quotas.covers(quotas):
+        raise Problem(
+            403,
+            "forbidden",
+            "this token has quotas, and what it makes must have some within them",
+            next="give max_jobs and max_chains as `GET /v1/me` shows them, or less",
+        )
     response.headers["Cache-Control"] = "no-store"
     token_id, text = create_token(
         service.database,
@@ -97,6 +123,7 @@ def make_token(
         scopes=list(new.scopes),
         datasets=list(new.datasets) if new.datasets is not None else None,
         seconds=new.seconds,
+        quotas=quotas,
         principal=principal.id,
     )
     return MadeToken(id=token_id, token=text)
@@ -121,6 +148,8 @@ def list_tokens(
             label=row.label,
             scopes=row.scopes,
             datasets=row.datasets,
+            max_jobs=row.max_jobs,
+            max_chains=row.max_chains,
             created_at=iso(row.created_at),
             expires_at=iso_or_none(row.expires_at),
             revoked_at=iso_or_none(row.revoked_at),
@@ -129,6 +158,23 @@ def list_tokens(
         for row in rows[:limit]
     ]
     return TokenList(tokens=views, next=rows[limit - 1].id if len(rows) > limit else None)
+
+
+@router.get("/me")
+@scope("read")
+def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
+    """What the token that asks may do, and how much of its quotas is used."""
+    with service.database.read() as session:
+        used = usage(session, principal.id)
+    return Me(
+        id=principal.id,
+        scopes=sorted(principal.scopes),
+        datasets=sorted(principal.datasets) if principal.datasets is not None else None,
+        max_jobs=principal.quotas.max_jobs,
+        jobs=used.jobs,
+        max_chains=principal.quotas.max_chains,
+        chains=used.chains,
+    )
 
 
 @router.delete("/tokens/{token_id}", status_code=204)

@@ -1,0 +1,181 @@
+"""Webhooks: be told when jobs end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from starlette.responses import Response
+
+from evofeed.errors import ServiceError
+from evofeed.service.audit import record
+from evofeed.service.auth import Principal
+from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.names import NewName
+from evofeed.service.outbound import check_url
+from evofeed.service.places import Uri
+from evofeed.service.problems import Problem
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.state import Service
+from evofeed.service.tables import DeliveryRow, WebhookRow
+from evofeed.service.webhooks import add_webhook
+
+router = make_router("/v1/webhooks", "webhooks")
+WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+_MAX_WEBHOOKS = 20  # of one principal
+_SHOWN = 50
+
+
+class NewWebhook(BaseModel):
+    """Whom to tell, and of which jobs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Uri = Field(description="https, at a host of EVOFEED_WEBHOOK_HOSTS")
+    datasets: list[NewName] | None = Field(
+        None, max_length=1000, description="whose jobs; null for all that the token is for"
+    )
+
+
+class WebhookView(BaseModel):
+    """A webhook without its secret."""
+
+    id: str
+    url: str
+    datasets: list[str] | None
+    created_at: str
+    disabled: str = Field(description="why nothing is sent any more; empty: it is")
+
+
+class MadeWebhook(WebhookView):
+    """A new webhook; the secret its messages are signed with is shown this once."""
+
+    secret: str
+
+
+class WebhookList(BaseModel):
+    """The webhooks of the token that asks."""
+
+    webhooks: list[WebhookView]
+
+
+class Delivery(BaseModel):
+    """One message."""
+
+    id: str
+    type: str
+    job: str
+    attempts: int
+    next_attempt_at: str | None = Field(description="null: it has arrived, or was given up")
+    outcome: str = Field(description="of the last attempt")
+
+
+class DeliveryList(BaseModel):
+    """The last messages of a webhook, newest first."""
+
+    deliveries: list[Delivery]
+
+
+@router.post("", status_code=201)
+@scope("jobs", repeatable=False)
+def make_webhook(
+    service: ServiceDep, principal: PrincipalDep, new: NewWebhook, response: Response
+) -> MadeWebhook:
+    """Be told of every end of these datasets' jobs from now on."""
+    for name in new.datasets or ():
+        principal.require_dataset(name)
+    try:
+        check_url(new.url, service.settings.webhook_hosts)
+    except ServiceError as error:
+        raise Problem(
+            403,
+            "place_not_allowed",
+            error.message,
+            next="ask whoever runs the service to add the host to EVOFEED_WEBHOOK_HOSTS",
+        ) from None
+    datasets = new.datasets if new.datasets is not None else _sorted(principal.datasets)
+    if len(_own(service, principal)) >= _MAX_WEBHOOKS:
+        raise Problem(
+            409,
+            "too_many_webhooks",
+            f"this token has {_MAX_WEBHOOKS} webhooks already",
+            next="remove one with DELETE /v1/webhooks/{id}",
+        )
+    row, secret = add_webhook(service.database, new.url, datasets, principal.id)
+    response.headers["Cache-Control"] = "no-store"
+    return MadeWebhook(**_view(row).model_dump(), secret=secret)
+
+
+@router.get("")
+@scope("jobs")
+def list_webhooks(service: ServiceDep, principal: PrincipalDep) -> WebhookList:
+    """Those of the token that asks."""
+    return WebhookList(webhooks=[_view(row) for row in _own(service, principal)])
+
+
+@router.get("/{webhook_id}/deliveries")
+@scope("jobs")
+def list_deliveries(
+    service: ServiceDep, principal: PrincipalDep, webhook_id: WebhookId
+) -> DeliveryList:
+    """What was sent lately, and what came of it."""
+    _require_own(service, principal, webhook_id)
+    query = (
+        select(DeliveryRow)
+        .where(DeliveryRow.webhook_id == webhook_id)
+        .order_by(DeliveryRow.ended_at.desc())
+        .limit(_SHOWN)
+    )
+    with service.database.read() as session:
+        rows = list(session.scalars(query))
+    return DeliveryList(
+        deliveries=[
+            Delivery(
+                id=row.id,
+                type=row.body["type"],
+                job=row.job_id,
+                attempts=row.attempts,
+                next_attempt_at=iso_or_none(row.due_at),
+                outcome=row.outcome,
+            )
+            for row in rows
+        ]
+    )
+
+
+@router.delete("/{webhook_id}", status_code=204)
+@scope("jobs")
+def remove_webhook(service: ServiceDep, principal: PrincipalDep, webhook_id: WebhookId) -> None:
+    """Send it nothing more."""
+    _require_own(service, principal, webhook_id)
+    with service.database.write() as session:
+        if row := session.get(WebhookRow, webhook_id):
+            session.delete(row)
+            record(session, principal.id, "webhook.remove", webhook_id)
+
+
+def _own(service: Service, principal: Principal) -> list[WebhookRow]:
+    query = select(WebhookRow).where(WebhookRow.principal == principal.id)
+    with service.database.read() as session:
+        return list(session.scalars(query.order_by(WebhookRow.created_at)))
+
+
+def _require_own(service: Service, principal: Principal, webhook_id: str) -> None:
+    if all(row.id != webhook_id for row in _own(service, principal)):
+        raise Problem(404, "not_found", f"no webhook {webhook_id!r}", next="list: GET /v1/webhooks")
+
+
+def _view(row: WebhookRow) -> WebhookView:
+    return WebhookView(
+        id=row.id,
+        url=row.url,
+        datasets=row.datasets,
+        created_at=iso(row.created_at),
+        disabled=row.disabled,
+    )
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return sorted(names) if names is not None else None

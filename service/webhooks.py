@@ -1,0 +1,214 @@
+"""Webhooks: who wants to hear how jobs end, and the thread that tells them.
+
+Messages follow the Standard Webhooks convention, so receivers need no code of
+ours to check them: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
+an HMAC-SHA256 over id, time and body. An end of a job is told at least once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from evofeed.errors import ServiceError
+from evofeed.service.audit import record
+from evofeed.service.clock import iso
+from evofeed.service.database import Database
+from evofeed.service.jobs import ENDED
+from evofeed.service.outbound import check_url, post
+from evofeed.service.tables import DatasetRow, DeliveryRow, JobRow, TokenRow, WebhookRow
+
+_log = logging.getLogger("evofeed.service")
+_TICK: Final = 1.0
+_WAITS: Final = (10, 60, 300, 1800, 7200, 21_600)  # seconds before each further attempt
+_LEASE: Final = 60.0  # a delivery in hand is nobody else's for so long
+_NEWS_SECONDS: Final = 86_400.0  # ends older than this are no news
+
+
+def add_webhook(
+    database: Database, url: str, datasets: list[str] | None, principal: str
+) -> tuple[WebhookRow, str]:
+    """Register a URL (checked before); the row and the secret its messages are signed with.
+
+    Args:
+        database: where it is kept.
+        url: where to.
+        datasets: whose jobs; None for all.
+        principal: whose it is; it falls silent when that token ends.
+    """
+    key = secrets.token_bytes(32)
+    row = WebhookRow(
+        id=secrets.token_hex(8),
+        url=url,
+        secret=key,
+        datasets=datasets,
+        principal=principal,
+        created_at=time.time(),
+        disabled="",
+    )
+    with database.write() as session:
+        session.add(row)
+        record(session, principal, "webhook.create", row.id, url=url.partition("?")[0])
+        session.flush()
+        session.expunge(row)
+    return row, f"whsec_{base64.b64encode(key).decode()}"
+
+
+def signature(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
+    """The `webhook-signature` of a message."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}"
+
+
+class Notifier:
+    """A thread that looks for jobs that have ended and tells those who asked.
+
+    It only reads the jobs, so whatever ends one need not know of webhooks.
+
+    Args:
+        database: jobs, webhooks and deliveries.
+        allowed: hosts that may be told; with none there is no thread.
+    """
+
+    def __init__(self, database: Database, allowed: tuple[str, ...]) -> None:
+        self._database, self._allowed = database, allowed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evofeed-webhooks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tell."""
+        if self._allowed:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what was not delivered is the next service's."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK):
+            try:
+                self.collect()
+                while not self._stop.is_set() and self.deliver():
+                    pass
+            except Exception:  # whatever it was, this thread must not die of it
+                _log.exception("webhooks cannot be served now; trying again")
+
+    def collect(self) -> None:
+        """Write down a delivery for each end that a webhook has not been told of."""
+        with self._database.read() as session:
+            hooks = session.scalars(select(WebhookRow).where(WebhookRow.disabled == "")).all()
+            for hook in hooks:
+                if self._is_silent(hook):
+                    continue
+                known = select(DeliveryRow.id).where(
+                    DeliveryRow.webhook_id == hook.id,
+                    DeliveryRow.job_id == JobRow.id,
+                    DeliveryRow.ended_at == JobRow.updated_at,
+                )
+                news = (
+                    select(JobRow, DatasetRow.name)
+                    .join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
+                    .where(JobRow.state.in_(ENDED), ~known.exists())
+                    .where(JobRow.updated_at > max(hook.created_at, time.time() - _NEWS_SECONDS))
+                )
+                if hook.datasets is not None:
+                    news = news.where(DatasetRow.name.in_(hook.datasets))
+                for job, dataset in session.execute(news).all():
+                    self._enter(hook, job, dataset)
+
+    def _is_silent(self, hook: WebhookRow) -> bool:
+        """True if the token it belongs to is no longer good."""
+        with self._database.read() as session:
+            token = session.get(TokenRow, hook.principal)
+        if token is None:
+            return False  # made without tokens
+        expired = token.expires_at is not None and token.expires_at <= time.time()
+        return token.revoked_at is not None or expired
+
+    def _enter(self, hook: WebhookRow, job: JobRow, dataset: str) -> None:
+        result = {name: job.result.get(name) for name in ("snapshot", "num_good", "num_broken")}
+        body: dict[str, Any] = {
+            "type": f"job.{job.state}",
+            "timestamp": iso(job.updated_at),
+            "data": {"job": job.id, "dataset": dataset, "ref": job.spec.get("ref"), **result}
+            | {"error": job.error},
+        }
+        delivery = DeliveryRow(
+            id=f"msg_{secrets.token_hex(12)}",
+            webhook_id=hook.id,
+            job_id=job.id,
+            ended_at=job.updated_at,
+            body=body,
+            attempts=0,
+            due_at=time.time(),
+            outcome="",
+        )
+        try:
+            with self._database.write() as session:
+                session.add(delivery)
+        except IntegrityError:
+            pass  # another service on this database was first
+
+    def deliver(self) -> bool:
+        """Make the attempt that is due first; False if none is."""
+        now = time.time()
+        due = (
+            select(DeliveryRow)
+            .where(DeliveryRow.due_at <= now)
+            .order_by(DeliveryRow.due_at)
+            .limit(1)
+        )
+        with self._database.read() as session:
+            if session.scalar(due) is None:
+                return False  # most often so: then nobody needs a write lock
+        with self._database.write() as session:
+            row = session.scalar(due.with_for_update(skip_locked=True))
+            if row is None:
+                return False
+            row.due_at, row.attempts = now + _LEASE, row.attempts + 1
+            hook = session.get_one(WebhookRow, row.webhook_id)
+            session.flush()
+            session.expunge_all()
+        outcome, status = self._send(hook, row)
+        with self._database.write() as session:
+            kept = session.get(DeliveryRow, row.id)
+            if kept is None:  # the webhook was removed meanwhile
+                return True
+            kept.outcome = outcome
+            last = status // 100 == 2 or status == 410 or row.attempts > len(_WAITS)
+            kept.due_at = None if last else time.time() + _WAITS[row.attempts - 1]
+            if status == 410 and (gone := session.get(WebhookRow, hook.id)):
+                gone.disabled = outcome
+        return True
+
+    def _send(self, hook: WebhookRow, row: DeliveryRow) -> tuple[str, int]:
+        """Outcome in words and the status, 0 where there was none."""
+        body = json.dumps(row.body).encode()
+        timestamp = int(time.time())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "evofeed",
+            "webhook-id": row.id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signature(hook.secret, row.id, timestamp, body),
+        }
+        if hook.disabled or self._is_silent(hook):
+            return "not sent: the webhook or its token is no longer good", 410
+        try:
+            # Checked again each time: the list may have changed, and so may the name's address.
+            status = post(check_url(hook.url, self._allowed), body, headers)
+        except ServiceError as error:
+            return error.message, 0
+        return f"answered {status}", status

@@ -1,0 +1,280 @@
+"""Ends of jobs are told: signed, again until they arrive, and never to where they must not go."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from conftest_service import Start, open_client
+
+from evofeed.errors import ServiceError
+from evofeed.service import jobs, outbound, webhooks
+from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.catalog import Catalog
+from evofeed.service.database import Database
+from evofeed.service.jobs import JobQueue
+
+PUBLIC = "93.184.215.14"
+
+
+class Receiver:
+    """A small web server that keeps what it gets and answers as told."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.got.append((dict(self.headers), body))
+                status = outer.answers.pop(0) if outer.answers else 204
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.origin = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_TICK", 0.02)
+    monkeypatch.setattr(webhooks, "_WAITS", (0.05, 0.05))
+
+
+@pytest.fixture
+def hooked(start_any: Start, receiver: Receiver, quick: None, tmp_path) -> tuple[httpx.Client, Any]:
+    """A service that runs no jobs itself and may talk to the receiver; its database."""
+    client = start_any(
+        datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")},
+        webhook_hosts=(receiver.origin,),
+        max_jobs=0,
+    )
+    return client, start_any.database()
+
+
+def end_job(database: Database, state: str = jobs.SUCCEEDED, dataset: str = "out") -> str:
+    queue = JobQueue(database, 100)
+    job = queue.submit(Catalog(database).dataset(dataset), {"ref": "main"}, "me")
+    assert queue.claim(100) == job.id
+    queue.end(job.id, state, result={"snapshot": "ab" * 32, "num_good": 6, "num_broken": 1})
+    return str(job.id)
+
+
+def wait_for(claim: Any) -> None:
+    end = time.monotonic() + 20
+    while not claim():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_an_end_is_told_once_it_arrives_and_its_signature_holds(hooked, receiver) -> None:
+    client, database = hooked
+    end_job(database)  # before anybody asked: no news
+    made = client.post("/v1/webhooks", json={"url": f"{receiver.origin}/hook?a=1"}).json()
+    receiver.answers = [500, 302]  # neither has arrived; the redirect is not followed
+    job = end_job(database)
+    wait_for(lambda: len(receiver.got) == 3)
+    wait_for(lambda: deliveries(client, made)[0]["next_attempt_at"] is None)
+    (told,) = deliveries(client, made)
+    assert (told["attempts"], told["outcome"], told["job"]) == (3, "answered 204", job)
+    ids = {headers["webhook-id"] for headers, _ in receiver.got}
+    assert ids == {told["id"]}, "a receiver can tell a repetition by its id"
+    key = base64.b64decode(made["secret"].removeprefix("whsec_"))
+    for headers, body in receiver.got:
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        right = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+        assert headers["webhook-signature"] == f"v1,{right}"
+        assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
+    message = json.loads(receiver.got[-1][1])
+    assert message["type"] == "job.succeeded"
+    assert message["data"] | {"error": ""} == {
+        "job": job,
+        "dataset": "out",
+        "ref": "main",
+        "snapshot": "ab" * 32,
+        "num_good": 6,
+        "num_broken": 1,
+        "error": "",
+    }
+
+
+def deliveries(client: httpx.Client, made: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = client.get(f"/v1/webhooks/{made['id']}/deliveries")
+    return list(answer.json()["deliveries"])
+
+
+def test_only_the_datasets_asked_for_are_told_and_nothing_after_removal(hooked, receiver) -> None:
+    client, database = hooked
+    url = f"{receiver.origin}/"
+    made = client.post("/v1/webhooks", json={"url": url, "datasets": ["out"]}).json()
+    assert "secret" not in client.get("/v1/webhooks").json()["webhooks"][0]
+    end_job(database, dataset="other")
+    end_job(database, jobs.FAILED)
+    wait_for(lambda: receiver.got)
+    assert client.delete(f"/v1/webhooks/{made['id']}").status_code == 204
+    end_job(database)
+    time.sleep(0.2)
+    assert [json.loads(body)["type"] for _, body in receiver.got] == ["job.failed"]
+    assert client.get(f"/v1/webhooks/{made['id']}/deliveries").status_code == 404
+
+
+def test_who_is_gone_or_never_answers_is_given_up(hooked, receiver) -> None:
+    client, database = hooked
+    made = client.post("/v1/webhooks", json={"url": f"{receiver.origin}/"}).json()
+    receiver.answers = [503] * 3
+    end_job(database)
+    wait_for(lambda: [d["next_attempt_at"] for d in deliveries(client, made)] == [None])
+    assert deliveries(client, made)[0]["outcome"] == "answered 503"
+    receiver.answers = [410]
+    end_job(database)
+    wait_for(lambda: client.get("/v1/webhooks").json()["webhooks"][0]["disabled"])
+    assert len(receiver.got) == 4
+
+
+def test_a_webhook_falls_silent_with_its_token_and_is_no_others(
+    start: Start, receiver: Receiver, quick: None, tmp_path
+) -> None:
+    folders = {"out": str(tmp_path / "out"), "other": str(tmp_path / "other")}
+    options = {"webhook_hosts": (receiver.origin,), "max_jobs": 0}
+    client = start(auth="on", datasets=folders, **options)
+    database = start.database()
+    made = {}
+    for name in ("mine", "theirs"):
+        datasets = ["out"] if name == "mine" else None
+        made[name] = create_token(database, label=name, scopes=["jobs"], datasets=datasets)
+    url = {"url": f"{receiver.origin}/"}
+    base = str(client.base_url)
+    with open_client(base, made["mine"][1]) as mine, open_client(base, made["theirs"][1]) as theirs:
+        assert mine.post("/v1/webhooks", json=url | {"datasets": ["other"]}).status_code == 403
+        hook = mine.post("/v1/webhooks", json=url).json()
+        assert hook["datasets"] == ["out"], "what the token is for, and no more"
+        assert theirs.get("/v1/webhooks").json() == {"webhooks": []}
+        assert theirs.delete(f"/v1/webhooks/{hook['id']}").status_code == 404
+    revoke_token(database, made["mine"][0])
+    end_job(database)
+    time.sleep(0.3)
+    assert not receiver.got
+
+
+def test_a_place_that_was_not_opened_is_refused(hooked, start: Start) -> None:
+    client, _ = hooked
+    for url in ("https://example.org/", "http://127.0.0.1:1/", "file:///etc/passwd"):
+        answer = client.post("/v1/webhooks", json={"url": url})
+        assert answer.status_code == 403 and "EVOFEED_WEBHOOK_HOSTS" in answer.json()["next"]
+    closed = start(max_jobs=0)
+    assert closed.post("/v1/webhooks", json={"url": "https://example.org/"}).status_code == 403
+
+
+ALLOWED = ("example.org", "*.hooks.example", "http://10.0.0.5:8080")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org",
+        "https://EXAMPLE.org:443/a?b=c",
+        "https://a.hooks.example/",
+        "http://10.0.0.5:8080/x",
+    ],
+)
+def test_what_is_on_the_list_may_be_told(url: str) -> None:
+    assert outbound.check_url(url, ALLOWED).path.startswith("/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/",
+        "https://example.org:8443/",
+        "https://example.org@evil.example/",
+        "https://user:pass@example.org/",
+        "https://example.org.evil.example/",
+        "https://evilexample.org/",
+        "https://hooks.example/",
+        "https://example.org\\@evil.example/",
+        "https://example.org/#x",
+        "https://example.org/a b",
+        "https://example.org/\r\nHost: x",
+        "https://[::1/",
+        "https://example.org:port/",
+        "https://2130706433/",
+        "http://10.0.0.5/",
+        "http://10.0.0.5:8081/",
+        "ftp://example.org/",
+        "example.org",
+        "",
+    ],
+)
+def test_what_is_not_may_not(url: str) -> None:
+    with pytest.raises(ServiceError):
+        outbound.check_url(url, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
+        *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1"),
+        *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
+    ],
+)
+def test_addresses_of_the_inside_are_not_public(address: str) -> None:
+    assert not outbound.is_public(address)
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
+def test_addresses_of_the_outside_are(address: str) -> None:
+    assert outbound.is_public(address)
+
+
+def test_a_name_is_resolved_once_and_that_address_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [[PUBLIC], ["127.0.0.1"]]  # a name that turns into another after the check
+    connected: list[Any] = []
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in answers.pop(0)]
+
+    def connect(address: Any, timeout: float) -> socket.socket:
+        connected.append(address)
+        raise ConnectionRefusedError("nobody there")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    target = outbound.check_url("https://example.org/", ALLOWED)
+    with pytest.raises(ServiceError, match="nobody there"):
+        outbound.post(target, b"{}", {})
+    assert connected == [(PUBLIC, 443)] and len(answers) == 1
+    answers[0] = [PUBLIC, "10.0.0.1"]  # one public address does not excuse another
+    with pytest.raises(ServiceError, match=r"10\.0\.0\.1, which is not a public"):
+        outbound.post(target, b"{}", {})
+    assert len(connected) == 1
