@@ -206,6 +206,11 @@ class CachedStorage:
         """At the remote."""
         self.remote.delete(key)
 
+    def close(self) -> None:
+        """The remote's connections and the local files."""
+        self.remote.close()
+        self._local.close()
+
 
 def _abandoned(path: Path) -> bool:
     """Whether the process that was writing a temporary file is gone."""

@@ -98,6 +98,33 @@ def diff(
 
 
 @snapshots.command()
+def overlap(
+    uri: Uri,
+    other: Annotated[str, typer.Argument(help="The other dataset, such as the test set.")],
+    clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
+    snapshot: RefName = "main",
+    other_snapshot: RefName = "main",
+    as_json: AsJson = False,
+) -> None:
+    """Chains of DATASET that are in OTHER too, or in a cluster with one there; exit code 1 if any.
+
+    Example: evofeed snapshots overlap train/ valid/ --clusters clusters-by-entity-40.txt
+    """
+    from evofeed.store import Dataset
+    from evofeed.store.overlap import Clusters
+    from evofeed.store.overlap import overlap as compare
+
+    with _wrong_call():
+        known = Clusters(clusters) if clusters else None
+        found = compare(Dataset.open(uri, snapshot), Dataset.open(other, other_snapshot), known)
+    lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
+    lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
+    lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
+    _show(as_json, found.to_dict(), lines)
+    raise typer.Exit(1 if found else 0)
+
+
+@snapshots.command()
 def tag(
     uri: Uri,
     name: Annotated[str, typer.Argument(help="The new ref.")],

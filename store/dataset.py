@@ -81,6 +81,16 @@ class Dataset:
         """Where it was opened from."""
         return self.storage.uri
 
+    def close(self) -> None:
+        """Let go of open files and connections; reading on opens them again."""
+        self.storage.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __len__(self) -> int:
         return int(self.index.num_rows)
 

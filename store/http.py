@@ -53,6 +53,7 @@ class HttpStorage:
         self._base = parts.path if versioned else f"/v1{parts.path}"
         self._token = token
         self._local = threading.local()
+        self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
 
     @property
     def uri(self) -> str:
@@ -136,6 +137,7 @@ class HttpStorage:
         if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
+            self._open.add(self._local.kept)
             self._local.pid = os.getpid()
         kept: _Kept = self._local.kept
         return kept.connection
@@ -144,8 +146,15 @@ class HttpStorage:
         self._connection().close()
 
     def close(self) -> None:
-        """Close this thread's connection."""
-        self._drop()
+        """Close the connections of all threads; reading on opens them again."""
+        for kept in list(self._open):
+            kept.connection.close()
+
+    def __enter__(self) -> HttpStorage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def put(self, key: str, data: Bytes) -> None:
         """Refused: publish to the folder or bucket behind the service."""

@@ -159,3 +159,8 @@ class S3Storage:
         """Remove an object; no error if it is gone."""
         with contextlib.suppress(ShardMissing), self._errors(key):
             self.store().delete(key)
+
+    def close(self) -> None:
+        """Drop the client and its connections."""
+        with self._lock:
+            self._store, self._pid = None, -1

@@ -68,6 +68,9 @@ class Storage(Protocol):
     def delete(self, key: str) -> None:
         """Remove a file; no error if it is gone."""
 
+    def close(self) -> None:
+        """Let go of open files and connections; later calls open them again."""
+
 
 @runtime_checkable
 class Keeping(Protocol):
@@ -195,6 +198,11 @@ class LocalStorage:
         with contextlib.suppress(OSError):
             if path.parent.parent != self.root:
                 path.parent.rmdir()
+
+    def close(self) -> None:
+        """Close the shard files, once nobody reads from them."""
+        with self._lock:
+            self._open.clear()
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
         return LocalStorage, (str(self.root),)  # descriptors stay where they were opened

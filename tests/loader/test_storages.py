@@ -45,6 +45,8 @@ class FarStorage:
 
     def delete(self, key: str) -> None: ...
 
+    def close(self) -> None: ...
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,3 +139,14 @@ def test_a_part_is_only_a_shortcut_and_never_believed_blindly(tmp_path, damage):
     reference = write(tmp_path / "reference", [random_record(1)])
     assert snapshot.digest == reference.digest
     assert_same(Dataset.open(tmp_path)[0], random_record(1))
+
+
+def test_a_closed_dataset_holds_no_file_and_opens_it_again(tmp_path):
+    writer = DatasetWriter(str(tmp_path))
+    writer.add(random_record(1))
+    writer.commit()
+    with Dataset.open(tmp_path) as dataset:
+        assert_same(dataset[0], random_record(1))
+        assert len(dataset.storage._open) == 1
+    assert not dataset.storage._open
+    assert_same(dataset[0], random_record(1))

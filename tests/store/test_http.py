@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -163,6 +164,26 @@ def test_snapshots_and_copies_work_through_http(service, closing, tmp_path):
     copied = copy_dataset(service.url, tmp_path / "copy")
     assert copied.digest == dataset.digest
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
+
+
+def test_closing_closes_the_connections_of_all_threads_and_reading_on_opens_new_ones(service):
+    with Dataset.open(service.url) as dataset, ThreadPoolExecutor(3) as pool:
+        together = threading.Barrier(3)
+
+        def read(seed):
+            together.wait()
+            return dataset[f"chain{seed}_A"]
+
+        for seed, record in enumerate(pool.map(read, range(3))):
+            assert_same(record, random_record(seed))
+        sockets = [kept.connection.sock for kept in dataset.storage._open]
+        assert len(sockets) == 4  # this thread's too
+        dataset.close()
+        assert all(socket.fileno() == -1 for socket in sockets)
+        assert_same(dataset["chain1_A"], random_record(1))
+        again = [kept.connection.sock for kept in dataset.storage._open]
+    assert sum(socket is not None for socket in again) == 1
+    assert all(socket is None or socket.fileno() == -1 for socket in again)
 
 
 def test_a_cache_fills_over_http(service, tmp_path):

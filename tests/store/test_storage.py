@@ -121,6 +121,34 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(uri):
     assert Dataset.open(uri).digest == after.digest
 
 
+def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_told(uri):
+    """Rounds of a race on one ref, each on top of the winner of the round before."""
+    parent, barrier = None, threading.Barrier(3)
+    entries = [write_shard(uri, [random_record(seed)]) for seed in range(3)]
+
+    def publish(number, parent):
+        writer = DatasetWriter(uri)  # with a storage, and so a connection, of its own
+        writer.add_shard(entries[number])
+        barrier.wait()
+        try:
+            return writer.commit(expect=parent).digest
+        except RefConflict as error:
+            return error
+
+    for _ in range(4):
+        with ThreadPoolExecutor(3) as pool:
+            ends = list(pool.map(publish, range(3), [parent] * 3))
+        won = [end for end in ends if isinstance(end, str)]
+        lost = [end for end in ends if isinstance(end, RefConflict)]
+        assert (len(won), len(lost)) == (1, 2)
+        dataset = Dataset.open(uri)
+        assert (dataset.digest, dataset.manifest.parent) == (won[0], parent)
+        assert dataset.verify() == []
+        for error in lost:
+            assert won[0][:12] in str(error), "says where the ref is now"
+        parent = won[0]
+
+
 def test_records_come_back_bit_for_bit(uri):
     records = [random_record(seed) for seed in range(5)]
     writer = DatasetWriter(uri, shard_nbytes=1 << 15)

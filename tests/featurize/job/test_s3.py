@@ -1,0 +1,98 @@
+"""A job whose dataset is a bucket: the same bytes, and the same after its driver is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import kill_tree
+
+from evofeed.store import Dataset, gc
+from evofeed.store.storage import open_storage
+
+ROOT = Path(__file__).parents[3]
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.featurize.job.stage import run
+report = run(Path(sys.argv[1]), sys.argv[2], workers=1)
+print(report.state, report.snapshot, report.resumed, report.num_shards)
+"""
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[str]:
+    """An empty bucket in an S3 server of our own, and a ledger of our own for it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        _, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_REGION", "us-east-1")
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        import boto3
+
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="job")
+        client.close()
+        yield "s3://job"
+    server.stop()
+
+
+def start(raw: Path, uri: str) -> subprocess.Popen[str]:
+    """A driver in an interpreter of its own: the S3 client does not survive a fork."""
+    command = [sys.executable, "-c", DRIVER, str(raw), uri]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+
+
+def finish(driver: subprocess.Popen[str]) -> list[str]:
+    said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0
+    return said.split()
+
+
+@pytest.mark.slow
+def test_a_job_on_s3_killed_and_run_again_publishes_the_same_snapshot(
+    raw: Path, bucket: str, honest: tuple[str, Any]
+) -> None:
+    uri = f"{bucket}/data"
+    storage = open_storage(uri)
+    driver = start(raw, uri)
+    while not list(storage.files("shards/")):
+        time.sleep(0.02)
+        assert driver.poll() is None
+    kill_tree(driver.pid)
+    assert driver.wait() == -signal.SIGKILL
+    driver.communicate()
+    left = list(storage.files("shards/"))
+    assert left and not list(storage.files("refs/")), "killed before it was done"
+    assert gc(uri, dry_run=False, grace=-1.0).held, "its lease outlives it for a while"
+
+    state, snapshot, resumed, shards = finish(start(raw, uri))
+    assert (state, snapshot, shards) == ("published", honest[0], "1")
+    assert int(resumed) >= len(left) - 1
+    dataset = Dataset.open(uri)
+    assert dataset.digest == honest[0]
+    assert dataset.verify(deep=True) == []
+    checksums = dict(zip(dataset, dataset.index["checksum"].to_pylist(), strict=True))
+    assert checksums == honest[1]
+    gc(uri, dry_run=False, grace=-1.0)
+    kept = {item.key.split("/")[0] for item in storage.files("")}
+    assert kept == {"shards", "parts", "snapshots", "refs"}
+    assert len(list(storage.files("shards/"))) == 1
+
+    again = finish(start(raw, uri))
+    assert again == ["published", honest[0], "6", "1"], "nothing is done twice"
