@@ -22,6 +22,7 @@ from evofeed.kernels.biased_attention import (
     forward_kernel,
     mask_kernel,
 )
+from evofeed.kernels.checks import check_shape, check_type
 from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.library import operator
 from evofeed.kernels.projection import padded, precision
@@ -260,7 +261,13 @@ def biased_attention(
     Returns:
         `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    (B, R, Q, H, D), K = q.shape, k.shape[2]
+    check_type("biased_attention", q, double=True)
+    check_shape("biased_attention", "k", k, B, R, K, H, D)
+    check_shape("biased_attention", "v", v, B, R, K, H, D)
+    check_shape("biased_attention", "bias", bias, B, H, Q, K)
+    check_shape("biased_attention", "mask", mask, B, R, K)
+    scale = D**-0.5 if scale is None else scale
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
     if not fits or not usable(q, k, v, bias, mask):
         return reference.biased_attention(q, k, v, bias, mask, scale)

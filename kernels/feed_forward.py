@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, usable
+from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.library import operator
 from evofeed.kernels.projection import (
     mlp,
@@ -117,6 +118,10 @@ def transition(
         residual: whether x is added.
         eps: of the norm.
     """
+    check_type("transition", x)
+    check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
+    check_shape("transition", "mask", mask, *x.shape[:-1])
+    check_device("transition", x, weights.w1, mask)
     dtype = compute_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
         result: Tensor = _Transition.apply(  # type: ignore[no-untyped-call]

@@ -28,6 +28,7 @@ from evofeed.kernels.attention import (
     scaled_bias,
 )
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.launching import launch
@@ -302,6 +303,14 @@ def gated_attention(
         bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
         eps: of the norm.
     """
+    (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
+    check_type("gated_attention", x)
+    check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)
+    check_shape("gated_attention", "bias", bias, B, heads, attending, attending)
+    check_shape("gated_attention", "mask", mask, B, R, N)
+    dropped_along = R if drop_columnwise else N
+    check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
+    check_device("gated_attention", x, weights.q, bias, mask, drop_mask)
     dtype = compute_dtype(x)
     drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
     plan = _Plan(heads, eps, columns, residual, drop, dtype, bias_scale)

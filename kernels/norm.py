@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.backend import sm_count, tl, triton, usable
+from evofeed.kernels.checks import check_shape, check_type
 from evofeed.kernels.choices import Tile, small_norm, tile
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
@@ -293,8 +294,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     Returns:
         A contiguous tensor of x's shape and dtype (also under autocast). Where no
         kernel can run (CPU, no Triton, float64, C > 8192) or pay, PyTorch computes it.
+
+    Raises:
+        UnsupportedShape: weight or bias is not `[C]`, or x is not of a float type.
     """
     C = x.shape[-1]
+    check_type("layer_norm", x, double=True)
+    check_shape("layer_norm", "weight", weight, C)
+    check_shape("layer_norm", "bias", bias, C)
     if x.numel() == 0 or not supported(x, weight, bias):
         if torch.is_autocast_enabled(x.device.type):  # entering the context costs microseconds
             with torch.autocast(x.device.type, enabled=False):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
@@ -271,5 +272,11 @@ def outer_product_mean(
         eps: added to the count of shared sequences.
         norm_eps: of the norm.
     """
+    B, S, R, C = m.shape
+    check_type("outer_product_mean", m)
+    check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)
+    check_shape("outer_product_mean", "mask", mask, B, S, R)
+    check_shape("outer_product_mean", "z", z, B, R, R, weights.out.shape[0])
+    check_device("outer_product_mean", m, weights.w1, mask, z)
     result: Tensor = _apply(_OuterProductMean, m, weights, mask, z, eps, norm_eps)
     return result

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, tl, triton
+from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
@@ -200,6 +201,9 @@ def pair_bias(
         eps: of the norm.
         scale: factor of the result.
     """
+    check_type("pair_bias", z)
+    check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
+    check_device("pair_bias", z, norm_weight, weight)
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
         result: Tensor = _PairBias.apply(

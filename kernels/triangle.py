@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
@@ -222,6 +223,12 @@ def triangle_multiplication(
         drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
         eps: of both norms.
     """
+    B, R, _, C = z.shape
+    check_type("triangle_multiplication", z)
+    check_shape("triangle_multiplication", "z", z, B, R, R, C)
+    check_shape("triangle_multiplication", "mask", mask, B, R, R)
+    check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
+    check_device("triangle_multiplication", z, weights.norm_in_weight, mask, drop_mask)
     dtype = compute_dtype(z)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, Drop(drop_mask, (z.shape[1], z.shape[2])), eps, dtype)
