@@ -16,6 +16,7 @@ from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.tables import DatasetRow, RefMove
+from evofeed.store.overlap import Clusters, overlap
 from evofeed.store.refs import Ref
 
 
@@ -94,6 +95,40 @@ def _require_none(index: pa.Table, where: dict[str, Any], number: int) -> None:
             f"{found} chains pass forbid[{number}]: {names}{', ...' if found > 5 else ''}",
             next="leave them out and commit again, or move the ref without this condition",
         )
+
+
+def require_apart(
+    catalog: Catalog, one: tuple[str, str], other: tuple[str, str], clusters: str | None
+) -> None:
+    """Refuse a snapshot that shares sequences with another, such as the test set.
+
+    Args:
+        catalog: the datasets.
+        one: dataset and digest of the snapshot.
+        other: of what it must be apart from.
+        clusters: file with a sequence cluster per line; None, only the same chain counts.
+
+    Raises:
+        Problem: 404, no such snapshot; 409, they share chains or clusters, or a chain is in
+            no cluster, so that nobody can tell.
+        InputError: the clusters cannot be read.
+    """
+    ids = [catalog.snapshot(*which).index["chain_id"].to_pylist() for which in (one, other)]
+    found = overlap(*ids, Clusters(clusters) if clusters is not None else None)
+    if found.shared:
+        pairs = ", ".join(f"{mine} ({theirs})" for mine, theirs in found.shared[:5])
+        what = f"{len(found.shared)} chains share a sequence with {other[0]!r}: {pairs}"
+    elif found.unclustered:
+        names = ", ".join(found.unclustered[:5])
+        what = f"{len(found.unclustered)} chains are in no cluster, so nobody can tell: {names}"
+    else:
+        return
+    raise Problem(
+        409,
+        "not_apart",
+        what,
+        next="`evofeed snapshots overlap` lists them all; leave them out and commit again",
+    )
 
 
 def note_ref(database: Database, dataset_id: int, ref: Ref) -> None:

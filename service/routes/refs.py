@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from evofeed.service.clock import iso
-from evofeed.service.names import DatasetName, DigestValue, RefName
+from evofeed.service.names import DatasetName, DigestValue, NewName, RefName
+from evofeed.service.places import Uri, require_root
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
-from evofeed.service.refs import move_ref, note_ref, ref_history
+from evofeed.service.refs import move_ref, note_ref, ref_history, require_apart
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
@@ -32,6 +33,18 @@ class RefList(BaseModel):
     refs: list[RefView]
 
 
+class Apart(BaseModel):
+    """A dataset that must share no sequence with what a ref points at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dataset: NewName
+    ref: NewName = "main"
+    clusters: Uri | None = Field(
+        None, description="file with a sequence cluster per line; null: only the same chain counts"
+    )
+
+
 class RefTarget(BaseModel):
     """Where a ref shall point."""
 
@@ -40,6 +53,9 @@ class RefTarget(BaseModel):
     digest: DigestValue
     forbid: list[dict[str, Any]] = Field(
         [], max_length=16, description="filters that no chain of the snapshot may pass"
+    )
+    apart_from: list[Apart] = Field(
+        [], max_length=4, description="test sets that the snapshot must share no sequence with"
     )
 
 
@@ -100,6 +116,17 @@ def put_ref(
     `If-Match: "DIGEST"` moves a ref that stands there; `If-None-Match: *` makes a
     new one. One of the two is required.
     """
+    for apart in target.apart_from:
+        principal.require_dataset(apart.dataset)
+        if apart.clusters is not None:
+            roots = service.settings.input_roots
+            require_root(service.settings, roots, apart.clusters, "EVOFEED_INPUT_ROOTS")
+        require_apart(
+            service.catalog,
+            (name, target.digest),
+            (apart.dataset, service.catalog.view(apart.dataset).ref(apart.ref).digest),
+            apart.clusters,
+        )
     moved = move_ref(
         service.catalog,
         service.database,

@@ -74,6 +74,41 @@ def test_a_ref_does_not_move_to_a_snapshot_with_forbidden_chains(moving) -> None
     assert Dataset.open(path).digest == first
 
 
+def test_a_ref_does_not_move_to_a_snapshot_that_shares_sequences_with_a_test_set(
+    start_any: Start, folder, tmp_path: Path
+) -> None:
+    shutil.copytree(folder[0], tmp_path / "train")
+    valid = publish(tmp_path / "valid", range(100, 103))
+    folders = {name: str(tmp_path / name) for name in ("train", "valid")}
+    client = start_any(datasets=folders, input_roots=(str(tmp_path),))
+    clusters = tmp_path / "clusters.txt"
+    url = "/v1/datasets/train/refs/main"
+
+    def move(*lines: str, **changes: str) -> httpx.Response:
+        clusters.write_text("\n".join(lines))
+        apart = {"dataset": "valid", "clusters": str(clusters)} | changes
+        now = client.get(url).headers["ETag"]
+        body = {"digest": folder[1], "apart_from": [apart]}
+        return client.put(url, json=body, headers={"If-Match": now})
+
+    all_apart = [f"{n:04d}_A" for n in [*range(45), 100, 101, 102]]
+    one_shared = [
+        "0007_A 0101_A",
+        *(name for name in all_apart if name not in ("0007_A", "0101_A")),
+    ]
+    refused = move(*one_shared)
+    assert (refused.status_code, refused.json()["code"]) == (409, "not_apart")
+    assert "0007_A (0101_A)" in refused.json()["detail"]
+    assert "in no cluster" in move(*all_apart[1:]).json()["detail"]
+    assert move(*all_apart, clusters=str(tmp_path / "none.txt")).status_code == 422
+    assert move(*all_apart, clusters="/etc/passwd").status_code == 403
+    assert move(*all_apart, dataset="nowhere").status_code == 404
+    assert Dataset.open(tmp_path / "train").digest == folder[2]
+    assert move(*all_apart).status_code == 200
+    assert Dataset.open(tmp_path / "train").digest == folder[1]
+    assert Dataset.open(tmp_path / "valid").digest == valid
+
+
 def test_a_new_ref_is_made_once(moving) -> None:
     client, _, first, second = moving
     url = "/v1/datasets/demo/refs/stable"

@@ -1,0 +1,95 @@
+"""Do two sets of chains share sequences? A test set that does measures memory, not learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.errors import InputError
+
+__all__ = ["Clusters", "Overlap", "overlap"]
+
+_MAX_BYTES: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What stands between two sets of chains and being apart.
+
+    Attributes:
+        shared: chains of the first set, each with a chain of the second that is the
+            same or in the same cluster.
+        unclustered: chains of both sets that are in no cluster, so nothing is known.
+    """
+
+    shared: tuple[tuple[str, str], ...]
+    unclustered: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.shared or self.unclustered)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"shared": [list(pair) for pair in self.shared], "unclustered": [*self.unclustered]}
+
+
+class Clusters:
+    """Sequence clusters as files give them: a line each, chain ids with spaces between.
+
+    Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
+
+    Raises:
+        InputError: the file cannot be read, or is far larger than such files are.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path).removeprefix("file://")
+        self._of: dict[str, set[int]] = {}
+        try:
+            if (size := Path(self.path).stat().st_size) > _MAX_BYTES:
+                raise InputError(f"{size} bytes are too many for clusters", path=self.path)
+            lines = Path(self.path).read_text(errors="replace").splitlines()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"{reason}; give a file of clusters", path=self.path) from None
+        for number, line in enumerate(lines):
+            for chain_id in line.split():
+                self._of.setdefault(_folded(chain_id), set()).add(number)
+
+    def of(self, chain_id: str) -> set[int]:
+        """The lines a chain is on; none if it is in no cluster."""
+        return self._of.get(_folded(chain_id), set())
+
+
+def overlap(
+    first: Iterable[str], second: Iterable[str], clusters: Clusters | None = None
+) -> Overlap:
+    """Chains that keep two sets from being apart.
+
+    Args:
+        first: chain ids.
+        second: chain ids of the other set.
+        clusters: at a sequence identity of your choice; without, only the same chain counts.
+    """
+    first, second = list(first), list(second)
+    theirs = {_folded(chain_id): chain_id for chain_id in second}
+    by_cluster: dict[int, str] = {}
+    if clusters is not None:
+        by_cluster = {number: name for name in second for number in clusters.of(name)}
+    shared = []
+    for chain_id in first:
+        found = theirs.get(_folded(chain_id))
+        if found is None and clusters is not None:
+            numbers = clusters.of(chain_id) & by_cluster.keys()
+            found = by_cluster[min(numbers)] if numbers else None
+        if found is not None:
+            shared.append((chain_id, found))
+    unknown = [] if clusters is None else [c for c in [*first, *second] if not clusters.of(c)]
+    return Overlap(tuple(shared), tuple(unknown))
+
+
+def _folded(chain_id: str) -> str:
+    stem, dot, window = chain_id.rpartition(".v")
+    return (stem if dot and window.isdigit() else chain_id).upper()
