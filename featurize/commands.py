@@ -46,6 +46,12 @@ def featurize(
     max_broken: Annotated[
         float, typer.Option(min=0, max=1, help="Publish nothing if more chains are broken.")
     ] = 0.05,
+    shard_mib: Annotated[
+        int, typer.Option(min=0, help="Join small shards to this many MiB; 0 leaves them.")
+    ] = 128,
+    check_content: Annotated[
+        bool, typer.Option("--check-content", help="Do not believe size and time of known inputs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Featurise every chain of INPUT and publish them as a snapshot of DATASET.
@@ -91,6 +97,8 @@ def featurize(
             deadline=deadline,
             memory=memory << 20,
             max_broken=max_broken,
+            shard_nbytes=shard_mib << 20,
+            check_content=check_content,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

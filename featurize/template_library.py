@@ -19,8 +19,9 @@ from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.structure import Structure
 
 _PDB_ID: Final = re.compile(r"[A-Za-z0-9]{1,32}$")
-_KEPT: Final = 128
-"""Structures kept in memory: hits of one family come again and again."""
+_KEPT_NBYTES: Final = 256 << 20
+"""Bytes of structure files kept parsed in memory, where they take about as much: some hundred
+entries. Hits of one family come again and again."""
 
 
 class TemplateLibrary:
@@ -37,12 +38,12 @@ class TemplateLibrary:
         *,
         release_dates: Mapping[str, str] | None = None,
         obsolete: Mapping[str, str] | None = None,
-        kept: int = _KEPT,
+        kept_nbytes: int = _KEPT_NBYTES,
     ) -> None:
         self._folder = Path(mmcif_dir)
         self._config = config
-        self._kept = kept
-        self._known: OrderedDict[str, Structure | TemplateError] = OrderedDict()
+        self._kept_nbytes, self._nbytes = kept_nbytes, 0
+        self._known: OrderedDict[str, tuple[Structure | TemplateError, int]] = OrderedDict()
         self._listed: dict[str, frozenset[str]] = {}
         self.release_dates = dict(release_dates or {})
         self.obsolete = dict(obsolete or {})
@@ -68,20 +69,24 @@ class TemplateLibrary:
                 missing = self._folder / f"{pdb_id}.cif"
                 raise TemplateError("no structure file", path=str(missing))
             self._known[pdb_id] = self._parse(pdb_id, path)
-            while len(self._known) > self._kept:
-                self._known.popitem(last=False)
-        entry = self._known[pdb_id]
+            self._nbytes += self._known[pdb_id][1]
+            while self._nbytes > self._kept_nbytes and len(self._known) > 1:
+                _, (_, nbytes) = self._known.popitem(last=False)
+                self._nbytes -= nbytes
+        entry, _ = self._known[pdb_id]
         if isinstance(entry, TemplateError):
             raise TemplateError(entry.message, path=entry.path)
         return entry
 
-    def _parse(self, pdb_id: str, path: Path) -> Structure | TemplateError:
+    def _parse(self, pdb_id: str, path: Path) -> tuple[Structure | TemplateError, int]:
+        """The entry, and the bytes it counts for."""
         self.parsed += 1
         try:
             data = read_bytes(file_ref(path), self._config.caps)
-            return parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
+            entry = parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
         except InputError as error:
-            return TemplateError("broken structure file: " + error.message, path=str(path))
+            return TemplateError("broken structure file: " + error.message, path=str(path)), 0
+        return entry, len(data)
 
     def _find(self, pdb_id: str) -> Path | None:
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder

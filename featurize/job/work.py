@@ -25,7 +25,7 @@ from evofeed.featurize.sources import ChainSource
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
-_BASE_MEMORY = 400 << 20  # interpreter and libraries of worker and watcher
+_BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, known templates
 _MEMORY_PER_BYTE = 8  # text, rows, the rows that differ, the record and its shard
 
 

@@ -13,6 +13,7 @@ from evofeed.errors import TemplateError
 from evofeed.featurize import FeaturizeConfig, featurize_chain
 from evofeed.featurize.hits import TemplateHit
 from evofeed.featurize.structure import Chain, Structure
+from evofeed.featurize.synth import write_synthetic
 from evofeed.featurize.template_library import TemplateLibrary
 from evofeed.featurize.template_match import match_hit
 from evofeed.featurize.templates import (
@@ -175,6 +176,22 @@ def test_a_structure_is_parsed_once_however_many_hits_it_has(golden: Path) -> No
     assert library.parsed == parsed > 0
     assert first.template_domain_names == again.template_domain_names
     assert np.array_equal(first.template_all_atom_positions, again.template_all_atom_positions)
+
+
+def test_what_was_used_last_is_kept_within_a_cap_in_bytes(tmp_path: Path) -> None:
+    write_synthetic(tmp_path, 3, seed=1, mean_length=40, mean_depth=8)
+    folder = tmp_path / "mmcif"
+    sizes = {path.stem: path.stat().st_size for path in sorted(folder.glob("*.cif"))}
+    first, second, third = list(sizes)[:3]
+    cap = sizes[first] + sizes[second] + sizes[third] - 1
+    library = TemplateLibrary(str(folder), CONFIG, kept_nbytes=cap)
+    for name in (first, second, first, third, first):
+        library.structure(name)
+    assert library.parsed == 3
+    library.structure(second)
+    assert library.parsed == 4
+    tiny = TemplateLibrary(str(folder), CONFIG, kept_nbytes=1)
+    assert tiny.structure(first) is tiny.structure(first)
 
 
 def test_broken_structures_are_passed_over(tmp_path: Path, golden: Path) -> None:
