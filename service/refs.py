@@ -113,10 +113,12 @@ def require_apart(
             no cluster, so that nobody can tell.
         InputError: the clusters cannot be read.
     """
-    ids = [catalog.snapshot(*which).index["chain_id"].to_pylist() for which in (one, other)]
-    found = overlap(*ids, Clusters(clusters) if clusters is not None else None)
+    mine, theirs = (
+        catalog.snapshot(*which).index["chain_id"].to_pylist() for which in (one, other)
+    )
+    found = overlap(mine, theirs, Clusters(clusters) if clusters is not None else None)
     if found.shared:
-        pairs = ", ".join(f"{mine} ({theirs})" for mine, theirs in found.shared[:5])
+        pairs = ", ".join(f"{chain} ({its})" for chain, its in found.shared[:5])
         what = f"{len(found.shared)} chains share a sequence with {other[0]!r}: {pairs}"
     elif found.unclustered:
         names = ", ".join(found.unclustered[:5])
