@@ -179,8 +179,8 @@ def test_a_structure_is_parsed_once_however_many_hits_it_has(golden: Path) -> No
 
 
 def test_what_was_used_last_is_kept_within_a_cap_in_bytes(tmp_path: Path) -> None:
-    write_synthetic(tmp_path, 3, seed=1, mean_length=40, mean_depth=8)
-    folder = tmp_path / "mmcif"
+    write_synthetic(tmp_path / "raw", 3, seed=1, mean_length=40, mean_depth=16)
+    folder = tmp_path / "raw" / "mmcif"
     sizes = {path.stem: path.stat().st_size for path in sorted(folder.glob("*.cif"))}
     first, second, third = list(sizes)[:3]
     cap = sizes[first] + sizes[second] + sizes[third] - 1
