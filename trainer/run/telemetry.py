@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from evofeed.errors import TrainerError
 
+_SAME_SIGNAL_SECONDS = 2.0
 Names = Callable[[], list[str]]
 """Says on demand which samples a batch held."""
 
@@ -114,7 +116,10 @@ class Telemetry:
 
 @contextmanager
 def note_signals(asked: Callable[[str], None]) -> Iterator[None]:
-    """Hand names of SIGTERM and SIGINT to `asked` instead of dying; a second one is deadly.
+    """Hand names of SIGTERM and SIGINT to `asked` instead of dying; a later one is deadly.
+
+    Not one within two seconds: `timeout` and job schedulers signal a process and
+    then its group, which asks twice for the same thing.
 
     Outside the main thread signals cannot be caught, and nothing happens.
     """
@@ -122,10 +127,17 @@ def note_signals(asked: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    first = math.inf
 
     def note(number: int, frame: Any) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if now - first > _SAME_SIGNAL_SECONDS:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
+            return
+        first = min(first, now)
         asked(signal.Signals(number).name)
-        signal.signal(number, before[signal.Signals(number)])
 
     for number in before:
         signal.signal(number, note)
