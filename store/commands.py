@@ -77,6 +77,27 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
 
 
 @snapshots.command()
+def chains(uri: Uri, snapshot: RefName = "main", as_json: AsJson = False) -> None:
+    """The chains of a snapshot, with their sizes, resolution and release date.
+
+    Example: evofeed snapshots chains data/
+    """
+    from evofeed.store import Dataset
+
+    names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
+    with _wrong_call():
+        rows = Dataset.open(uri, snapshot).index.select(names).to_pylist()
+    lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
+    for row in rows:
+        resolution = f"{row['resolution']:.2f}" if row["resolution"] else "-"
+        lines.append(
+            f"{row['chain_id']:<12} {row['num_res']:>8} {row['num_alignments']:>7} "
+            f"{row['num_templates']:>9} {resolution:>6}  {row['release_date'] or '-'}"
+        )
+    _show(as_json, rows, lines)
+
+
+@snapshots.command()
 def diff(
     uri: Uri,
     first: Annotated[str, typer.Argument(metavar="A", help="Ref or digest.")],

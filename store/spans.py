@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
     COLUMN_NUMBER,
@@ -60,15 +60,17 @@ class Spans:
         """Row of a chain in the index.
 
         Raises:
-            KeyError: no such chain in this snapshot.
+            ChainMissing: no such chain in this snapshot (a KeyError, too).
         """
         if isinstance(chain, str):
             at = bisect_left(self._ids, chain, key=lambda value: value.as_py())
             if at == len(self) or self.chain_id(at) != chain:
-                raise KeyError(f"no chain {chain!r} in this snapshot")
+                raise ChainMissing(
+                    f"no chain {chain!r} in this snapshot; `evofeed snapshots chains` lists them"
+                )
             return at
         if not -len(self) <= chain < len(self):
-            raise KeyError(f"no row {chain}: the snapshot has {len(self)} chains")
+            raise ChainMissing(f"no row {chain}: the snapshot has {len(self)} chains")
         return int(chain) % len(self)
 
     def chain_id(self, row: int) -> str:

@@ -91,6 +91,10 @@ class DatasetMissing(StoreError):
     """No dataset, snapshot or ref of that name is there."""
 
 
+class ChainMissing(StoreError, KeyError):
+    """The snapshot holds no chain of that name."""
+
+
 class ShardMissing(StoreError):
     """A shard named by the manifest is not where it should be."""
 

@@ -10,6 +10,7 @@ from store_records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli
+from evofeed.errors import ChainMissing
 from evofeed.store import Dataset, DatasetWriter, write_shard
 from evofeed.store.commands import shards, snapshots
 from evofeed.store.convert import read_features
@@ -48,6 +49,18 @@ def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
     assert json.loads(run(snapshots, "diff", uri, "v1", "--json"))["removed"] == ["chain1_A"]
     assert "- chain1_A" in run(snapshots, "diff", uri, "v1")
     assert "0 faults" in run(snapshots, "verify", uri, "--deep")
+
+
+def test_chains_are_listed_and_one_that_is_not_there_is_a_typed_error(uri):
+    rows = json.loads(run(snapshots, "chains", uri, "--json"))
+    dataset = Dataset.open(uri)
+    assert [row["chain_id"] for row in rows] == list(dataset)
+    assert [row["num_res"] for row in rows] == [dataset[row["chain_id"]].num_res for row in rows]
+    assert "chain1_A" in run(snapshots, "chains", uri)
+    for wrong in ("nope", 99):
+        with pytest.raises(ChainMissing) as caught:
+            dataset[wrong]
+        assert isinstance(caught.value, KeyError) and str(wrong) in str(caught.value)
 
 
 def test_damage_is_listed_and_exits_with_one(uri, tmp_path):

@@ -191,6 +191,7 @@ def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str
     config = start.replace(
         steps=steps,
         checkpoint_every=0,
+        profile_steps=0,  # a third of the time on a CPU, and the demo does not show it
         optim=dataclasses.replace(start.optim, learning_rate=3e-3),
         loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
         loader=MSA_SIZES | {"num_blocks": 0},  # deleting blocks may leave no more than a few rows

@@ -1,0 +1,113 @@
+"""What the documents tell people to type does what they say."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+
+from evofeed import cli
+from evofeed.featurize import discover, featurize_chain
+from evofeed.featurize.synth import write_synthetic
+from evofeed.store import DatasetWriter
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "featurize/INPUTS.md"]
+
+
+def blocks(page: Path) -> list[str]:
+    """The indented blocks of a page, blank lines within them kept."""
+    found = re.findall(r"(?:^    .*\n(?:[ \t]*\n(?=    ))?)+", page.read_text(), re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
+
+
+def commands(text: str) -> list[str]:
+    """Commands of ours in a page: lines of blocks, and `evofeed ...` within a sentence."""
+    in_blocks = re.findall(
+        r"^ {4,}(?:torchrun .*-m evofeed\.cli|evofeed) (.+)$", text, re.MULTILINE
+    )
+    in_text = re.findall(r"(?<!`)`evofeed ([^`\n|…]+)`(?!`)", text)
+    return [re.split(r"\s+#|\s{2,}", found)[0] for found in [*in_blocks, *in_text]]
+
+
+ALL = [(page, line) for page in PAGES for line in commands(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "line"), ALL, ids=[f"{p.name}: {line}" for p, line in ALL])
+def test_every_command_in_the_documents_is_one(page: Path, line: str) -> None:
+    name, *words = shlex.split(line)
+    if name in ("COMMAND", "--help", "--version"):
+        return
+    module, attribute, _ = cli.COMMANDS[name]
+    target: Any = getattr(importlib.import_module(module), attribute)
+    app = target if isinstance(target, typer.Typer) else typer.Typer()
+    if app is not target:
+        app.command(name)(target)
+    command: Any = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"{page.name}: no `evofeed {name} {words[0]}`"
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    known |= {option for parameter in command.params for option in parameter.secondary_opts}
+    unknown = [word for word in words if word.startswith("--") and word not in known]
+    assert not unknown, f"{page.name}: `evofeed {line}` has no {unknown}"
+
+
+def test_commands_are_found_and_a_wrong_one_would_be_noticed() -> None:
+    assert len(ALL) > 20
+    page = ROOT / "README.md"
+    for wrong in ("snapshots lst", "featurize raw/ data/ --no-such"):
+        with pytest.raises(AssertionError):
+            test_every_command_in_the_documents_is_one(page, wrong)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small dataset `data/` in the current folder, as the snippets expect it."""
+    monkeypatch.chdir(tmp_path)
+    write_synthetic(tmp_path / "raw", 3, seed=0)
+    writer = DatasetWriter(str(tmp_path / "data"))
+    for source in discover(str(tmp_path / "raw")):
+        writer.add(featurize_chain(source))
+    writer.commit()
+    return tmp_path / "data"
+
+
+def test_the_readmes_training_loop_runs_as_it_stands(data: Path) -> None:
+    (snippet,) = [block for block in blocks(ROOT / "README.md") if "import FeatureLoader" in block]
+    seen = []
+
+    def model(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.append(batch["aatype"].shape)
+        return torch.zeros(())
+
+    names = {"rank": 0, "world": 1, "model": model}
+    exec(compile(snippet, "README.md", "exec"), names)
+    assert len(seen) == 3
+    assert all(shape[1] == 256 for shape in seen), "OpenFold's batch: sample, residue, recycle"
+
+
+def test_the_service_page_opens_a_dataset(data: Path) -> None:
+    snippet = blocks(ROOT / "docs" / "service.md")[0].replace("/data/demo", str(data))
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "service.md", "exec"), names)
+    assert len(names["dataset"]) == 3
+
+
+def test_the_service_pages_signature_check_is_right() -> None:
+    from evofeed.service.webhooks import signature
+
+    (snippet,) = [b for b in blocks(ROOT / "docs" / "service.md") if "def is_ours" in b]
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "service.md", "exec"), names)
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": "17"}
+    headers["webhook-signature"] = signature(b"key", "msg_1", 17, b"{}")
+    assert names["is_ours"]("whsec_a2V5", headers, b"{}")
+    assert not names["is_ours"]("whsec_a2V5", headers, b"{ }")
