@@ -162,7 +162,8 @@ class Step:
 
     def measure(self, batch: dict[str, Tensor], warm_up: int, repeats: int) -> dict[str, Any]:
         """Median and spread of every part over `repeats` steps, and the memory peak."""
-        for number in range(max(warm_up, 2 if self.replay else 1)):
+        slow_start = self.case.how in ("graph", "compiled")  # the second step records or compiles
+        for number in range(max(warm_up, 2 if slow_start else 1)):
             self.run(batch, number)
         steps = [self.run(batch, warm_up + number) for number in range(repeats)]
         if self.replay and self.replay.why_not:
