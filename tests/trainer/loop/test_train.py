@@ -18,10 +18,12 @@ from evofeed.errors import CannotResume, InputError, TrainerError
 from evofeed.store import Dataset
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
+from evofeed.trainer.run.build import loader_config, loss_config, model_config
 from evofeed.trainer.run.checkpoint import newest_checkpoint
-from evofeed.trainer.run.config import TrainConfig, preset, save_config
+from evofeed.trainer.run.config import PRESETS, TrainConfig, load_config, preset, save_config
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.gradients import find_untouched
+from evofeed.trainer.run.loop import TrainResult
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import build_model, train
@@ -216,3 +218,34 @@ def test_without_dataset_or_folder_the_command_says_so(capsys: pytest.CaptureFix
         main(["train", "tiny"])
     assert ended.value.code == 2
     assert "--dataset" in capsys.readouterr().err
+
+
+def test_the_command_hands_on_datasets_shares_and_chains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def note(*arguments: Any, **options: Any) -> TrainResult:
+        asked.extend(arguments)
+        return TrainResult(out=options["out"])
+
+    monkeypatch.setattr("evofeed.trainer.run.train.train", note)
+    mixture = ["--dataset", "pdb", "--share", "0.25", "--dataset", "distilled", "--share", "0.75"]
+    with pytest.raises(SystemExit):
+        main(["train", "overfit", *mixture, "--chain", "1abc_A", "--out", str(tmp_path)])
+    settings, datasets = asked
+    assert datasets == ["pdb", "distilled"] and settings.shares == (0.25, 0.75)
+    assert settings.loader == {"chains": ("1abc_A",)}
+    save_config(settings, tmp_path / "kept.yaml")
+    assert load_config(str(tmp_path / "kept.yaml")).shares == settings.shares
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_model_losses_and_a_loader(name: str) -> None:
+    settings = preset(name)
+    model, loss = model_config(settings), loss_config(settings)
+    assert loader_config(settings, World()).max_templates > 0
+    learns_by_heart = name == "overfit"
+    assert (model.evoformer.pair_dropout == 0) == learns_by_heart
+    assert (loss.masked_msa < 1) == learns_by_heart
+    assert bool(settings.fixed_batches) == learns_by_heart
