@@ -70,15 +70,18 @@ DEFAULTS: dict[str, Tile] = {
     "relu_grad": Tile(64, 128, 4, 2),
     "mlp": Tile(64, 64, 4, 2),
     "gated_output": Tile(64, 128, 4, 1),
-    "gated_output_grad": Tile(64, 128, 8, 1),
-    "pair_bias_grad": Tile(64, 1, 4, 1),
+    "gated_output_grad": Tile(32, 128, 8, 1),
+    "pair_bias_grad": Tile(16, 1, 2, 1, 4),
     "triangle_in": Tile(64, 64, 4, 2),
-    "triangle_in_grad": Tile(64, 64, 4, 1),
-    "triangle_out": Tile(64, 128, 8, 1),
+    "triangle_in_grad": Tile(64, 64, 4, 2),
+    "triangle_out": Tile(64, 128, 4, 1),
     "triangle_out_grad": Tile(32, 128, 4, 1),
-    "outer_project": Tile(128, 32, 4, 4),
-    "outer_dproject": Tile(128, 64, 4, 2),
+    "outer_project": Tile(64, 128, 4, 3),
+    "outer_dproject": Tile(64, 128, 4, 2),
     "outer_dw": Tile(64, 128, 4, 3),
+    # of a softmax: lines of 256 keys (as many elements in all)
+    "softmax": Tile(8, 1, 4, 3, 8),
+    "softmax_grad": Tile(8, 1, 4, 3, 8),
 }
 _FLOAT32 = Tile(32, 32, 4, 1)  # products in float32 run on the plain units: small tiles
 

@@ -27,10 +27,14 @@ from evofeed.kernels.attention import (
     run_forward,
     scaled_bias,
 )
-from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
-from evofeed.kernels.gated_output_kernels import gated_output_grad_kernel, gated_output_kernel
+from evofeed.kernels.gated_output_kernels import (
+    dropped_kernel,
+    gated_output_grad_kernel,
+    gated_output_kernel,
+)
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.pair_bias import heads_last
@@ -153,8 +157,9 @@ class _GatedAttention(torch.autograd.Function):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do, gated = torch.empty_like(attended), torch.empty_like(attended)
-        dy, delta, out_sums = _gated_output_grad(
-            dout, out_weight, attended, qkvg, g_bias, do, dpacked, gated, plan
+        dy, out_sums = _dropped(dout, plan.drop, plan.dtype)
+        delta, gate_sums = _gated_output_grad(
+            torch.mm(dy, out_weight), attended, qkvg, g_bias, do, dpacked, gated, plan
         )
         dwo = weight_grad(dy, gated.view(M, width))
         del gated, dy
@@ -173,9 +178,9 @@ class _GatedAttention(torch.autograd.Function):
             dout if plan.residual else None, normed,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed)
-        of_norm, of_out = column_sums([norm_sums, out_sums], ctx.dtypes[0])
+        of_norm, dbo, dg_bias = column_sums([norm_sums, out_sums, gate_sums], ctx.dtypes[0])
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
-        (dgamma, dbeta), (dbo, dg_bias) = torch.split(of_norm, C), torch.split(of_out, [C, width])
+        dgamma, dbeta = torch.split(of_norm, C)
         grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         dpair = dw[4 * width : columns].to(ctx.dtypes[2]) if ctx.own_bias else None
@@ -197,66 +202,68 @@ def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dty
     return pack(parts, dtype)
 
 
-def _walk(op: str, M: int, C: int, like: Tensor, dtype: torch.dtype) -> tuple[Any, int, int]:
-    """The tile of a kernel that walks over rows, its programs, and tiles for each."""
-    block = tile(op, C, dtype)
-    tiles = triton.cdiv(M, block.rows)
-    programs = min(tiles, block.programs * sm_count(like))
-    return block, programs, triton.cdiv(tiles, programs)
-
-
 def _gated_output(
     attended: Tensor, qkvg: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
     plan: _Plan,
 ) -> Tensor:  # fmt: skip
-    N, K = weight.shape
+    C, K = weight.shape
     M = attended.numel() // K
     out = torch.empty_like(x)
-    block, programs, tiles_each = _walk("gated_output", M, K, x, weight.dtype)
-    block_n, drop = min(padded(N), block.columns), plan.drop
+    block, drop = tile("gated_output", K, weight.dtype), plan.drop
     launch(
-        gated_output_kernel, (programs, triton.cdiv(N, block_n)),
-        (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, N,
-         qkvg.stride(0), *drop.strides(), tiles_each),
-        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": block_n,
+        gated_output_kernel, (triton.cdiv(M, block.rows),),
+        (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, C,
+         qkvg.stride(0), *drop.strides()),
+        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": min(padded(C), block.columns),
          "HAS_DROP": drop.mask is not None, "HAS_RES": plan.residual,
-         "PRECISION": precision(weight.dtype), "STAGES": block.stages,
-         "num_warps": block.warps, "num_stages": block.stages},
+         "PRECISION": precision(weight.dtype), "num_warps": block.warps,
+         "num_stages": block.stages},
     )  # fmt: skip
     return out
 
 
-def _gated_output_grad(
-    dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
-    dpacked: Tensor, gated: Tensor, plan: _Plan,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fills `do`, the gate's part of `dpacked` and `gated`.
+def _dropped(dout: Tensor, drop: Drop, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """dout `[M, C]` times the dropout mask, in `dtype`, and parts of the sums of its columns."""
+    M, C = dout.shape
+    keep = drop.mask is not None or dout.dtype is not dtype
+    dy = torch.empty((M, C), dtype=dtype, device=dout.device) if keep else dout
+    rows, tiles_each = max(1, 4096 // padded(C)), 4
+    programs = triton.cdiv(M, rows * tiles_each)
+    partial = torch.empty((programs, C), dtype=torch.float32, device=dout.device)
+    launch(
+        dropped_kernel, (programs,),
+        (dout, drop.mask, dy, partial, M, C, *drop.strides(), tiles_each),
+        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None, "KEEP": keep},
+    )  # fmt: skip
+    return dy, partial
 
-    Returns dout times dropout, delta `[B * rows, H, N]`, and `[programs, C + H * D]` whose
-    column sums are the gradients of the output's and of the gate's bias.
+
+def _gated_output_grad(
+    grad: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor, dpacked: Tensor,
+    gated: Tensor, plan: _Plan,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills `do`, the gate's part of `dpacked`, and `gated`.
+
+    Returns delta `[B * rows, H, N]` and parts of the gradient of the gate's bias.
     """
     B, R, N, H, D = attended.shape
-    C, K = weight.shape
-    M = B * R * N
+    M, K = B * R * N, H * D
     rows, length = (N, R) if plan.columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
     to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
-    block, programs, tiles_each = _walk("gated_output_grad", M, K, dout, plan.dtype)
-    heads = max(1, min(triton.next_power_of_2(H), block.columns // D))  # whole heads
-    partial = torch.empty((programs, C + K), dtype=torch.float32, device=do.device)
-    keep = plan.drop.mask is not None or dout.dtype is not plan.dtype
-    dy = torch.empty((M, C), dtype=plan.dtype, device=do.device) if keep else dout
+    block = tile("gated_output_grad", K, plan.dtype)
+    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
+    programs = triton.cdiv(M, block.rows)
+    partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
     launch(
         gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
-        (dout, plan.drop.mask, weight, attended, qkvg[:, 3 * K :], gate_bias, dy, do,
-         dpacked[:, 3 * K :], gated, delta, partial, M, K, C, qkvg.stride(0), dpacked.stride(0),
-         rows * H * length, to_i, to_j, length, R, N, *plan.drop.strides(), tiles_each),
-        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "BLOCK_N": padded(C), "D": D,
-         "HEADS": heads, "HAS_DROP": plan.drop.mask is not None, "KEEP": keep,
-         "PRECISION": precision(plan.dtype), "STAGES": block.stages, "num_warps": block.warps,
-         "num_stages": block.stages},
+        (grad, attended, qkvg[:, 3 * K :], gate_bias, do, dpacked[:, 3 * K :], gated, delta,
+         partial, M, K, qkvg.stride(0), dpacked.stride(0), rows * H * length, to_i, to_j, length,
+         R, N),
+        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "D": D, "HEADS": heads,
+         "num_warps": block.warps},
     )  # fmt: skip
-    return dy, delta, partial
+    return delta, partial
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:

@@ -47,22 +47,20 @@ def masked_halves_kernel(
 @triton.jit
 def outer_project_kernel(
     OUTER, W, BIAS, NORM, RES, OUT, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_CE: tl.constexpr,
-    HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`."""
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    n = tl.arange(0, BLOCK_N)
+    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     width = R * E
-    start = OUTER + (b * width + i * E) * width
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
-    for first in range(0, E * E, BLOCK_CE):
-        ce = first + tl.arange(0, BLOCK_CE)
-        cell = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
-        a = tl.load(start + cell, mask=j_in[:, None], other=0.0)
-        w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+    for c in range(E):
+        start = (b * width + i * E + c) * width
+        a = tl.load(OUTER + start + j[:, None] * E + e[None, :], mask=j_in[:, None], other=0.0)
+        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
     pair = (b * R + i) * R + j
@@ -77,8 +75,7 @@ def outer_project_kernel(
 @triton.jit
 def outer_dproject_kernel(
     DOUT, W, NORM, DSCALED, DOUTER, PARTIAL, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_CE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """DSCALED = DOUT / NORM and DOUTER[b, i, :, j, :] = DSCALED[b, i, j] W^T.
 
@@ -86,7 +83,7 @@ def outer_dproject_kernel(
     """
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    n = tl.arange(0, BLOCK_N)
+    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     inside = j_in[:, None] & n_in[None, :]
     pair = (b * R + i) * R + j
@@ -98,13 +95,12 @@ def outer_dproject_kernel(
     program = (b * R + i) * tl.num_programs(0) + tl.program_id(0)
     tl.store(PARTIAL + program * N + n, tl.sum(dout, 0), mask=n_in)
     width = R * E
-    start = DOUTER + (b * width + i * E) * width
-    for first in range(0, E * E, BLOCK_CE):
-        ce = first + tl.arange(0, BLOCK_CE)
-        w = tl.load(W + ce[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+    for c in range(E):
+        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
-        cell = (ce // E)[None, :] * width + j[:, None] * E + (ce % E)[None, :]
-        tl.store(start + cell, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
+        start = (b * width + i * E + c) * width
+        tl.store(DOUTER + start + j[:, None] * E + e[None, :], d.to(DOUTER.dtype.element_ty),
+                 mask=j_in[:, None])  # fmt: skip
 
 
 @triton.jit

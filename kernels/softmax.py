@@ -14,6 +14,9 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.backend import sm_count, tl, triton, usable
+from evofeed.kernels.checks import check_shape, check_type
+from evofeed.kernels.choices import tile
+from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.projection import padded
 
@@ -27,6 +30,7 @@ _MASKED = tl.constexpr(-1.0e9)
 def _forward_kernel(
     X, MASK, BIAS, Y, ms_b, ms_r, R, H, Q, K, rows_each,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     q = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     k = tl.arange(0, BLOCK_K)
@@ -36,7 +40,7 @@ def _forward_kernel(
         line = BIAS + ((b * H + h) * Q + q)[:, None] * K + k[None, :]
         bias = tl.load(line, mask=inside, other=0.0).to(tl.float32)
     last = tl.minimum((tl.program_id(2) + 1) * rows_each, R)
-    for row in range(tl.program_id(2) * rows_each, last):
+    for row in tl.range(tl.program_id(2) * rows_each, last, num_stages=STAGES):
         at = (((b * R + row) * H + h) * Q + q)[:, None] * K + k[None, :]
         s = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
@@ -53,7 +57,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     Y, DY, DX, PARTIAL, R, H, Q, K, rows_each,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     q = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     k = tl.arange(0, BLOCK_K)
@@ -61,7 +65,7 @@ def _backward_kernel(
     inside = (q < Q)[:, None] & (k < K)[None, :]
     db = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     last = tl.minimum((tl.program_id(2) + 1) * rows_each, R)
-    for row in range(tl.program_id(2) * rows_each, last):
+    for row in tl.range(tl.program_id(2) * rows_each, last, num_stages=STAGES):
         at = (((b * R + row) * H + h) * Q + q)[:, None] * K + k[None, :]
         p = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
@@ -73,15 +77,18 @@ def _backward_kernel(
         tl.store(PARTIAL + (slab * Q + q)[:, None] * K + k[None, :], db, mask=inside)
 
 
-def _grid(x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, int]]:
+def _grid(op: str, x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     """Grid, rows a program walks over, and its tile."""
     B, R, H, Q, K = x.shape
+    block = tile(op, K, torch.bfloat16)  # the same for float32: nothing is multiplied here
     block_k = padded(K)
-    block_q = max(1, 2048 // block_k)
+    block_q = max(1, block.rows * 256 // block_k)
     lines = triton.cdiv(Q, block_q)
-    splits = max(1, min(R, 8 * sm_count(x) // (lines * B * H)))
+    splits = max(1, min(R, block.programs * sm_count(x) // (lines * B * H)))
     rows_each = triton.cdiv(R, splits)
-    options = {"BLOCK_Q": block_q, "BLOCK_K": block_k, "num_warps": 4}
+    options = {
+        "BLOCK_Q": block_q, "BLOCK_K": block_k, "STAGES": block.stages, "num_warps": block.warps
+    }  # fmt: skip
     return (lines, B * H, triton.cdiv(R, rows_each)), rows_each, options
 
 
@@ -91,12 +98,14 @@ class _MaskedSoftmax(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
-        grid, rows_each, options = _grid(x)
+        grid, rows_each, options = _grid("softmax", x)
         mask = None if mask is None else mask.contiguous()
         strides = (0, 0) if mask is None else mask.stride()[:2]
-        _forward_kernel[grid](
-            x, mask, None if bias is None else bias.contiguous(), y, *strides, *x.shape[1:],
-            rows_each, HAS_BIAS=bias is not None, HAS_MASK=mask is not None, **options,
+        launch(
+            _forward_kernel, grid,
+            (x, mask, None if bias is None else bias.contiguous(), y, *strides, *x.shape[1:],
+             rows_each),
+            {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, **options},
         )  # fmt: skip
         ctx.save_for_backward(y)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -106,14 +115,15 @@ class _MaskedSoftmax(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         dx, has_bias = torch.empty_like(y), ctx.bias_dtype is not None
-        grid, rows_each, options = _grid(y)
+        grid, rows_each, options = _grid("softmax_grad", y)
         B, _, H, Q, K = y.shape
         partial = None
         if has_bias:
             partial = y.new_empty((B, grid[2], H, Q, K), dtype=torch.float32)
-        _backward_kernel[grid](
-            y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each, HAS_BIAS=has_bias, **options
-        )
+        launch(
+            _backward_kernel, grid, (y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each),
+            {"HAS_BIAS": has_bias, **options},
+        )  # fmt: skip
         return dx, None, None if partial is None else partial.sum(1).to(ctx.bias_dtype)
 
 
@@ -128,6 +138,10 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = 
     Returns:
         Weights of x's shape and dtype; gradients reach x and bias.
     """
+    B, R, H, Q, K = x.shape
+    check_type("masked_softmax", x, double=True)
+    check_shape("masked_softmax", "mask", mask, B, R, K)
+    check_shape("masked_softmax", "bias", bias, B, H, Q, K)
     if x.shape[-1] > MAX_KEYS or x.dtype is torch.float64 or not usable(x, mask, bias):
         return reference.masked_softmax(x, mask, bias)
     return _MaskedSoftmax.apply(x, mask, bias)  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
     if (block >= 0) & (block * BLOCK_N < N):
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)
         total = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
-        for first in range(0, G, BLOCK_G):
+        for first in tl.range(0, G, BLOCK_G, num_stages=4):
             g = first + tl.arange(0, BLOCK_G)
             inside = (g < G)[:, None] & (n < N)[None, :]
             total += tl.load(P + g[:, None] * N + n[None, :], mask=inside, other=0.0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.launching import launch
@@ -80,22 +80,19 @@ def _run(
     """Launches one of the four kernels; the outer two hold all of E."""
     M, C, E = sizes
     block = tile(op, C, dtype)
-    outer = op.startswith("triangle_out")
-    block_e = padded(E) if outer else min(block.columns, padded(E))
-    programs = _programs(op, sizes, dtype, args[0])
+    whole = op.startswith("triangle_out")
     launch(
-        kernel, (programs, 1 if outer else 2 * triton.cdiv(E, block_e)),
-        (*args, M, C, E, *more, triton.cdiv(triton.cdiv(M, block.rows), programs)),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_E": block_e, **meta,
-         "PRECISION": precision(dtype), "STAGES": block.stages, "num_warps": block.warps,
-         "num_stages": block.stages},
+        kernel, (_programs(op, sizes, dtype),), (*args, M, C, E, *more),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C),
+         "BLOCK_E": padded(E) if whole else min(block.columns, padded(E)), **meta,
+         "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
 
 
-def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype, like: Tensor) -> int:
-    """How many programs walk over the pairs: a few on each multiprocessor."""
-    block = tile(op, sizes[1], dtype)
-    return min(int(triton.cdiv(sizes[0], block.rows)), block.programs * sm_count(like))
+def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """How many programs share the pairs."""
+    programs: int = triton.cdiv(sizes[0], tile(op, sizes[1], dtype).rows)
+    return programs
 
 
 @operator("triangle_multiplication", _Plan, Drop)
@@ -122,7 +119,7 @@ class _TriangleMultiplication(torch.autograd.Function):
         out = torch.empty_like(z)
         _run(
             triangle_out_kernel, "triangle_out",
-            (xt, w.norm_out_weight, w.norm_out_bias, wz, w.z_bias, z, stats[0], w.norm_in_weight,
+            (xt, w.norm_out_weight, w.norm_out_bias, wz, w.z_bias, z, w.norm_in_weight,
              w.norm_in_bias, packed_w[4 * E :], w.g_bias, plan.drop.mask, out, stats[1]),
             sizes, plan.dtype, (plan.eps, *plan.drop.strides()),
             HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual,
@@ -149,14 +146,14 @@ class _TriangleMultiplication(torch.autograd.Function):
         dxt = torch.empty_like(xt)
         normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
         sizes = (M, C, E)
-        programs = _programs("triangle_out_grad", sizes, plan.dtype, z)
+        programs = _programs("triangle_out_grad", sizes, plan.dtype)
         out_sums = torch.empty((programs, 2 * (C + E)), dtype=torch.float32, device=z.device)
         _run(
             triangle_out_grad_kernel, "triangle_out_grad",
-            (dout, xt, stats[1], gamma_out, beta_out, wz, z_bias, z, stats[0], gamma_in, beta_in,
+            (dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in,
              packed_w[4 * E :], g_bias, plan.drop.mask, dxt, dy, dpacked[:, 4 * E :], normed,
              out_sums),
-            sizes, plan.dtype, (dpacked.stride(0), *plan.drop.strides()),
+            sizes, plan.dtype, (dpacked.stride(0), plan.eps, *plan.drop.strides(), 1),
             HAS_DROP=plan.drop.mask is not None,
         )  # fmt: skip
         dwz = weight_grad(dy, normed)
@@ -169,12 +166,12 @@ class _TriangleMultiplication(torch.autograd.Function):
         else:  # x_ij = sum_k a_ki b_kj
             torch.bmm(b, dxt.mT, out=dab[0])
             torch.bmm(a, dxt, out=dab[1])
-        programs = _programs("triangle_in_grad", sizes, plan.dtype, z)
+        programs = _programs("triangle_in_grad", sizes, plan.dtype)
         in_sums = torch.empty((programs, 4 * E), dtype=torch.float32, device=z.device)
         _run(
             triangle_in_grad_kernel, "triangle_in_grad",
-            (z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
-            sizes, plan.dtype, (dpacked.stride(0),),
+            (z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
+            sizes, plan.dtype, (dpacked.stride(0), plan.eps),
         )  # fmt: skip
         flat = z.view(M, C)
         normed = torch.empty_like(flat, dtype=plan.dtype)
