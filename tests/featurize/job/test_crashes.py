@@ -181,6 +181,18 @@ def test_dying_at_a_fault_point_changes_nothing(
     on_stage(lambda: _die_once_then_resume(raw, fast_path, honest[0], owner, name, when, nth))
 
 
+def hold_still(mark: Path) -> None:
+    """From now on this process publishes nothing before there is a mark."""
+    honest_publish = driver.publish
+
+    def late(*args: Any) -> Any:
+        while not mark.exists():
+            time.sleep(0.02)
+        return honest_publish(*args)
+
+    driver.publish = late
+
+
 def test_two_drivers_do_not_run_one_job(
     raw: Path, fast_path: Path, honest: tuple[str, Any]
 ) -> None:
@@ -188,17 +200,7 @@ def test_two_drivers_do_not_run_one_job(
     from evofeed.featurize.job import lock
 
     def act() -> None:
-        def hold_still() -> None:
-            honest_publish = driver.publish
-
-            def late(*args: Any) -> Any:
-                while not (fast_path / "mark").exists():
-                    time.sleep(0.02)
-                return honest_publish(*args)
-
-            driver.publish = late  # type: ignore[assignment]
-
-        pid = start_driver(raw, fast_path, hold_still)
+        pid = start_driver(raw, fast_path, lambda: hold_still(fast_path / "mark"))
         while not list(fast_path.glob("leases/job-*")):
             time.sleep(0.02)
         lock._PATIENCE = 0.3
@@ -236,7 +238,7 @@ def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
     from evofeed.featurize.job import Ledger, commands
 
     def act() -> tuple[str, str]:
-        pid = start_driver(raw, fast_path, lambda: None, workers=1)
+        pid = start_driver(raw, fast_path, lambda: hold_still(fast_path / "mark"))
         while not list(fast_path.glob("shards/*.arrow")):
             time.sleep(0.01)
         book = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -101,7 +102,7 @@ def test_units_go_from_todo_to_done_and_leases_of_the_dead_come_back(url: str, p
     again = Ledger(url)  # its driver died; the next one begins
     _begin(again, job_id, plan, job_id)
     counts = again.counts(job_id)
-    assert (counts["units_todo"], counts["units_leased"], counts["units_done"]) == (7, 0, 1)
+    assert (counts["units_todo"], counts["units_leased"], counts["units_done"]) == (5, 0, 1)
     assert (counts["chains_good"], counts["chains_broken"]) == (3, 1)
     (broken,) = again.chains(job_id)
     assert (broken["message"], broken["path"], broken["line"]) == ("bad", "a", 3)
@@ -112,7 +113,7 @@ def test_strikes_add_up_and_the_last_one_is_final(url: str, plan: Plan) -> None:
     ledger, job_id = Ledger(url), os.urandom(8).hex()
     _begin(ledger, job_id, plan, job_id)
     unit = plan.units[0]
-    suspect, victim, _ = unit.chain_ids
+    suspect, victim = unit.chain_ids
     assert not ledger.strike(job_id, unit.unit_id, _failure(suspect), 2)
     assert not ledger.strike(job_id, unit.unit_id, _failure(victim), 2)
     assert ledger.strike(job_id, unit.unit_id, _failure(victim), 2)
@@ -132,6 +133,25 @@ def test_a_new_job_takes_over_finished_units_of_the_same_dataset(url: str, plan:
     _begin(ledger, other, plan, "elsewhere" + other)
     assert [u["unit_id"] for u in ledger.units(new, "done")] == [unit_ids[0]]
     assert ledger.units(other, "done") == []
+    ledger.close()
+
+
+def test_inputs_and_homes_of_units_are_kept(url: str, plan: Plan) -> None:
+    ledger, job_id = Ledger(url), os.urandom(8).hex()
+    _begin(ledger, job_id, plan, job_id)
+    first, second, *_ = (unit.unit_id for unit in plan.units)
+    key, stamp = next(iter(plan.inputs.items()))
+    read = dataclasses.replace(stamp, sha256="ab" * 32)
+    ledger.finish(job_id, _result(first), {f"{job_id} {key}": read})
+    ledger.finish(job_id, _result(second))
+    assert ledger.inputs()[f"{job_id} {key}"] == read
+    later = dataclasses.replace(read, mtime_ns=7)
+    ledger.set_inputs({f"{job_id} {key}": later})
+    assert ledger.inputs()[f"{job_id} {key}"] == later
+    ledger.set_home(job_id, [first, second], {"name": "both", "of": "x"})
+    shards = {unit["unit_id"]: unit["shard"] for unit in ledger.units(job_id, "done")}
+    assert shards[first] == {"name": first, "home": {"name": "both", "of": "x"}}
+    assert shards[second]["home"]["name"] == "both"
     ledger.close()
 
 
