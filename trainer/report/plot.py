@@ -29,6 +29,12 @@ def plot_report(folder: Path, path: Path) -> Path:
     numbers = [line["step"] for line in steps]
     loss.plot(numbers, [line.get("loss") for line in steps], color="#1f77b4")
     loss.set(title="loss", xlabel="step")
+    measured = [entry for entry in report["validation"] if "lddt_ca" in entry]
+    if measured:
+        scores = loss.twinx()
+        steps_of = [entry["step"] for entry in measured]
+        scores.plot(steps_of, [entry["lddt_ca"] for entry in measured], "o-", color="#d62728")
+        scores.set(ylabel="lDDT-Ca of the validation, red", ylim=(0, 1))
     _stacked(times, steps, numbers)
     _bars(parts, report["breakdown"]["share"], "share of wall time")
     groups = report["operators"].get("groups", {})

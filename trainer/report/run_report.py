@@ -52,6 +52,9 @@ def make_report(folder: Path) -> dict[str, Any]:
         "loader": facts.get("loader", {}),
         "parts_by_rank": facts.get("parts_by_rank", []),
         "loss": _losses(steps, facts),
+        "validation": [
+            {"step": line["step"] + 1, **line["metrics"]} for line in steps if "metrics" in line
+        ],
     }
 
 
@@ -205,6 +208,10 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             _seconds(report["data_wait"][name]) for name in ("p50_seconds", "p99_seconds")
         )),
     ]  # fmt: skip
+    if report["validation"]:
+        last = report["validation"][-1]
+        text = ", ".join(f"{name} {value:.3g}" for name, value in last.items() if name != "step")
+        rows.append(("validation", f"{text} after {last['step']} steps"))
     waits = [_seconds(parts.get("data_wait", 0.0)) for parts in report["parts_by_rank"]]
     if len(waits) > 1:
         rows.append(("data wait of each rank", ", ".join(waits)))

@@ -16,7 +16,14 @@ from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
 from evofeed.trainer.report.run_report import make_report
-from evofeed.trainer.run.config import TrainConfig, from_dict, load_config, preset, save_config
+from evofeed.trainer.run.config import (
+    PRESETS,
+    TrainConfig,
+    from_dict,
+    load_config,
+    preset,
+    save_config,
+)
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.runlog import forget_steps, read_steps
 from evofeed.trainer.run.train import run
@@ -171,7 +178,7 @@ def test_markers_tell_the_optimizers_kernels_and_other_streams_are_the_loaders()
     assert groups["optimizer"] == {"seconds": pytest.approx(30e-9), "launches": 1}
 
 
-@pytest.mark.parametrize("name", ["initial_training", "finetuning", "tiny"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_config_written_as_yaml_reads_back_equal(tmp_path: Path, name: str) -> None:
     config = preset(name).replace(model={"c_m": 64}, seed=3)
     save_config(config, tmp_path / "run.yaml")

@@ -18,6 +18,8 @@ from evofeed.errors import CannotResume, InputError, TrainerError
 from evofeed.store import Dataset
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
+from evofeed.trainer.report.plot import plot_report
+from evofeed.trainer.report.run_report import make_report, report_rows
 from evofeed.trainer.run.build import loader_config, loss_config, model_config
 from evofeed.trainer.run.checkpoint import newest_checkpoint
 from evofeed.trainer.run.config import PRESETS, TrainConfig, load_config, preset, save_config
@@ -191,6 +193,10 @@ def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
         train(settings, tiny_dataset, out=tmp_path / "wrong")
     train(settings, [tiny_dataset, tiny_dataset], out=tmp_path / "run")
     lines = read_steps(tmp_path / "run")
+    report = make_report(tmp_path / "run")
+    assert [entry["step"] for entry in report["validation"]] == [2, 4]
+    assert any("lddt_ca" in text for _, text in report_rows(report))
+    assert plot_report(tmp_path / "run", tmp_path / "run.png").stat().st_size > 10_000
     assert ["metrics" in line for line in lines] == [False, True, False, True]
     assert len({line["recycles"] for line in lines}) == 1
     run = json.loads((tmp_path / "run" / "run.json").read_text())
