@@ -1,6 +1,7 @@
 """Checks and times every fused op beside its peers on one GPU.
 
     PYTHONPATH=src python benchmarks/kernels.py --out benchmarks/results/kernels_h200.json
+    PYTHONPATH=src python benchmarks/kernels.py --sections blocks --out ... (other sections stay)
     PYTHONPATH=src python benchmarks/kernels.py --table benchmarks/results/kernels_h200.json
 
 GPU time is the median of events around single calls that were queued ahead of
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from gpu_times import Call, Row, environment, gpu_times, graphed, peak_mb, wall_us
+from kernel_table import load, save, table
 from torch import Tensor, nn
 
 from evofeed.kernels import layer_norm, masked_softmax, reference, to_fused
@@ -245,9 +247,16 @@ def softmaxes(peers: bool) -> Iterator[Row]:
         def op(which: Any, mask: Tensor = mask) -> Callable[..., Tensor]:
             return lambda x, bias: which(x, mask, bias)
 
+        copies = [(pair[0], torch.empty_like(pair[0])) for pair in inputs()]
+        yield {
+            "case": case, "who": "device copy",
+            "forward": gpu_times([lambda a=a, b=b: b.copy_(a) for a, b in copies]),
+        }  # fmt: skip
+        del copies
         ops = {"evofeed": op(masked_softmax)}
         if peers:
             torch.compiler.reset()
+            ops["torch eager"] = op(reference.masked_softmax)
             ops["torch.compile"] = torch.compile(op(reference.masked_softmax), dynamic=False)
         for who, function in ops.items():
             yield {"case": case, "who": who, **both_ways(function, inputs(), [0, 1], wall=False)}
@@ -517,16 +526,15 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
         "optimizer": lambda: optimizers(peers),
     }  # fmt: skip
     repeats = "40 calls (10 for blocks), median and quartiles"
-    result: Row = {"environment": environment("kernels.py", repeats), "sections": {}}
+    result = load(out)
     for section in sections or list(makers):
         rows: list[Row] = []
+        result[section] = {"environment": environment("kernels.py", repeats), "rows": rows}
         start = time.time()
         try:
             for row in makers[section]():
                 rows.append(row)
-                result["sections"][section] = rows
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text(json.dumps(result, indent=1) + "\n")
+                save(out, result)
                 print(
                     section,
                     json.dumps({k: v for k, v in row.items() if k != "kernels"}),
@@ -536,29 +544,9 @@ def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
                     print("   ", *line, flush=True)
         except Exception:  # one section must not cost the others their device time
             traceback.print_exc()
-            rows.append({"failed": traceback.format_exc()[-1500:]})
-        result["sections"][section] = rows
+            rows.append({"case": "failed", "failed": traceback.format_exc()[-1500:]})
         print(f"{section}: {time.time() - start:.0f} s", flush=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def table(path: Path) -> str:
-    """Markdown of a result file."""
-    result = json.loads(path.read_text())
-    env = result["environment"]
-    lines = [f"{env['card']}, torch {env['torch']}, triton {env['triton']}, {env['date']}", ""]
-    for section, rows in result["sections"].items():
-        lines.append(f"## {section}")
-        for row in rows:
-            shown = {
-                k: v for k, v in row.items() if k not in ("kernels", "ours_and_torch", "measured")
-            }
-            cells = [
-                f"{k} {v.get('us', v) if isinstance(v, dict) else v}" for k, v in shown.items()
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
+        save(out, result)
 
 
 def main() -> None:

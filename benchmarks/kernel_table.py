@@ -1,0 +1,70 @@
+"""Result files of `kernels.py`: sections measured one by one, kept together, shown as tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+HIDDEN = ("case", "who", "kernels", "ours_and_torch", "measured", "ms_q1_q3", "blocks")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Sections of a result file by name, each with its environment and rows; none if missing."""
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text())
+    if "environment" in kept:  # one environment for all sections, as older files had it
+        environment = kept["environment"]
+        return {
+            name: {"environment": environment, "rows": rows}
+            for name, rows in kept["sections"].items()
+        }
+    sections: dict[str, Any] = kept["sections"]
+    return sections
+
+
+def save(path: Path, sections: dict[str, Any]) -> None:
+    """Writes all sections."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"sections": sections}, indent=1) + "\n")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict) and "us" in value:
+        return f"{value['us']:g} ({value['q1']:g}-{value['q3']:g})"
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _with_copy_share(rows: list[Row]) -> list[Row]:
+    """Adds the share of a device copy's rate to rows of a case where a copy was timed."""
+    copies = {r["case"]: r["forward"]["us"] for r in rows if r.get("who") == "device copy"}
+    for row in rows:
+        copy, forward = copies.get(row["case"]), row.get("forward")
+        if copy and forward and row["who"] != "device copy":
+            row["forward, share of copy"] = round(copy / forward["us"], 3)
+            both = row.get("both")
+            if both:  # two passes over the tensor forward, three backward
+                row["both, share of copy"] = round(2.5 * copy / both["us"], 3)
+    return rows
+
+
+def table(path: Path) -> str:
+    """Markdown of a result file. Times are medians in microseconds unless named otherwise."""
+    lines = ["# Kernels", "", "Medians (quartiles) in microseconds unless a column says ms.", ""]
+    for section, found in load(path).items():
+        env, rows = found["environment"], _with_copy_share(found["rows"])
+        lines += [f"## {section}", ""]
+        lines += [
+            f"{env['card']}, torch {env['torch']}, triton {env['triton']}, {env['date'][:16]}, "
+            f"{env.get('repeats', '')}; `{env['command']}`", "",
+        ]  # fmt: skip
+        columns = [c for c in dict.fromkeys(k for row in rows for k in row) if c not in HIDDEN]
+        shown = [row for row in rows if any(c in row for c in columns)]
+        head = ["case", *(["who"] if any("who" in row for row in rows) else []), *columns]
+        lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        lines += ["| " + " | ".join(_cell(row.get(c)) for c in head) + " |" for row in shown]
+        lines.append("")
+    return "\n".join(lines)
