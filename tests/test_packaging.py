@@ -41,7 +41,9 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
     python = tmp_path / "venv" / "bin" / "python"
     constraints = ["-c", str(ROOT / "constraints.txt")]
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", *constraints, wheel], check=True, capture_output=True
+        [python, "-m", "pip", "install", "-q", "--no-compile", *constraints, wheel],
+        check=True,
+        capture_output=True,
     )
     evofeed = tmp_path / "venv" / "bin" / "evofeed"
     done = subprocess.run([evofeed, "--help"], check=True, capture_output=True, text=True)

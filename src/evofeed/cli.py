@@ -62,6 +62,10 @@ def main(argv: list[str] | None = None) -> None:
             _load(name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("evofeed"):
+                raise
+            sys.exit(_fail(f"{name} needs {error.name}: pip install 'evofeed[all]'", 1))
         except KeyboardInterrupt:
             sys.exit(_fail("interrupted", 130))
 
@@ -69,12 +73,7 @@ def main(argv: list[str] | None = None) -> None:
 def _load(name: str) -> Any:
     """The Typer app behind a command; a plain function becomes an app of one command."""
     module, attribute, _ = COMMANDS[name]
-    try:
-        target: Any = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("evofeed"):
-            raise
-        sys.exit(_fail(f"{name} needs {error.name}: pip install 'evofeed[all]'", 1))
+    target: Any = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
