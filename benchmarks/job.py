@@ -24,12 +24,17 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from store_workload import workload_chain
 
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import run_job
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import UnitTask, run_unit
 from evofeed.featurize.synth import write_synthetic
+from evofeed.store import Dataset, DatasetWriter
+from evofeed.store.join import join_chains
 
 
 def main() -> None:
@@ -41,11 +46,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="evofeed-bench-"))
     try:
         results = measure(folder, args.chains, args.repeats)
+        results["join"] = join(folder / "join", args.repeats)
     finally:
         shutil.rmtree(folder)
     results |= circumstances(args.chains, args.repeats)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results["seconds"], indent=1))
+    print(json.dumps({"seconds": results["seconds"], "join": results["join"]}, indent=1))
 
 
 def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
@@ -95,6 +101,27 @@ def bare(raw: Path, data: Path) -> None:
 
 def job(raw: Path, data: Path, **options: Any) -> str | None:
     return run_job(str(raw), str(data), **options).snapshot
+
+
+def join(folder: Path, repeats: int) -> dict[str, Any]:
+    """Joining small shards of PDB-sized chains into one, as the end of a job does."""
+    writer = DatasetWriter(str(folder), shard_nbytes=4 << 20)
+    for number in range(100):
+        writer.add(workload_chain(number))
+    writer.commit()
+    dataset = Dataset.open(folder)
+    spent = []
+    for _ in range(repeats):
+        began = time.process_time()
+        entry = join_chains(dataset.storage, dataset.index)
+        spent.append(time.process_time() - began)
+    return {
+        "shards": len(dataset.manifest.shards),
+        "chains": len(dataset),
+        "nbytes": entry.nbytes,
+        "cpu_seconds": {"median": statistics.median(spent), "best": min(spent)},
+        "mb_per_cpu_second_best": round(entry.nbytes / 1e6 / min(spent), 1),
+    }
 
 
 def summary(seconds: dict[str, list[float]], chains: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
 _BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, known templates
+_MEMORY_STEP = 256 << 20
 _MEMORY_PER_BYTE = 8  # text, rows, the rows that differ, the record and its shard
 
 
@@ -48,8 +49,12 @@ class UnitTask:
 
 
 def expected_memory(largest: int) -> int:
-    """Bytes that worker and watcher are likely to take over a chain of `largest` input bytes."""
-    return _BASE_MEMORY + _MEMORY_PER_BYTE * largest
+    """Bytes that worker and watcher are likely to take over a chain of `largest` input bytes.
+
+    In steps: Ray schedules tasks that ask for the same together.
+    """
+    steps = -(-(_BASE_MEMORY + _MEMORY_PER_BYTE * largest) // _MEMORY_STEP)
+    return steps * _MEMORY_STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
