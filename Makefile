@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Tests at once. Most wait for processes, Ray's share a worker: more than two gain little.
 PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-fast check fix setup bench clean
 
@@ -20,10 +21,10 @@ demo: setup ## files -> shards -> service -> training, with a report
 	$(BIN)/evofeed demo
 
 test: setup ## every test
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	$(PYTEST)
 
 test-fast: setup ## what finishes while you wait
-	$(BIN)/python -m pytest -m "not slow and not cluster"
+	$(PYTEST) -m "not slow and not cluster"
 
 check: setup ## style and types
 	$(BIN)/ruff check .

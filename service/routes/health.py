@@ -67,6 +67,7 @@ def config(service: ServiceDep) -> dict[str, Any]:
             "running_jobs": settings.max_jobs,
             "queued_jobs": settings.max_queued_jobs,
         },
+        "webhooks": bool(settings.webhook_hosts),
         "filter_operators": filters.OPERATORS,
         "idempotency_key_lifetime_seconds": 86_400,
     }
