@@ -17,6 +17,8 @@ jobs = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_LOOK = 1.0  # seconds between looks of `status --watch`
+
 _Where = Annotated[str, typer.Argument(help="Dataset, ledger file or SQLAlchemy URL.")]
 _JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the newest if empty.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -67,6 +69,8 @@ def _line(status: dict[str, Any]) -> str:
         f"{status['chains_good']}/{status['num_chains']} good, {status['chains_broken']} broken  "
         f"{status['dataset_uri']}"
     )
+    if status.get("seconds_left") is not None and status["state"] == "running":
+        text += f"  ETA {status['seconds_left'] // 60}:{status['seconds_left'] % 60:02d}"
     return f"{text}  ({status['message']})" if status["message"] else text
 
 
@@ -83,13 +87,8 @@ def status(
     """
     ledger = _open(where)
     if watch:
-        job = _pick(ledger, job_id)
-        while True:
-            now = _status(ledger, job)
-            print(json.dumps(now) if as_json else _line(now), flush=True)
-            if now["state"] != "running":
-                return
-            time.sleep(1.0)
+        _watch(ledger, _pick(ledger, job_id), as_json)
+        return
     found = [ledger.job(job_id)] if job_id else ledger.jobs()
     statuses = [_status(ledger, job) for job in found]
     if job_id and not as_json:
@@ -98,6 +97,21 @@ def status(
         print(json.dumps(statuses))
     else:
         print("\n".join(map(_line, statuses)) or "no job yet: start one with `evofeed featurize`")
+
+
+def _watch(ledger: Any, job: Any, as_json: bool) -> None:
+    """A line a second until the job is over, with the time left at the pace since we look."""
+    began, first = time.monotonic(), None
+    while True:
+        now = _status(ledger, job)
+        first = now["share"] if first is None else first
+        done, left = now["share"] - first, 1 - now["share"]
+        pace = done / (time.monotonic() - began)
+        now["seconds_left"] = round(left / pace) if pace > 0 else None
+        print(json.dumps(now) if as_json else _line(now), flush=True)
+        if now["state"] != "running":
+            return
+        time.sleep(_LOOK)
 
 
 def _details(ledger: Any, status: dict[str, Any]) -> None:

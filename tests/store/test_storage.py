@@ -12,7 +12,19 @@ import pytest
 from store_records import assert_same, random_record
 
 from evofeed.errors import DatasetMissing, RefConflict, ShardMissing, StoreError
-from evofeed.store import Dataset, DatasetWriter, write_shard
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    add_shards,
+    compact,
+    copy_dataset,
+    gc,
+    merge,
+    remove_chains,
+    replace_chains,
+    tag,
+    write_shard,
+)
 from evofeed.store.storage import open_storage
 
 
@@ -163,6 +175,39 @@ def test_records_come_back_bit_for_bit(uri):
     together = dataset.read([record.chain_id for record in records], ["msa"])
     for record, arrays in zip(records, together, strict=True):
         assert np.array_equal(arrays["msa"], record.msa)
+
+
+def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
+    def write(where, *seeds, **replaced):
+        records = [random_record(seed) for seed in seeds]
+        records += [random_record(40, chain_id=name) for name in replaced]
+        return write_shard(where, records)
+
+    writer = DatasetWriter(uri)
+    writer.add_shard(write(uri, 0, 1))
+    first = writer.commit()
+    add_shards(uri, [write(uri, 2)])
+    remove_chains(uri, ["chain0_A"])
+    replace_chains(uri, [write(uri, chain1_A=True)])
+    other = DatasetWriter(str(tmp_path / "other"))
+    other.add(random_record(3))
+    other.commit()
+    merge(uri, str(tmp_path / "other"))
+    tag(uri, "before")
+    compact(uri)
+    dataset = Dataset.open(uri)
+    assert list(dataset) == ["chain1_A", "chain2_A", "chain3_A"]
+    assert len(dataset.manifest.shards) == 1 and len(dataset.snapshots()) == 6
+    assert dataset.diff("before").to_dict() == {"added": [], "removed": [], "changed": []}
+    assert dataset.diff(first.digest).changed == ("chain1_A",)
+    with pytest.raises(RefConflict):
+        tag(uri, "before", first.digest)
+    copied = copy_dataset(uri, tmp_path / "copy")
+    assert copied.digest == dataset.digest
+    gc(uri, dry_run=False, grace=-1.0, keep_history=False)
+    assert len(Dataset.open(uri).snapshots()) == 2  # main and the tag
+    for snapshot in ("main", "before"):
+        assert Dataset.open(uri, snapshot).verify(deep=True) == []
 
 
 def test_no_dataset_is_missing(uri):

@@ -232,6 +232,38 @@ def _interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
+    raw: Path, fast_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from evofeed.featurize.job import commands
+
+    def act() -> str:
+        def slow() -> None:
+            honest_featurize = work.featurize_chain
+
+            def featurize_chain(*args: Any) -> Any:
+                time.sleep(0.05)
+                return honest_featurize(*args)
+
+            work.featurize_chain = featurize_chain  # type: ignore[assignment]
+
+        commands._LOOK = 0.05
+        pid = start_driver(raw, fast_path, slow)
+        while not list(fast_path.glob("shards/*.arrow")):
+            time.sleep(0.01)
+        commands.status(str(fast_path), watch=True)
+        assert wait_for(pid) == 0
+        return capsys.readouterr().out
+
+    lines = on_stage(act).splitlines()
+    assert len(lines) > 3
+    assert all("running" in line for line in lines[:-1])
+    assert "published  100%  12/12 good, 0 broken" in lines[-1]
+    assert any("ETA 0:0" in line for line in lines)
+    shares = [int(line.split("%")[0].split()[-1]) for line in lines]
+    assert shares == sorted(shares)
+
+
 def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
     raw: Path, fast_path: Path
 ) -> None:
