@@ -6,11 +6,12 @@ costs a third of a custom operator's dispatch. While PyTorch compiles, `operator
 puts two operators of one schema into the graph instead, `evofeed::NAME` and
 `evofeed::NAME_backward`:
 
-    (Tensor[] tensors, str call) -> Tensor[]
+    (Tensor[] tensors, str call, int[] made) -> Tensor[]
 
 `call` is everything about the call that is no tensor, pickled. The result is every
 tensor that the computation made, each memory once, as an operator must: what it
-returned or saved is a view of one of these or of an input, and `_Layout` says which.
+returned or saved is a view of one of these or of an input. `_Layout` says which;
+`made` is its share in the operator: the results to hand out.
 
 Nobody writes down result shapes a second time. The fake (shape only) computation of
 an operator is its own code on fake tensors, with no kernel launched.
@@ -22,7 +23,7 @@ import base64
 import contextlib
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -38,17 +39,12 @@ from evofeed.kernels.backend import nothing_launched
 __all__ = ["Operator", "named", "operator"]
 
 _LIBRARY = torch.library.Library("evofeed", "DEF")
-_SCHEMA = "(Tensor[] tensors, str call) -> Tensor[]"
+_SCHEMA = "(Tensor[] tensors, str call, int[] made) -> Tensor[]"
 
 
-class _Computed(NamedTuple):
-    """What a computation gave: tensors or None, and something else about the call."""
-
-    results: Sequence[Tensor | None]
-    extra: Any = None
-
-
-Compute = Callable[[list[Tensor], str], _Computed]
+# From tensors and a call to results (tensors or None), and what else a trace must know;
+# that may be left out where the last argument says so.
+Compute = Callable[[list[Tensor], str, bool], tuple[Sequence["Tensor | None"], Any]]
 
 
 class _View(NamedTuple):
@@ -69,13 +65,13 @@ class _Layout:
 
     Attributes:
         results: one view per result, None where the result is None.
-        owners: for each tensor made, the result to take it from, and whether as it is
-            (else as the flat memory under it).
-        extra: the computation's own.
+        made: for each memory the computation made, the number n of a result in it: n if
+            the result is all of it, ~n if the flat memory under the result is meant.
+        extra: what else the computation told.
     """
 
     results: tuple[_View | None, ...]
-    owners: tuple[tuple[int, bool], ...]
+    made: tuple[int, ...]
     extra: Any
 
     def views(self, inputs: Sequence[Tensor], made: Sequence[Tensor]) -> list[Tensor | None]:
@@ -94,25 +90,25 @@ def _flat(t: Tensor) -> Tensor:
     return t.as_strided((t.untyped_storage().nbytes() // t.itemsize,), (1,), 0)
 
 
-def _describe(inputs: Sequence[Tensor], computed: _Computed) -> _Layout:
+def _describe(inputs: Sequence[Tensor], results: Sequence[Tensor | None], extra: Any) -> _Layout:
     """Results as views of inputs and of new memory."""
     places: dict[int, _View] = {}
     for number, given in enumerate(inputs):
         places[given.untyped_storage()._cdata] = _View(False, number, _geometry(given))
     views: list[_View | None] = []
-    owners: list[tuple[int, bool]] = []
-    for number, t in enumerate(computed.results):
+    made: list[int] = []
+    for number, t in enumerate(results):
         if t is None:
             views.append(None)
             continue
         key, shape = t.untyped_storage()._cdata, _geometry(t)
         if key not in places:
             whole = _is_whole(t)
-            places[key] = _View(True, len(owners), shape if whole else _geometry(_flat(t)))
-            owners.append((number, whole))
+            places[key] = _View(True, len(made), shape if whole else _geometry(_flat(t)))
+            made.append(number if whole else ~number)
         home = places[key]
         views.append(home._replace(geometry=None if home.geometry == shape else shape))
-    return _Layout(tuple(views), tuple(owners), computed.extra)
+    return _Layout(tuple(views), tuple(made), extra)
 
 
 class _Op:
@@ -123,42 +119,49 @@ class _Op:
         _LIBRARY.define(name + _SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"evofeed::{name}", self._fake, lib=_LIBRARY)
-        self.packet = getattr(torch.ops.evofeed, name)
+        self.packet = getattr(torch.ops.evofeed, name).default
         self._layouts: Callable[..., _Layout] = lru_cache(maxsize=4096)(self._find_layout)
 
     def __call__(self, tensors: list[Tensor], call: str) -> list[Tensor | None]:
-        return self.layout(tensors, call).views(tensors, self.packet(tensors, call))
+        layout = self.layout(tensors, call)
+        return layout.views(tensors, self.packet(tensors, call, layout.made))
 
     def layout(self, tensors: Sequence[Tensor], call: str) -> _Layout:
         """Where the results of this call lie."""
         return self._layouts(call, tuple(_meta(t) for t in tensors))
 
     def _find_layout(self, call: str, metas: tuple[Any, ...]) -> _Layout:
-        with _disable_current_modes(), FakeTensorMode(), nothing_launched():
+        with _disable_current_modes(), torch.no_grad(), FakeTensorMode(), nothing_launched():
             tensors = [_static(*meta) for meta in metas]
-            return _describe(tensors, self._computed(tensors, call))
+            with _no_autocast(tensors):
+                return _describe(tensors, *self._compute(tensors, call, True))
 
-    def _computed(self, tensors: list[Tensor], call: str) -> _Computed:
-        # A compiled graph runs with autocast off, and its casts are in the graph already.
-        kinds = {t.device.type for t in tensors}
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return self._compute(tensors, call)
-
-    def _run(self, tensors: list[Tensor], call: str) -> list[Tensor]:
-        results = self._computed(tensors, call).results
-        made = []
-        for number, whole in self.layout(tensors, call).owners:
-            result = results[number]
+    def _run(self, tensors: list[Tensor], call: str, made: list[int]) -> list[Tensor]:
+        with _no_autocast(tensors):
+            results, _ = self._compute(tensors, call, False)
+        found = []
+        for number in made:
+            result = results[number if number >= 0 else ~number]
             assert result is not None
-            made.append(result if whole else _flat(result))
-        return made
+            found.append(result if number >= 0 else _flat(result))
+        return found
 
-    def _fake(self, tensors: list[Tensor], call: str) -> list[Tensor]:
+    def _fake(self, tensors: list[Tensor], call: str, made: list[int]) -> list[Tensor]:
         with nothing_launched():
-            return self._run([_static(*_meta(t)) for t in tensors], call)
+            return self._run([_static(*_meta(t)) for t in tensors], call, made)
+
+
+@contextlib.contextmanager
+def _autocast_off(device: str) -> Iterator[None]:
+    with torch.autocast(device, enabled=False):
+        yield
+
+
+def _no_autocast(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """A compiled graph runs with autocast off, and its casts are in the graph already."""
+    device = tensors[0].device.type
+    on = torch.is_autocast_enabled(device)
+    return _autocast_off(device) if on else contextlib.nullcontext()
 
 
 def _meta(t: Tensor) -> tuple[Any, ...]:
@@ -174,27 +177,41 @@ def _static(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -
 # --- what is no tensor, as a string -------------------------------------------------------------
 
 
+class _Pickler(pickle.Pickler):
+    """Appends tensors it meets to `found`; they are pickled as their numbers in it."""
+
+    def __init__(self, buffer: io.BytesIO, found: list[Tensor]) -> None:
+        super().__init__(buffer)
+        self._found = found
+
+    def persistent_id(self, part: Any) -> int | None:
+        if not isinstance(part, Tensor):
+            return None
+        self._found.append(part)
+        return len(self._found) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, found: Sequence[Any]) -> None:
+        super().__init__(buffer)
+        self._found = found
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._found[number]
+
+
 def _encode(value: Any, tensors: list[Tensor]) -> str:
     """`value` pickled; tensors in it are appended to `tensors` and stand as their numbers."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, part: Any) -> int | None:
-            if not isinstance(part, Tensor):
-                return None
-            tensors.append(part)
-            return len(tensors) - 1
-
     buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
+    _Pickler(buffer, tensors).dump(value)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _decode(text: str, tensors: Sequence[Any]) -> Any:
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, number: Any) -> Any:
-            return tensors[number]
+_bytes = lru_cache(maxsize=4096)(base64.b64decode)
 
-    return Unpickler(io.BytesIO(base64.b64decode(text))).load()
+
+def _decode(text: str, tensors: Sequence[Any]) -> Any:
+    return _Unpickler(io.BytesIO(_bytes(text)), tensors).load()
 
 
 _operators: dict[str, Operator] = {}
@@ -253,16 +270,21 @@ class Operator:
         assert result is not None
         return result
 
-    def _compute_forward(self, tensors: list[Tensor], call: str) -> _Computed:
+    def _compute_forward(
+        self, tensors: list[Tensor], call: str, traced: bool
+    ) -> tuple[list[Tensor | None], Any]:
         """The result, what is saved, and the tensors among the context's attributes."""
-        context, found = _Context(), list[Tensor]()
-        result = self.function.forward(context, *_decode(call, tensors))
+        context = _Context()
+        results = [self.function.forward(context, *_decode(call, tensors))]
+        results += context.saved_tensors
+        if not traced:  # attributes hold inputs at most
+            return results, None
+        found: list[Tensor] = []
         attributes = _encode(context.attributes(), found)
-        saved = context.saved_tensors
-        return _Computed([result, *saved, *found], (len(saved), attributes))
+        return [*results, *found], (len(context.saved_tensors), attributes)
 
-    def _save(self, ctx: Any, inputs: tuple[list[Tensor], str], output: list[Tensor]) -> None:
-        tensors, call = inputs
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        tensors, call, _ = inputs
         layout = self._forward.layout(tensors, call)
         ctx.result, *views = layout.results
         bases = list(dict.fromkeys((v.made, v.number) for v in views if v is not None))
@@ -277,22 +299,27 @@ class Operator:
         ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
 
-    def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor | None], None]:
+    def _differentiate(
+        self, ctx: Any, grads: list[Tensor]
+    ) -> tuple[list[Tensor | None], None, None]:
         grad = ctx.result.of((), grads)
         given = self._backward([grad, *ctx.saved_tensors], ctx.rest)
         found: list[Tensor | None] = [None] * ctx.count
         for argument, value in zip(ctx.arguments, given, strict=True):
             if isinstance(argument, _Slot):
                 found[argument.number] = value
-        return found, None
+        return found, None, None
 
-    def _compute_backward(self, tensors: list[Tensor], call: str) -> _Computed:
-        places, count, attributes = _decode(call, [])
+    def _compute_backward(
+        self, tensors: list[Tensor], call: str, traced: bool
+    ) -> tuple[Sequence[Tensor | None], Any]:
+        del traced
+        places, count, attributes = _decode(call, ())
         grad, *bases = tensors
         views = [None if place is None else place.of(bases, ()) for place in places]
         context = _Context(views[:count], **_decode(attributes, views[count:]))
         grads = self.function.backward(context, grad)
-        return _Computed(grads if isinstance(grads, tuple) else (grads,))
+        return grads if isinstance(grads, tuple) else (grads,), None
 
 
 class _Slot(NamedTuple):

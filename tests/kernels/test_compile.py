@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evofeed.kernels import layer_norm, masked_softmax, to_fused
 from evofeed.kernels.attention import biased_attention
-from evofeed.kernels.library import Operator, _encode
+from evofeed.kernels.library import Operator, _encode, named
 from evofeed.trainer.model import evoformer, extra_msa, msa_attention, transition, triangle
 from evofeed.trainer.model import outer_product_mean as opm
 
@@ -69,7 +69,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
 def _check(call: Call, *tests: str) -> None:
     op, tensors, text = call
     leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    torch.library.opcheck(op, (leaves, text), test_utils=tests)
+    made = named(op._schema.name.removeprefix("evofeed::"))._forward.layout(leaves, text).made
+    torch.library.opcheck(op, (leaves, text, made), test_utils=tests)
 
 
 @pytest.mark.parametrize("name", list(OPS))
