@@ -121,7 +121,7 @@ def preset(name: str) -> TrainConfig:
     if name == "overfit":
         return TrainConfig(
             preset="overfit",
-            steps=500,
+            steps=400,
             fixed_batches=1,
             checkpoint_every=0,
             validate_every=25,
