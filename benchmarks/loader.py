@@ -14,10 +14,8 @@ import datetime
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from openfold_peer import import_openfold
 
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.config import FeaturizeConfig
@@ -79,7 +78,7 @@ def our_stages(dataset: Dataset, config: LoaderConfig, row: int, repeats: int) -
     sample = planner.sample(0, 0)
     mine = type(sample)(0, 0, 0, row, sample.key)
     whole = type(plan)(0, 0, 1, 4, (mine,))
-    maker = BatchMaker([catalog], config, arena, torch.device("cpu"))
+    maker = BatchMaker([catalog], config, arena, torch.device("cpu"), fused=False)
     out = {
         "plan": best_ms(lambda: (planner.sample(0, 0), catalog.place(row)), repeats),
         "read_and_check": best_ms(lambda: read_chain(dataset.storage, request, slot), repeats),
@@ -97,12 +96,7 @@ class OpenFold:
     """OpenFold's parsers and feature pipeline, imported without its models."""
 
     def __init__(self, checkout: Path) -> None:
-        package = types.ModuleType("openfold")
-        package.__path__ = [str(checkout / "openfold")]
-        sys.modules["openfold"] = package
-        for name in ("scipy", "scipy.linalg"):  # only multimer pairing needs them
-            sys.modules.setdefault(name, types.ModuleType(name))
-        sys.modules["scipy"].linalg = sys.modules["scipy.linalg"]  # type: ignore[attr-defined]
+        import_openfold(checkout)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from openfold.config import model_config

@@ -28,9 +28,12 @@ os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from made_up_chains import SlowStorage, write_chains  # noqa: E402
+from openfold_peer import StoredChains  # noqa: E402
 
 from evofeed.loader import FeatureLoader, LoaderConfig  # noqa: E402
 from evofeed.loader.arena import Arena  # noqa: E402
+from evofeed.loader.making import BatchMaker, FilledSlot  # noqa: E402
+from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes  # noqa: E402
 from evofeed.store import Dataset  # noqa: E402
 
 Batch = dict[str, torch.Tensor]
@@ -117,8 +120,6 @@ def race_test(dataset: Dataset, config: LoaderConfig, device: str, count: int) -
     clones: list[Batch] = []
     try:
         catalog_loader = FeatureLoader(dataset, config, device=device)
-        from evofeed.loader.reading import slot_nbytes
-
         catalog = catalog_loader._catalogs[0]
         tight = int(2.5 * slot_nbytes(catalog.place(catalog.largest()), True))
         with FeatureLoader(dataset, config, device=device, arena_nbytes=tight, ready=1) as loader:
@@ -168,17 +169,19 @@ def hidden_syncs(dataset: Dataset, config: LoaderConfig, count: int) -> str:
 
 
 class Consumer:
-    """A training step of a given length: big matrix products that fill the GPU, then a wait.
+    """A training step of a given length, on the GPU or only in time.
 
-    The wait is on a blocking event, as a trainer that reads its loss has it. The products are
-    large, so that a step queues some hundred kernels at most: beyond about a thousand the
-    driver makes every thread that queues spin, which would be counted against the loader.
+    On the GPU: big matrix products that fill it, then a wait on a blocking event, as a trainer
+    that reads its loss has it. The products are large, so that a step queues some hundred
+    kernels at most: beyond about a thousand the driver makes every thread that queues spin,
+    which would be counted against the loader. With `sleeps` the step waits for the batch's
+    kernels and then sleeps: for long steps beside other work on the same GPU.
     """
 
-    def __init__(self, device: str, seconds: float) -> None:
-        self.device, self.seconds = device, seconds
+    def __init__(self, device: str, seconds: float, *, sleeps: bool = False) -> None:
+        self.device, self.seconds, self.sleeps = device, seconds, sleeps or device == "cpu"
         self.rounds = 0
-        if device == "cuda":
+        if not self.sleeps:
             self.a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
             self.out = torch.empty_like(self.a)
             self._run(600)  # about a second: clocks settle under load
@@ -189,16 +192,21 @@ class Consumer:
     def _run(self, rounds: int) -> None:
         for _ in range(rounds):
             torch.mm(self.a, self.a, out=self.out)
+        self._wait()
+
+    def _wait(self) -> None:
         event = torch.cuda.Event(blocking=True)
         event.record()
         event.synchronize()
 
     def step(self, batch: Batch) -> None:
         batch["msa_feat"].sum()
-        if self.device == "cuda":
+        if not self.sleeps:
             self._run(self.rounds)
-        else:
-            time.sleep(self.seconds)
+            return
+        if self.device == "cuda":
+            self._wait()
+        time.sleep(self.seconds)
 
     def alone(self, batch: Batch, steps: int) -> dict[str, float]:
         """The step by itself, with one batch again and again: wall and CPU time of a step."""
@@ -208,16 +216,19 @@ class Consumer:
             self.step(batch)
             walls.append(time.perf_counter() - begun)
         used = time.process_time() - cpu
-        return {"step_ms": float(np.median(walls) * 1e3), "cores": used / sum(walls)}
+        return {
+            "step_ms": float(np.median(walls) * 1e3),
+            "cpu_ms": used / steps * 1e3,
+            "cores": used / sum(walls),
+        }
 
 
 def feed(
-    dataset: Dataset, config: LoaderConfig, device: str, seconds: float, steps: int
+    dataset: Dataset, config: LoaderConfig, consumer: Consumer, steps: int, *, fused: bool = True
 ) -> dict[str, Any]:
     """Run `steps` steps against the consumer and say what it waited for."""
-    consumer = Consumer(device, seconds)
     config = config.replace(epoch_len=max(steps // 4, 1))
-    with FeatureLoader(dataset, config, device=device, seed=1) as loader:
+    with FeatureLoader(dataset, config, device=consumer.device, seed=1, fused=fused) as loader:
         waits, gaps, walls = [], [], []
         done, begun, cpu = 0, 0.0, 0.0
         warm = 5
@@ -250,9 +261,11 @@ def feed(
     array = np.array(waits) * 1e3
     alone = consumer.alone(last, max(10, steps // 10))
     return {
-        "step_seconds": seconds,
+        "step_seconds": consumer.seconds,
+        "consumer": "sleeps" if consumer.sleeps else "matrix products",
         "steps": steps,
         "step_alone": alone,
+        "cpu_ms_a_sample": used / (steps * config.batch_size) * 1e3 - alone["cpu_ms"],
         "data_wait_ms": {
             "p50": float(np.percentile(array, 50)),
             "p99": float(np.percentile(array, 99)),
@@ -276,14 +289,15 @@ def cpu_seconds(loader: FeatureLoader) -> float:
 
 
 def featurise_times(
-    dataset: Dataset, config: LoaderConfig, device: str, chains: int
+    dataset: Dataset, config: LoaderConfig, device: str, chains: int, *, fused: bool
 ) -> dict[str, Any]:
     """Time of one recycle's features and of the constant part, on an idle device."""
     times: dict[int, list[float]] = {1: [], 4: []}
     host: dict[int, list[float]] = {1: [], 4: []}
+    options: dict[str, Any] = {"reader": "thread", "ready": 1, "fused": fused}
     for recycles in times:
         fixed = config.replace(uniform_recycling=False, max_recycling_iters=recycles - 1)
-        with FeatureLoader(dataset, fixed, device=device, reader="thread", ready=1) as loader:
+        with FeatureLoader(dataset, fixed, device=device, **options) as loader:
             next(iter(loader))
             for _, _ in zip(range(chains), loader, strict=False):
                 sync(device)
@@ -296,7 +310,79 @@ def featurise_times(
         "device_ms_constant": float((np.median(times[1]) - each) * 1e3),
         "device_ms_one_recycle_batch": median([t * 1e3 for t in times[1]]),
         "device_ms_four_recycle_batch": median([t * 1e3 for t in times[4]]),
-        "host_ms_a_recycle": float((np.median(host[4]) - np.median(host[1])) / 3 * 1e3),
+        "host_ms_one_recycle_batch": median([t * 1e3 for t in host[1]]),
+        "host_ms_four_recycle_batch": median([t * 1e3 for t in host[4]]),
+    }
+
+
+def host_cost(
+    dataset: Dataset, config: LoaderConfig, device: str, *, fused: bool, count: int = 60
+) -> dict[str, Any]:
+    """CPU time of the thread that queues a sample's work, nothing else running in the process."""
+    loader = FeatureLoader(dataset, config, device=device, reader="thread", fused=fused)
+    planner, catalog = loader.planner, loader._catalogs[0]
+    maker_arena = Arena(8 * loader._wanted_nbytes())
+    if device == "cuda":
+        maker_arena.pin()
+    maker = BatchMaker([catalog], config, maker_arena, loader.device, fused=loader._fused)
+    plans = planner.batches(0, 0)
+    times: dict[str, list[float]] = {"plan": [], "read_and_check": [], "queue": []}
+    for number in range(count):
+        begun = time.thread_time()
+        plan = next(plans)
+        sample = plan.samples[0]
+        place = catalog.place(sample.row)
+        nbytes = slot_nbytes(place, True) + maker.words_nbytes
+        offset = maker_arena.allocate(nbytes)
+        assert offset is not None
+        request = ReadRequest(number, place, True, True, offset, nbytes)
+        planned = time.thread_time()
+        with memoryview(maker_arena.memory)[offset : offset + nbytes] as slot:
+            slab = read_chain(dataset.storage, request, slot)
+        read = time.thread_time()
+        batch = maker.make(plan, [FilledSlot(sample, slab, offset)]).hand_over()
+        made = time.thread_time()
+        sync(device)
+        maker.reclaim()
+        del batch
+        if number >= count // 4:
+            spans = (planned - begun, read - planned, made - read)
+            for name, spent in zip(times, spans, strict=True):
+                times[name].append(spent * 1e3)
+    maker.close()
+    maker_arena.close()
+    whole = [sum(parts) for parts in zip(*times.values(), strict=True)]
+    return {f"{name}_cpu_ms": median(values) for name, values in {**times, "all": whole}.items()}
+
+
+def queued_work(dataset: Dataset, config: LoaderConfig, *, fused: bool) -> dict[str, float]:
+    """What a sample asks of the driver and of the GPU, by torch's own profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    count = 12
+    options: dict[str, Any] = {"reader": "thread", "fused": fused, "seed": 2}
+    with FeatureLoader(dataset, config, device="cuda", **options) as loader:
+        stream = iter(loader)
+        next(stream)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            before = loader.stats()["samples"]
+            for _ in range(count):
+                next(stream)
+            torch.cuda.synchronize()
+            made = loader.stats()["samples"] - before
+    events = seen.events() or []
+    on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [e for e in on_device if "Mem" not in e.name]
+    return {
+        "samples": made,
+        "kernels_a_sample": len(kernels) / made,
+        "copies_and_fills_a_sample": (len(on_device) - len(kernels)) / made,
+        "torch_operators_a_sample": sum(e.name.startswith("aten::") for e in events) / made,
+        "device_busy_ms_a_sample": sum(e.self_device_time_total for e in on_device) / made / 1e3,
+        "dearest_kernels_us_a_sample": {  # type: ignore[dict-item]
+            e.key: e.self_device_time_total / made
+            for e in sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[:14]
+        },
     }
 
 
@@ -337,71 +423,48 @@ def copy_bandwidth(nbytes: int) -> dict[str, float]:
     return speeds
 
 
-class CpuPath(torch.utils.data.Dataset):
-    """The way OpenFold feeds: workers make four recycles of padded floats on the CPU.
-
-    The features are ours, bit-equal in integers; OpenFold's own code is slower
-    still (it also parses the text files), so this baseline flatters it.
-    """
-
-    def __init__(self, folder: str, config: LoaderConfig, length: int) -> None:
-        self.folder, self.config, self.length = folder, config, length
-        self.dataset: Dataset | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, number: int) -> Batch:
-        from evofeed.loader import openfold_batch
-
-        torch.set_num_threads(1)
-        if self.dataset is None:
-            self.dataset = Dataset.open(self.folder)
-        config = self.config.replace(uniform_recycling=False, epoch_len=self.length)
-        loader = FeatureLoader(self.dataset, config, device="cpu", reader="thread", prefetch=1)
-        loader._consumed = number
-        with loader:
-            batch = openfold_batch(next(iter(loader)))
-        return {name: value.contiguous() for name, value in batch.items()}
-
-
 def baseline(
-    folder: str, config: LoaderConfig, device: str, seconds: float, steps: int, workers: int
+    chains: torch.utils.data.Dataset, consumer: Consumer, steps: int, workers: int
 ) -> dict[str, Any]:
-    """A torch DataLoader with that many workers, against the same consumer."""
-    consumer = Consumer(device, seconds)
-    loader = torch.utils.data.DataLoader(
-        CpuPath(folder, config, steps + 4),
+    """A torch DataLoader with that many workers and OpenFold's transforms, same consumer."""
+    device = consumer.device
+    loader: torch.utils.data.DataLoader[Batch] = torch.utils.data.DataLoader(
+        chains,
         batch_size=None,
         num_workers=workers,
         pin_memory=device == "cuda",
         multiprocessing_context="spawn",
     )
-    waits, nbytes, begun = [], 0, 0.0
+    waits, nbytes, begun, cpu, children = [], 0, 0.0, 0.0, 0.0
     stream = iter(loader)
-    for number in range(steps + 3):
+    warm = workers
+    for number in range(steps + warm):
         asked = time.perf_counter()
         batch = {k: v.to(device, non_blocking=True) for k, v in next(stream).items()}
         waited = time.perf_counter() - asked
-        if number == 3:
-            begun = time.perf_counter()
-        if number > 3:
+        if number == warm:
+            begun, cpu, children = time.perf_counter(), time.process_time(), cpu_of_children()
+        if number > warm:
             waits.append(waited * 1e3)
             nbytes += sum(v.nbytes for v in batch.values())
         consumer.step(batch)
     wall = time.perf_counter() - begun
-    children = cpu_of_children()
+    used = cpu_of_children() - children + time.process_time() - cpu
     del stream
     return {
+        "transforms": "OpenFold's own, four recycles, from the same chains decoded from the shard",
         "workers": workers,
         "steps": steps,
-        "step_seconds": seconds,
+        "step_seconds": consumer.seconds,
         "data_wait_ms": {
             "p50": float(np.percentile(waits, 50)),
             "p99": float(np.percentile(waits, 99)),
+            "max": max(waits),
+            "share_of_wall": sum(waits) / 1e3 / wall,
         },
+        "cores": used / wall,
+        "cpu_ms_a_sample": used / steps * 1e3,
         "mb_per_sample": nbytes / max(len(waits), 1) / 1e6,
-        "worker_cpu_seconds_a_sample": children / (steps + 3),
         "wall_seconds": wall,
     }
 
@@ -460,24 +523,42 @@ def run_stages(
         save(f"copies: {result['copy']['4_mb']}")
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
     for name, config in sizes.items():
+        if args.preset not in (None, name):
+            continue
         here = result["presets"][name] = {}
         if "featurise" in stages:
-            here["featurise"] = featurise_times(dataset, config, device, 8 if small else 40)
-            save(f"{name}: {here['featurise']}")
+            for kind, fused in (("featurise", True), ("featurise_in_plain_torch", False)):
+                count = 8 if small else 40
+                here[kind] = featurise_times(dataset, config, device, count, fused=fused)
+                here[kind]["host"] = host_cost(dataset, config, device, fused=fused)
+                if device == "cuda":
+                    here[kind]["queued"] = queued_work(dataset, config, fused=fused)
+                save(f"{name} {kind}: {here[kind]}")
         if "cold" in stages:
             here["cold_start_seconds"] = cold_start(folder, config, device, 2 if small else 5)
             save(f"{name}: cold start {here['cold_start_seconds']}")
-        lengths = ((0.05, args.steps), (0.25, args.slow_steps)) if "feed" in stages else ()
-        for seconds, steps in lengths:
+        for seconds, steps in _lengths(args, stages):
             gc.collect()
+            consumer = Consumer(device, seconds, sleeps=args.sleep)
             key = f"step_{int(seconds * 1e3)}_ms"
-            here[key] = feed(slow, config, device, seconds, steps)
+            here[key] = feed(slow, config, consumer, steps)
             save(f"{name} at {seconds} s: {here[key]}")
-    if "torch" in stages and args.workers:
-        count = 4 if small else 60
-        config = sizes["initial_training"]
-        result["torch_dataloader"] = baseline(folder, config, device, 0.05, count, args.workers)
-        save(f"torch DataLoader: {result['torch_dataloader']}")
+            if "plain" in stages:
+                here[f"{key}_in_plain_torch"] = feed(slow, config, consumer, steps, fused=False)
+                save(f"{name} in plain torch: {here[f'{key}_in_plain_torch']}")
+            if args.openfold is not None and "peer" in stages:
+                steps = min(steps, args.peer_steps)
+                chains = StoredChains(slow, args.openfold, name, steps + args.workers)
+                here[f"{key}_openfold_dataloader"] = baseline(chains, consumer, steps, args.workers)
+                save(f"{name}, torch DataLoader: {here[f'{key}_openfold_dataloader']}")
+
+
+def _lengths(args: argparse.Namespace, stages: set[str]) -> list[tuple[float, int]]:
+    """Seconds and number of the steps to feed."""
+    if "feed" not in stages:
+        return []
+    lengths = [(0.05, args.steps), (0.25, args.slow_steps)]
+    return [(seconds, steps) for seconds, steps in lengths if steps]
 
 
 def main() -> None:
@@ -488,12 +569,17 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
-    parser.add_argument("--stages", default="devices race copy featurise cold feed torch")
+    parser.add_argument("--stages", default="devices race copy featurise cold feed plain peer")
+    parser.add_argument("--preset", choices=["initial_training", "finetuning"])
+    parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")
+    parser.add_argument("--openfold", type=Path, help="a checkout of OpenFold, for the peer")
+    parser.add_argument("--peer-steps", type=int, default=200)
     parser.add_argument("--workers", type=int, default=14, help="of the DataLoader beside ours")
     args = parser.parse_args()
     device = args.device
     if args.small:
-        args.chains, args.steps, args.slow_steps, args.workers = 12, 12, 4, 2
+        args.chains, args.steps, args.slow_steps = 12, min(12, args.steps), min(4, args.slow_steps)
+        args.workers, args.peer_steps = 2, 6
     result: dict[str, Any] = {"machine": machine(device), "presets": {}}
 
     def save(note: str) -> None:

@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,66 +45,111 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) ->
         device = "cuda"
     dataset = Dataset.open(folder)
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
-    config = presets(args.small)["initial_training"].replace(
-        epoch_len=args.steps * args.ranks, global_batch_size=args.ranks
-    )
-    consumer = Consumer(device, args.step_ms / 1e3)
-    waits, barriers = [], []
-    with FeatureLoader(slow, config, rank=rank, world_size=args.ranks, device=device) as loader:
-        stream = iter(loader)
-        consumer.step(next(stream))
-        dist.barrier()
-        begun, cpu = time.perf_counter(), cpu_seconds(loader)
-        for _ in range(args.steps - 1):
-            asked = time.perf_counter()
-            batch = next(stream)
-            waits.append(time.perf_counter() - asked)
-            consumer.step(batch)
-            met = time.perf_counter()
-            dist.barrier()
-            barriers.append(time.perf_counter() - met)
-        wall = time.perf_counter() - begun
-        mine = {"waits": waits, "barriers": barriers, "cores": (cpu_seconds(loader) - cpu) / wall}
-    everyone: list[Any] = [None] * args.ranks
-    dist.all_gather_object(everyone, mine)
-    if rank == 0:
-        save(args, everyone, wall)
+    result: dict[str, Any] = {}
+    for step_ms, steps in zip(args.step_ms, args.steps, strict=True):
+        mine = train(slow, args, rank, device, step_ms / 1e3, steps)
+        everyone: list[Any] = [None] * args.ranks
+        dist.all_gather_object(everyone, mine)
+        if rank == 0:
+            result[f"step_{step_ms:.0f}_ms"] = figures(everyone, steps)
+            save(args, result)
     dist.destroy_process_group()
 
 
-def save(args: argparse.Namespace, everyone: list[dict[str, Any]], wall: float) -> None:
-    waits = np.array([one["waits"] for one in everyone])
-    caused = waits.max(0) - waits
-    result = {
-        "command": f"python benchmarks/loader_ranks.py --ranks {args.ranks} --steps {args.steps}",
+def train(
+    dataset: Dataset, args: argparse.Namespace, rank: int, device: str, seconds: float, steps: int
+) -> dict[str, Any]:
+    """The same loop with the loader, and with one batch again and again: what each waited for."""
+    config = presets(args.small)["initial_training"].replace(
+        epoch_len=steps * args.ranks, global_batch_size=args.ranks
+    )
+    consumer = Consumer(device, seconds)
+    with FeatureLoader(dataset, config, rank=rank, world_size=args.ranks, device=device) as loader:
+        stream = iter(loader)
+        batch = next(stream)
+        consumer.step(batch)
+        cpu = cpu_seconds(loader)
+        fed = loop(lambda: next(stream), consumer, steps - 1)
+        fed["cores"] = (cpu_seconds(loader) - cpu) / fed["wall"]
+        fed["causes"] = loader.stats()["wait_seconds_by_cause"]
+        fed["make_host_ms"] = loader.stats()["make_host"]
+        fed["make_device_ms"] = loader.stats()["make_device"]
+    return {"fed": fed, "alone": loop(lambda: batch, consumer, max(steps // 4, 10))}
+
+
+def loop(take: Callable[[], Any], consumer: Consumer, steps: int) -> dict[str, Any]:
+    waits, barriers, walls = [], [], []
+    dist.barrier()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = take()
+        taken = time.perf_counter()
+        consumer.step(batch)
+        met = time.perf_counter()
+        dist.barrier()
+        walls.append(met - taken)
+        waits.append(taken - asked)
+        barriers.append(time.perf_counter() - met)
+    wall = time.perf_counter() - begun
+    return {"waits": waits, "barriers": barriers, "steps": walls, "wall": wall}
+
+
+def figures(everyone: list[dict[str, Any]], steps: int) -> dict[str, Any]:
+    waits = np.array([one["fed"]["waits"] for one in everyone])
+    wall = max(one["fed"]["wall"] for one in everyone)
+    caused = waits.max(0) - waits  # how much longer the slowest rank waited for its data
+    at_barrier = {
+        kind: max(sum(one[kind]["barriers"]) / one[kind]["wall"] for one in everyone)
+        for kind in ("fed", "alone")
+    }
+    return {
+        "steps": steps,
+        "data_wait_p50_ms": float(np.percentile(waits, 50) * 1e3),
+        "data_wait_p99_ms": float(np.percentile(waits, 99) * 1e3),
+        "data_wait_max_ms": float(waits.max() * 1e3),
+        "barrier_share_caused_by_data": float(caused.sum(1).max() / wall),
+        "barrier_share_in_all": at_barrier["fed"],
+        "barrier_share_with_one_batch_again_and_again": at_barrier["alone"],
+        "step_ms_median": [float(np.median(one["fed"]["steps"]) * 1e3) for one in everyone],
+        "step_ms_median_with_one_batch": [
+            float(np.median(one["alone"]["steps"]) * 1e3) for one in everyone
+        ],
+        "wait_seconds_by_cause": [one["fed"]["causes"] for one in everyone],
+        "make_host_ms": [one["fed"]["make_host_ms"]["p50_ms"] for one in everyone],
+        "make_device_ms": [one["fed"]["make_device_ms"]["p50_ms"] for one in everyone],
+        "cores_a_rank": float(np.mean([one["fed"]["cores"] for one in everyone])),
+    }
+
+
+def save(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    steps, lengths = " ".join(map(str, args.steps)), " ".join(f"{ms:.0f}" for ms in args.step_ms)
+    whole = {
+        "command": f"python benchmarks/loader_ranks.py --ranks {args.ranks} --steps {steps} "
+        f"--step-ms {lengths}",
         "gpu": torch.cuda.get_device_name() if args.device == "cuda" else None,
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": args.ranks,
-        "steps": args.steps,
-        "step_ms": args.step_ms,
-        "data_wait_p50_ms": float(np.percentile(waits, 50) * 1e3),
-        "data_wait_p99_ms": float(np.percentile(waits, 99) * 1e3),
-        "barrier_share_caused_by_data": float(caused.sum(1).max() / wall),
-        "barrier_share_in_all": float(max(sum(one["barriers"]) for one in everyone) / wall),
-        "cores_a_rank": float(np.mean([one["cores"] for one in everyone])),
+        "slow_reads": "1 in 20 waits 50 ms",
+        **result,
     }
-    Path(args.out).write_text(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    Path(args.out).write_text(json.dumps(whole, indent=1))
+    print(json.dumps(whole), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--step-ms", type=float, default=50.0)
+    parser.add_argument("--steps", type=int, nargs="+", default=[500, 150])
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[50.0, 250.0])
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     if args.small:
-        args.chains, args.steps = 12, 20
+        args.chains, args.steps = 12, [20 for _ in args.step_ms]
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(Path(temporary) / "d")
         write_chains(Path(folder), args.chains, scale=0.15 if args.small else 1.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +29,15 @@ _STAGE: Final = {feature.name: feature.stage for feature in BATCH}
 
 
 def empty_batch(
-    config: LoaderConfig, *, num_res: int, batch_size: int, recycles: int, device: torch.device
+    config: LoaderConfig,
+    *,
+    num_res: int,
+    batch_size: int,
+    recycles: int,
+    device: torch.device,
+    zeroed: bool = True,
 ) -> dict[str, Tensor]:
-    """Zeros in every feature of the table: `[B, ...]`, and `[R, B, ...]` for those of a recycle.
+    """Every feature of the table: `[B, ...]`, and `[R, B, ...]` for those of a recycle.
 
     Args:
         config: gives the number of clusters, extra rows and templates.
@@ -38,36 +45,56 @@ def empty_batch(
         batch_size: samples (B).
         recycles: recycling iterations that run, plus one (R).
         device: where the batch lies.
+        zeroed: full of zeros, as `put` wants it; else of anything.
     """
+    make = torch.zeros if zeroed else torch.empty
+    batch: dict[str, Tensor] = {}
+    blocks, places = _layout(config, num_res, batch_size, recycles)
+    memory = {dtype: make(size, dtype=dtype, device=device) for dtype, size in blocks.items()}
+    for place in places:
+        batch[place.name] = memory[place.dtype].as_strided(place.shape, place.strides, place.at)
+    return batch
+
+
+class _Place(NamedTuple):
+    """Where a feature lies in the one block of memory of its dtype."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    at: int
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(
+    config: LoaderConfig, num_res: int, batch_size: int, recycles: int
+) -> tuple[dict[torch.dtype, int], tuple[_Place, ...]]:
+    """One block of memory a dtype: two allocations and fills, not sixty. Its size, and places."""
     sizes = {
         "L": num_res,
         "S": config.max_msa_clusters,
         "E": config.max_extra_msa,
         "Tm": config.max_templates,
     }
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    used: dict[torch.dtype, int] = {}
+    places = []
     for feature in BATCH:
         if feature.name not in _STRUCTURE or config.supervised:
             lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
-            shapes[feature.name] = (lead + feature.shape(sizes), getattr(torch, feature.dtype))
-    return _carve(shapes, device)
+            shape = lead + feature.shape(sizes)
+            strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+            dtype: torch.dtype = getattr(torch, feature.dtype)
+            at = used.get(dtype, 0)
+            places.append(_Place(feature.name, dtype, shape, strides, at))
+            end = at + math.prod(shape)
+            used[dtype] = end + -end % (_ALIGN // dtype.itemsize)
+    return used, tuple(places)
 
 
-def _carve(
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
-) -> dict[str, Tensor]:
-    """Zeros of all shapes, one block of memory a dtype: two allocations and fills, not sixty."""
-    batch: dict[str, Tensor] = {}
-    for dtype in {dtype for _, dtype in shapes.values()}:
-        mine = {name: shape for name, (shape, of) in shapes.items() if of == dtype}
-        sizes = [math.prod(shape) for shape in mine.values()]
-        align = _ALIGN // dtype.itemsize
-        gaps = [-size % align for size in sizes]
-        pieces = [n for pair in zip(sizes, gaps, strict=True) for n in pair]
-        block = torch.zeros(sum(pieces), dtype=dtype, device=device)
-        for (name, shape), part in zip(mine.items(), torch.split(block, pieces)[::2], strict=True):
-            batch[name] = part.view(shape)
-    return {name: batch[name] for name in shapes}
+def blocks_of(batch: dict[str, Tensor]) -> list[Tensor]:
+    """One tensor in each block of memory that `empty_batch` took."""
+    return list({tensor.dtype: tensor for tensor in batch.values()}.values())
 
 
 def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> None:

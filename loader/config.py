@@ -74,13 +74,15 @@ class LoaderConfig:
     chains: tuple[str, ...] | None = None
     """Only these chains; None: all."""
     balance: bool = False
-    """Order the samples of an optimiser step by cost, so that ranks read alike."""
+    """Let samples that cost alike run at the same time on all ranks: for whole chains."""
+    balance_steps: int = 1
+    """Optimiser steps among whose samples such neighbours are looked for."""
     max_bad_chains: int = 100
     """Chains that may be replaced because they cannot be read, before giving up."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
-        for name in ("max_msa_clusters", "batch_size"):
+        for name in ("max_msa_clusters", "batch_size", "balance_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"):
@@ -141,4 +143,6 @@ class LoaderConfig:
         fields = dataclasses.asdict(self)
         for name in ("batch_size", "global_batch_size", "max_bad_chains"):
             del fields[name]
+        if self.balance_steps == 1:  # as states say that were saved before there was a choice
+            del fields["balance_steps"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,33 +52,34 @@ class RecycleDraws:
     recycle: int
     device: torch.device
 
-    def _key(self, purpose: Purpose) -> int:
+    def key(self, purpose: Purpose) -> int:
+        """The key of this recycle's draws for a purpose."""
         return random.stream_key(self.sample_key, self.recycle, purpose)
 
     def block_starts(self, num_rows: int) -> list[int]:
         """`num_blocks` independent starts, uniform over the rows after the query."""
-        key = self._key(Purpose.BLOCKS)
+        key = self.key(Purpose.BLOCKS)
         return [1 + random.below(key, num_rows - 1, i) for i in range(self.config.num_blocks)]
 
     def distillation_order(self, count: int) -> Tensor:
         """A uniform permutation."""
-        key = self._key(Purpose.DISTILLATION_ROWS)
+        key = self.key(Purpose.DISTILLATION_ROWS)
         return device_random.permutation(key, count, self.device)
 
     def row_order(self, count: int) -> Tensor:
         """A uniform permutation."""
-        return device_random.permutation(self._key(Purpose.ROW_ORDER), count, self.device)
+        return device_random.permutation(self.key(Purpose.ROW_ORDER), count, self.device)
 
     def mask_position(self, num_rows: int, num_res: int) -> Tensor:
         """Each cell on its own with probability `masked_fraction`."""
-        key = self._key(Purpose.MASK)
+        key = self.key(Purpose.MASK)
         bits = device_random.bits32(key, num_rows * num_res, self.device)
         return (bits < int(self.config.masked_fraction * 2**32)).view(num_rows, num_res)
 
     def replacement(self, msa: Tensor, profile_counts: Tensor) -> Tensor:
         """The mixture of AF2 SI 1.2.7: uniform, profile, same, else [MASK]."""
         config = self.config
-        key = self._key(Purpose.REPLACEMENT)
+        key = self.key(Purpose.REPLACEMENT)
         kind, which = device_random.halves(key, msa.numel(), self.device)
         probs = (config.uniform_prob, config.profile_prob, config.same_prob)
         return draw_replacement(
@@ -88,7 +88,7 @@ class RecycleDraws:
 
     def extra_order(self, count: int) -> Tensor:
         """A uniform permutation."""
-        return device_random.permutation(self._key(Purpose.EXTRA_ORDER), count, self.device)
+        return device_random.permutation(self.key(Purpose.EXTRA_ORDER), count, self.device)
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
@@ -103,11 +103,10 @@ def draw_crop(config: LoaderConfig, key: int, num_res: int, num_templates: int) 
     crop_key = random.stream_key(key, Purpose.CROP)
     x = random.below(crop_key, spare + 1, 0)
     start = random.below(crop_key, spare - x + 1, 1)
-    order, first = np.arange(num_templates), 0
+    order, first = list(range(num_templates)), 0
     if config.subsample_templates and num_templates:
         first = random.below(random.stream_key(key, Purpose.TEMPLATE_START), num_templates + 1)
-        keys = random.draws64(random.stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
-        order = np.argsort(keys, kind="stable")
+        order = random.few_in_order(random.stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
     templates = crop_templates(num_templates, config.max_templates, first, order)
     return Crop(start, length, templates)
 

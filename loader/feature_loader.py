@@ -18,8 +18,8 @@ from evofeed.loader.arena import Arena, prefault
 from evofeed.loader.catalog import open_catalogs
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.feeder import Feeder
-from evofeed.loader.making import BatchMaker, ReadyBatch
-from evofeed.loader.plan import Planner
+from evofeed.loader.making import BatchMaker, ReadyBatch, can_fuse
+from evofeed.loader.plan import BatchPlan, Planner
 from evofeed.loader.readers import ProcessReaders, Readers, ThreadReaders
 from evofeed.loader.reading import slot_nbytes
 from evofeed.loader.stats import Stats
@@ -52,7 +52,11 @@ class FeatureLoader:
         num_threads: of the reader.
         reader: `process` (one subprocess, the default) or `thread` (in this process).
         ready: finished batches that may wait on the device.
+        in_order: False hands over whichever batch of an optimiser step is ready first; which
+            samples a step holds stays the same. For slow storage and accumulated gradients.
         arena_nbytes: shared memory for samples under way; None: by the largest chain.
+        fused: on a GPU, make features with Triton's kernels; False: in plain torch, which takes
+            the CPU some ten milliseconds a sample to queue and gives the same integers.
 
     Raises:
         LoaderError: no chain passes the filters.
@@ -72,7 +76,9 @@ class FeatureLoader:
         num_threads: int = 4,
         reader: str = "process",
         ready: int = 2,
+        in_order: bool = True,
         arena_nbytes: int | None = None,
+        fused: bool = True,
     ) -> None:
         if reader not in ("process", "thread"):
             raise ValueError(f"reader must be 'process' or 'thread', not {reader!r}")
@@ -87,10 +93,12 @@ class FeatureLoader:
             self._catalogs, weights, config, rank=rank, world_size=world_size, seed=seed
         )
         self.device = _device(device)
-        self._options = {"prefetch": prefetch, "ready": ready}
+        self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
+        self._fused = fused and can_fuse(self.device)
         self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
         self._epoch, self._consumed = 0, 0
+        self._ahead: set[int] = set()
         self._stats = Stats()
         self._feeder: Feeder | None = None
         self._arena: Arena | None = None
@@ -132,8 +140,19 @@ class FeatureLoader:
         waited = time.perf_counter() - asked
         tensors = batch.hand_over()
         self._stats.delivered(batch, waited, cause)
-        self._epoch, self._consumed = batch.plan.epoch, batch.plan.consumed
+        self._note(batch.plan)
         return tensors
+
+    def _note(self, plan: BatchPlan) -> None:
+        """Move on: past this batch if it was the next one, and past those that came before it."""
+        if plan.epoch != self._epoch:
+            self._epoch, self._consumed = plan.epoch, 0
+        width = self.planner.width
+        self._ahead.add(plan.consumed - width)
+        while self._consumed in self._ahead:
+            self._ahead.remove(self._consumed)
+            self._consumed += width
+        self._stats.out_of_order += bool(self._ahead)
 
     def _take(self, feeder: Feeder) -> ReadyBatch:
         while True:
@@ -154,13 +173,18 @@ class FeatureLoader:
         if self.device.type == "cuda":
             arena.pin()
         self._stats.page_locked = arena.is_pinned
-        maker = BatchMaker(self._catalogs, self.config, arena, self.device)
+        maker = BatchMaker(self._catalogs, self.config, arena, self.device, fused=self._fused)
         storages = [dataset.storage for dataset in self._datasets]
         kind: Any = ProcessReaders if self._reader == "process" else ThreadReaders
         readers: functools.partial[Readers] = functools.partial(
             kind, storages, arena, self._num_threads
         )
-        batches = self.planner.batches(self._epoch, self._consumed)
+        had = {(self._epoch, start + self.planner.width) for start in self._ahead}
+        batches = (
+            plan
+            for plan in self.planner.batches(self._epoch, self._consumed)
+            if (plan.epoch, plan.consumed) not in had
+        )
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
         self._finalizer = weakref.finalize(self, _shut_down, feeder, arena)
@@ -169,8 +193,13 @@ class FeatureLoader:
         return feeder
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the last batch that was handed out: plain JSON values."""
+        """Where the stream stands after the last batch that was handed out: plain JSON values.
+
+        It is the same on every rank, but for the middle of an optimiser step out of order.
+        """
+        ahead = {"ahead": sorted(self._ahead), "width": self.planner.width} if self._ahead else {}
         return {
+            **ahead,
             "version": _STATE_VERSION,
             "snapshots": [dataset.digest for dataset in self._datasets],
             "config": self.config.digest,
@@ -193,8 +222,15 @@ class FeatureLoader:
             if state[name] != mine[name]:
                 raise CannotResume(f"{name} was {state[name]!r} and is now {mine[name]!r}")
         self.planner.check_start(state["consumed"])
+        if state.get("width", self.planner.width) != self.planner.width:
+            raise CannotResume(
+                f"{len(state['ahead'])} batches of {state['width']} samples were handed over "
+                f"out of order; save at the end of an optimiser step to go on with batches of "
+                f"{self.planner.width} (world size x batch size)"
+            )
         self.close()
         self._epoch, self._consumed = state["epoch"], state["consumed"]
+        self._ahead = set(state.get("ahead", ()))
 
     def stats(self) -> dict[str, Any]:
         """Counts and times since the loader was made; see `Stats.summary`."""

@@ -1,7 +1,8 @@
 """The thread that keeps batches coming: plan, read, make, hand over.
 
 It holds all state of what is under way, so a reader can die at any moment: what
-was asked of it is asked of the next one. Batches leave in the planned order.
+was asked of it is asked of the next one. Batches leave in the planned order, or, if that is
+allowed, as they come within an optimiser step.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Sample:
     slab: Slab | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Batch:
     """A batch under way: its plan and the samples asked for so far."""
 
@@ -74,11 +75,12 @@ class Feeder(threading.Thread):
         *,
         prefetch: int,
         ready: int,
+        in_order: bool,
     ) -> None:
         super().__init__(name="evofeed-feeder", daemon=True)
         self._planner, self._batches = planner, batches
         self._start_readers, self._arena, self._maker = readers, arena, maker
-        self._stats, self._prefetch = stats, prefetch
+        self._stats, self._prefetch, self._in_order = stats, prefetch, in_order
         self._structure = planner.config.supervised
         self._templates = planner.config.max_templates > 0
         self.ready: queue.Queue[ReadyBatch | BaseException] = queue.Queue(ready)
@@ -119,10 +121,10 @@ class Feeder(threading.Thread):
         self._retry(readers)
         self._house(readers)
         self._ask(readers)
-        head = self._under_way[0]
-        if head.is_filled():
-            self._under_way.popleft()
-            self._deliver(head)
+        filled = self._next_filled()
+        if filled is not None:
+            self._under_way.remove(filled)
+            self._deliver(filled)
         elif self._asked or self._retries:
             self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
@@ -132,6 +134,18 @@ class Feeder(threading.Thread):
             self.busy_with = "room in shared memory"
             self._maker.reclaim(wait=True)
             time.sleep(0.001)
+
+    def _next_filled(self) -> _Batch | None:
+        """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
+        head = self._under_way[0]
+        for batch in self._under_way:
+            if (batch.plan.epoch, batch.plan.step) != (head.plan.epoch, head.plan.step):
+                break
+            if batch.is_filled():
+                return batch
+            if self._in_order:
+                break
+        return None
 
     def _ask(self, readers: Readers) -> None:
         """Request samples of the next batches as far as prefetch and memory allow."""
@@ -158,7 +172,7 @@ class Feeder(threading.Thread):
         """Give the sample a slot and ask for it; False if there is no room."""
         plan = sample.plan
         place = self._planner.catalogs[plan.dataset].place(plan.row)
-        nbytes = slot_nbytes(place, self._templates)
+        nbytes = slot_nbytes(place, self._templates) + self._maker.words_nbytes
         try:
             offset = self._arena.allocate(nbytes)
         except ValueError as error:

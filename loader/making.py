@@ -8,17 +8,19 @@ has. On a CPU the work is done on the spot.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from evofeed.loader import draws
 from evofeed.loader.arena import Arena
-from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.batch import blocks_of, empty_batch, put
 from evofeed.loader.catalog import Catalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.featurise import constant_features, recycle_features
@@ -26,7 +28,12 @@ from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.reading import Slab
 from evofeed.loader.unpack import unpack_chain
 
-__all__ = ["BatchMaker", "FilledSlot", "ReadyBatch"]
+__all__ = ["BatchMaker", "FilledSlot", "ReadyBatch", "can_fuse"]
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether Triton's kernels can run there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +61,34 @@ class ReadyBatch:
         if self.event is not None:
             stream = torch.cuda.current_stream(self.tensors["aatype"].device)
             stream.wait_event(self.event)
-            for tensor in self.tensors.values():
+            for tensor in blocks_of(self.tensors):
                 tensor.record_stream(stream)
         return self.tensors
 
 
 class BatchMaker:
-    """Makes batches out of filled slots."""
+    """Makes batches out of filled slots.
+
+    Args:
+        catalogs: where the chains' sizes stand.
+        config: what to make.
+        arena: where the slots lie.
+        device: where batches go.
+        fused: with Triton's kernels; else in plain torch, which is their definition.
+    """
 
     def __init__(
-        self, catalogs: Sequence[Catalog], config: LoaderConfig, arena: Arena, device: torch.device
+        self,
+        catalogs: Sequence[Catalog],
+        config: LoaderConfig,
+        arena: Arena,
+        device: torch.device,
+        *,
+        fused: bool,
     ) -> None:
         self._catalogs, self._config = catalogs, config
         self._arena, self._device = arena, device
+        self._fused = fused
         self._memory = torch.from_numpy(arena.array)
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()
         self._stream: torch.cuda.Stream | None = None
@@ -86,9 +108,13 @@ class BatchMaker:
                 batch_size=len(slots),
                 recycles=plan.recycles,
                 device=self._device,
+                zeroed=not self._fused,  # the kernels write the padding too
             )
+            fill = self._fill_fused if self._fused else self._fill
             for number, slot in enumerate(slots):
-                self._fill(tensors, number, plan.recycles, slot)
+                fill(tensors, number, plan.recycles, slot)
+                if self._stream is None:
+                    self._arena.free(slot.offset)
             event = self._mark(timing=True)
         nbytes = sum(slot.slab.stop - slot.slab.start for slot in slots)
         timing = (started, event) if started is not None and event is not None else None
@@ -136,12 +162,43 @@ class BatchMaker:
         for recycle in range(recycles):
             source = draws.RecycleDraws(config, sample.key, recycle, self._device)
             put(tensors, recycle_features(chain, crop, source, config), recycle, number)
-        if self._stream is None:
-            self._arena.free(slot.offset)
 
-    def _copy(self, slot: FilledSlot) -> Tensor:
-        """The slot's bytes on the device: one asynchronous copy."""
-        start, stop = slot.offset + slot.slab.start, slot.offset + slot.slab.stop
+    def _fill_fused(
+        self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
+    ) -> None:
+        from evofeed.loader.fused.run import plan_sample
+
+        sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
+        kernels, words = plan_sample(
+            slot.slab,
+            catalog.sizes(sample.row),
+            self._config,
+            key=sample.key,
+            number=number,
+            batch=tensors["aatype"].shape[0],
+            recycles=recycles,
+            resolution=float(catalog.resolution[sample.row]),
+            is_distillation=bool(catalog.is_distillation[sample.row]),
+            device=self._device,
+        )
+        start = slot.slab.stop + -slot.slab.stop % 64  # behind the sample's bytes, see words_nbytes
+        at = slot.offset + start
+        self._arena.array[at : at + words.nbytes].view(np.int64)[:] = words
+        data = self._copy(slot, start + words.nbytes)
+        kernels.run(data[start - slot.slab.start :].view(torch.int64), data, tensors)
+
+    @property
+    def words_nbytes(self) -> int:
+        """Bytes that a slot must have besides those that are read into it."""
+        if not self._fused:
+            return 0
+        from evofeed.loader.fused.words import words_nbytes
+
+        return words_nbytes(self._config)
+
+    def _copy(self, slot: FilledSlot, end: int = 0) -> Tensor:
+        """The slot's bytes, up to `end` if given, on the device: one asynchronous copy."""
+        start, stop = slot.offset + slot.slab.start, slot.offset + (end or slot.slab.stop)
         if self._stream is None:
             return self._memory[start:stop]
         data = torch.empty(stop - start, dtype=torch.uint8, device=self._device)

@@ -22,7 +22,7 @@ from evofeed.loader import random
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.random import Purpose
 
-__all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "step_order"]
+__all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "window_order"]
 
 _MAX_PASSES: Final = 10_000
 _CHUNK: Final = 1 << 15
@@ -158,10 +158,18 @@ def epoch_order(
     return which, chain
 
 
-def step_order(costs: np.ndarray) -> np.ndarray:
-    """Samples of one optimiser step, dearest first: what runs at the same time costs alike.
+def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
+    """Samples of some optimiser steps so that those which run at the same time cost alike, `i64`.
 
-    Ranks take neighbours, so the spread within each batch of all ranks is the
-    smallest there is; which samples the step holds does not change.
+    Each step takes neighbours in the order of costs, dearest first, so the spread
+    within each batch of all ranks is small. Which step takes which is shuffled, so
+    that the dearest do not all come first. Ranks do not count: a step holds the
+    same samples for any number of them.
+
+    Args:
+        costs: of the samples, `step_size` a step.
+        step_size: samples of an optimiser step.
+        key: of the shuffle.
     """
-    return np.argsort(-costs, kind="stable")
+    order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
+    return order[random.few_in_order(key, len(order))].reshape(-1)

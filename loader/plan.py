@@ -17,7 +17,7 @@ from evofeed.errors import CannotResume, LoaderError
 from evofeed.loader import draws, random
 from evofeed.loader.catalog import Catalog
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.order import epoch_order, step_order
+from evofeed.loader.order import epoch_order, window_order
 from evofeed.loader.random import Purpose
 
 __all__ = ["BatchPlan", "Planner", "SamplePlan"]
@@ -76,6 +76,7 @@ class Planner:
         self.steps = -(-length // self.step_size)
         self.epoch_len = self.steps * self.step_size
         """Samples in an epoch: the wanted length, rounded up to whole optimiser steps."""
+        self._window: tuple[tuple[int, int], np.ndarray] = (-1, -1), np.zeros(0, np.int64)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
@@ -129,17 +130,22 @@ class Planner:
         mine = start + self.rank * self.config.batch_size
         positions = np.arange(mine, mine + self.config.batch_size)
         if self.config.balance:
-            first = step * self.step_size
-            positions = first + self._balanced(epoch, first)[positions - first]
+            window = self.step_size * self.config.balance_steps
+            first = start - start % window
+            positions = first + self._balanced(epoch, first, window)[positions - first]
         recycles = 1 + draws.recycling_iters(self.config, self.seed, epoch, step)
         samples = tuple(self.sample(epoch, int(position)) for position in positions)
         return BatchPlan(epoch, step, start + self.width, recycles, samples)
 
-    def _balanced(self, epoch: int, first: int) -> np.ndarray:
-        which, rows = self.order(epoch)
-        cut = slice(first, first + self.step_size)
-        pairs = zip(which[cut], rows[cut], strict=True)
-        return step_order(np.array([self.catalogs[d].cost[row] for d, row in pairs]))
+    def _balanced(self, epoch: int, first: int, window: int) -> np.ndarray:
+        if (epoch, first) != self._window[0]:
+            which, rows = self.order(epoch)
+            cut = slice(first, min(first + window, self.epoch_len))
+            pairs = zip(which[cut], rows[cut], strict=True)
+            costs = np.array([self.catalogs[d].cost[row] for d, row in pairs])
+            key = random.stream_key(self.seed, epoch, first, Purpose.BALANCE)
+            self._window = (epoch, first), window_order(costs, self.step_size, key)
+        return self._window[1]
 
     def sample(self, epoch: int, position: int) -> SamplePlan:
         """The sample at a position."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Purpose", "below", "bits32", "draws64", "draws64_at", "stream_key"]
+__all__ = ["Purpose", "below", "bits32", "draws64", "draws64_at", "few_in_order", "stream_key"]
 
 STEP: Final = 0x9E3779B97F4A7C15
 MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -41,6 +41,7 @@ class Purpose(enum.IntEnum):
     REPLACEMENT = 13
     EXTRA_ORDER = 15
     SUBSTITUTE = 16
+    BALANCE = 17
 
 
 def _mix_word(z: int) -> int:
@@ -79,6 +80,12 @@ def draws64_at(key: int, index: np.ndarray) -> np.ndarray:
 def bits32(key: int, count: int) -> np.ndarray:
     """`i64[count]`: the upper 32 bits of the draws, 0 to 2**32 - 1."""
     return (draws64(key, count) >> np.uint64(32)).astype(np.int64)
+
+
+def few_in_order(key: int, count: int) -> list[int]:
+    """`0 .. count - 1` in the order of their draws; for a handful, where numpy costs more."""
+    keys = [_mix_word((key + (i + 1) * STEP) & _WORD) for i in range(count)]
+    return sorted(range(count), key=keys.__getitem__)
 
 
 def below(key: int, bound: int, index: int = 0) -> int:

@@ -62,6 +62,7 @@ class Stats:
         self.nbytes = 0
         self.page_locked = False
         self.substituted = 0
+        self.out_of_order = 0
         self.respawns = 0
         self.retries = 0
         self.reader_cpu_seconds = 0.0
@@ -90,7 +91,8 @@ class Stats:
         now = time.perf_counter()
         self.wait.add(waited)
         self.causes[cause] = self.causes.get(cause, 0.0) + waited
-        self.trace.add("consumer", f"wait: {cause}", now - waited, now, epoch=batch.plan.epoch)
+        place = {"epoch": batch.plan.epoch, "consumed": batch.plan.consumed}
+        self.trace.add("consumer", f"wait: {cause}", now - waited, now, **place)
         if batch.timing is None:
             self.device.add(batch.host_seconds)
             return
@@ -127,5 +129,6 @@ class Stats:
             "reader_respawns": self.respawns,
             "retried_reads": self.retries,
             "substituted_samples": self.substituted,
+            "batches_out_of_order": self.out_of_order,
             "bad_chains": list(self.bad_chains),
         }

@@ -7,12 +7,10 @@ and a chain with T templates gets none at all with probability 1/(T + 1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
-
-from evofeed.shapes import Integer, Shaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +31,8 @@ class Crop:
 
 
 def crop_templates(
-    num_templates: int, max_templates: int, start: int, order: Integer[np.ndarray, " T"]
+    num_templates: int, max_templates: int, start: int, order: Sequence[int] | np.ndarray
 ) -> tuple[int, ...]:
     """Templates `start, start + 1, ...` of a permutation; `start` may be `num_templates`."""
     stop = start + min(num_templates - start, max_templates)
     return tuple(int(i) for i in order[start:stop])
-
-
-def pad_to(value: Shaped[Tensor, "..."], shape: tuple[int, ...]) -> Shaped[Tensor, "..."]:
-    """The tensor in the low corner of zeros of `shape`."""
-    if tuple(value.shape) == shape:
-        return value
-    padded = value.new_zeros(shape)
-    padded[tuple(slice(0, size) for size in value.shape)] = value
-    return padded

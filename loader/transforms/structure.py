@@ -37,19 +37,19 @@ def _group_tables() -> tuple[np.ndarray, np.ndarray]:
     return atoms, exists
 
 
-_GROUP_ATOMS, _GROUP_EXISTS = _group_tables()
+GROUP_ATOMS, GROUP_EXISTS = _group_tables()
 _INTEGERS: Final = {
     "to_atom37": geometry.ATOM14_TO_ATOM37,
     "to_atom14": geometry.ATOM37_TO_ATOM14,
     "swap": geometry.ATOM14_SWAP,
-    "group_atoms": _GROUP_ATOMS.reshape(21, 24),
+    "group_atoms": GROUP_ATOMS.reshape(21, 24),
     "chi_atoms": geometry.CHI_ATOM37.reshape(21, 16),
 }
 _FLOATS: Final = {
     "mask14": geometry.ATOM14_MASK,
     "mask37": geometry.ATOM37_MASK,
     "ambiguous": geometry.ATOM14_AMBIGUOUS,
-    "group_exists": _GROUP_EXISTS,
+    "group_exists": GROUP_EXISTS,
     "group_ambiguous": np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (4, 0))),
     "chi_mask": geometry.CHI_MASK,
     "torsion_mirror": 1 - 2 * np.pad(geometry.CHI_PI_PERIODIC, ((0, 0), (3, 0))),

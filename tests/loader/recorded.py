@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.featurise import Chain
+from evofeed.loader.random import Purpose
 from evofeed.loader.transforms.crop import Crop, crop_templates
 from evofeed.residues import HHBLITS_TO_RESTYPE
 
@@ -97,6 +98,9 @@ class RecordedDraws:
 
     def _of(self, name: str) -> Tensor:
         return torch.from_numpy(self.draws[f"draw.{name}.0"]).to(self.device)
+
+    def key(self, purpose: Purpose) -> int:
+        return int(purpose)  # what it would draw is replaced
 
     def block_starts(self, num_rows: int) -> list[int]:
         return [int(i) for i in self._of("block_delete_msa.randint")]

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import golden_files
+from tests.loader.made import KNOWN, assert_same
 from tests.loader.recorded import RecordedDraws, load_case
 from tests.loader.records import small_dataset
+from tests.loader.replayed import replay_fused
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.featurise import recycle_features, sample_msa
@@ -20,27 +22,24 @@ pytestmark = [
 CONFIG = LoaderConfig(crop_size=24, max_msa_clusters=16, max_extra_msa=32, epoch_len=24)
 
 
-def test_batches_of_cpu_and_gpu_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [True, False], ids=["kernels", "plain"])
+def test_batches_of_cpu_and_gpu_agree(tmp_path: Path, fused: bool) -> None:
     dataset = small_dataset(tmp_path / "d")
     with (
         FeatureLoader(dataset, CONFIG, device="cpu") as one,
-        FeatureLoader(dataset, CONFIG, device="cuda") as two,
+        FeatureLoader(dataset, CONFIG, device="cuda", fused=fused) as two,
     ):
         for want, got in zip(one, two, strict=True):
-            for name, value in want.items():
-                there = got[name].cpu()
-                if not value.is_floating_point():
-                    assert torch.equal(there, value), name
-                elif "sin_cos" not in name:
-                    torch.testing.assert_close(there, value, rtol=1e-5, atol=1e-4)
+            assert_same(got, want, limit=1e-4)
 
 
-def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [True, False], ids=["kernels", "plain"])
+def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path, fused: bool) -> None:
     dataset = small_dataset(tmp_path / "d")
     with FeatureLoader(dataset, CONFIG, device="cpu") as loader:
         want = [batch["true_msa"].clone() for batch in loader]
     got = []
-    with FeatureLoader(dataset, CONFIG, device="cuda", ready=1) as loader:
+    with FeatureLoader(dataset, CONFIG, device="cuda", ready=1, fused=fused) as loader:
         for batch in loader:
             torch.cuda._sleep(10_000_000)
             got.append(batch["true_msa"].clone())
@@ -49,7 +48,7 @@ def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
-def test_recordings_replay_on_the_gpu(path: Path) -> None:
+def test_recordings_replay_through_plain_torch(path: Path) -> None:
     case = load_case(path, "cuda")
     sample = sample_msa(case.chain, RecordedDraws(case.draws, case.config, "cuda"), case.config)
     assert torch.equal(
@@ -60,3 +59,25 @@ def test_recordings_replay_on_the_gpu(path: Path) -> None:
     rows, residues = features["msa_feat"].shape[:2]
     want = torch.from_numpy(case.final["msa_feat"][:rows, :residues])
     torch.testing.assert_close(features["msa_feat"].cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
+def test_recordings_replay_through_the_kernels(path: Path, tmp_path: Path) -> None:
+    case, kernels, batch = replay_fused(path, tmp_path / "d", "cuda")
+    assignment = torch.from_numpy(case.draws["mid.extra_cluster_assignment"])
+    assert torch.equal(kernels.cluster[0, : len(assignment)].cpu().long(), assignment.long())
+    compared = 0
+    for name, recorded in case.final.items():
+        got, want = batch[name][0].cpu(), torch.from_numpy(recorded)
+        got = got[0] if got.dim() == want.dim() + 1 else got
+        assert got.shape == want.shape, name
+        if name in KNOWN:
+            known = case.final[KNOWN[name]] == 1
+            got, want = got[known], want[known]
+        if want.is_floating_point():
+            atol = 1e-4 if name in KNOWN else 1e-5
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=atol, msg=f"{name} differs")
+        else:
+            assert torch.equal(got.long(), want.long()), name
+        compared += 1
+    assert compared == len(case.final) > 20

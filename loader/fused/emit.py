@@ -1,0 +1,134 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""The features of a recycle, written once into the batch, its padding included.
+
+Batch tensors are `[R, B, rows, L, ...]`. Scratch memory is described in `rows` and `clusters`.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from evofeed.loader.fused.reading import of_recycle, of_sample, recycle, word
+from evofeed.residues import MASK
+
+__all__ = ["deletion_value", "emit_extra", "emit_msa"]
+
+_MAX_ROWS, _PITCH, _CROP_LENGTH, _CROP_AT = of_sample("max_rows pitch crop_length crop_at")
+_OUT_RESIDUES, _OUT_CENTRES, _OUT_EXTRA = of_sample("out_residues out_centres out_extra")
+_SAMPLE, _BATCH = of_sample("sample batch")
+_CENTRES, _KEPT_EXTRA = of_recycle("centres kept_extra")
+_CODES = tl.constexpr(MASK + 1)
+_HAS, _VALUE, _PROFILE, _MEAN, _WIDTH = (tl.constexpr(n) for n in (23, 24, 25, 48, 49))
+_TWO_OVER_PI = tl.constexpr(2 / math.pi)
+_HALF_PI = tl.constexpr(math.pi / 2)
+_ONE_MORE = tl.constexpr(1e-6 + 1.0)
+
+
+@triton.jit
+def deletion_value(count):
+    """`2/pi atan(d/3)`, to some float32 roundings; `count` is not negative.
+
+    The tangent is brought below 0.2 by `atan t = pi/2 - atan 1/t` and twice
+    `atan t = 2 atan(t / (1 + sqrt(1 + t^2)))`; there five terms of the series do.
+    """
+    t = count / 3.0
+    large = t > 1.0
+    s = tl.where(large, 1.0 / tl.maximum(t, 1.0), t)
+    s = s / (1.0 + tl.sqrt(1.0 + s * s))
+    s = s / (1.0 + tl.sqrt(1.0 + s * s))
+    q = s * s
+    series = 1.0 - q * (1.0 / 3 - q * (1.0 / 5 - q * (1.0 / 7 - q * (1.0 / 9))))
+    angle = 4.0 * s * series
+    return tl.where(large, _HALF_PI - angle, angle) * _TWO_OVER_PI
+
+
+@triton.jit
+def emit_extra(
+    words, codes, order, extra_msa, mask, row_mask, has_deletion, value,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The extra rows' features, deletions still 0. Grid: blocks of rows, blocks of columns, R."""
+    r = tl.program_id(2)
+    mine = recycle(words, r)
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    kept = number < word(mine, _KEPT_EXTRA)
+    most = word(words, _MAX_ROWS)
+    row = tl.load(order + (r * 3 + 2) * most + number, mask=kept, other=0)
+    row = (r.to(tl.int64) * most + word(mine, _CENTRES) + row) * word(words, _PITCH)
+    live = kept[:, None] & (column < word(words, _CROP_LENGTH))[None, :]
+    at = row[:, None] + word(words, _CROP_AT) + column[None, :]
+    code = tl.load(codes + at, mask=live, other=0).to(tl.int64)
+    out_extra = word(words, _OUT_EXTRA)
+    out_residues = word(words, _OUT_RESIDUES)
+    lead = r.to(tl.int64) * word(words, _BATCH) + word(words, _SAMPLE)
+    out_row = lead * out_extra + number
+    out = out_row[:, None] * out_residues + column[None, :]
+    inside = (number < out_extra)[:, None] & (column < out_residues)[None, :]
+    nothing = tl.zeros([BLOCK, COLUMNS], tl.float32)
+    tl.store(extra_msa + out, code, mask=inside)
+    tl.store(mask + out, live.to(tl.float32), mask=inside)
+    tl.store(has_deletion + out, nothing, mask=inside)
+    tl.store(value + out, nothing, mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(row_mask + out_row, kept.to(tl.float32), mask=number < out_extra)
+
+
+@triton.jit
+def emit_msa(
+    words, codes, masked, asked, size, counts, deleted, own,
+    msa_feat, mask, row_mask, bert_mask, true_msa,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The clustered rows' features. Grid: rows, blocks of columns, R."""
+    r = tl.program_id(2)
+    mine = recycle(words, r)
+    row = tl.program_id(0)
+    is_row = row < word(mine, _CENTRES)
+    length = word(words, _CROP_LENGTH)
+    out_residues = word(words, _OUT_RESIDUES)
+    out_centres = word(words, _OUT_CENTRES)
+    pitch = word(words, _PITCH)
+    scratch = r.to(tl.int64) * out_centres + row
+    line = scratch * pitch + word(words, _CROP_AT)
+    lead = r.to(tl.int64) * word(words, _BATCH) + word(words, _SAMPLE)
+    out_row = lead * out_centres + row
+    cells = scratch * out_residues
+    total = tl.load(size + scratch).to(tl.float32) + _ONE_MORE
+    begin = tl.program_id(1) * COLUMNS
+
+    column = begin + tl.arange(0, COLUMNS)
+    live = is_row & (column < length)
+    inside = column < out_residues
+    out = out_row * out_residues + column
+    tl.store(mask + out, live.to(tl.float32), mask=inside)
+    is_asked = tl.load(asked + line + column, mask=live, other=0).to(tl.float32)
+    tl.store(bert_mask + out, is_asked, mask=inside)
+    unmasked = (r.to(tl.int64) * word(words, _MAX_ROWS) + row) * pitch + word(words, _CROP_AT)
+    true = tl.load(codes + unmasked + column, mask=live, other=0)
+    tl.store(true_msa + out, true.to(tl.int64), mask=inside)
+    deletions = tl.load(own + cells + column, mask=live, other=0)
+    in_cluster = tl.load(deleted + cells + column, mask=live, other=0).to(tl.float32)
+    to = msa_feat + out * _WIDTH
+    tl.store(to + _HAS, tl.minimum(deletions, 1).to(tl.float32), mask=inside)
+    tl.store(to + _VALUE, deletion_value(deletions.to(tl.float32)), mask=inside)
+    tl.store(to + _MEAN, deletion_value(in_cluster / total), mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(row_mask + out_row, is_row.to(tl.float32))
+
+    share = 1.0 / total
+    code_of = tl.arange(0, CHANNELS)[None, :]
+    for first in range(begin, tl.minimum(begin + COLUMNS, out_residues), TILE):
+        here = first + tl.arange(0, TILE)
+        is_live = is_row & (here < length)
+        code = tl.load(masked + line + here, mask=is_live, other=0).to(tl.int32)
+        is_code = (code[:, None] == code_of) & is_live[:, None]
+        is_out = (here < out_residues)[:, None] & (code_of < _CODES)
+        cell = (cells + here) * _CODES
+        there = is_out & is_live[:, None]
+        number = tl.load(counts + cell[:, None] + code_of, mask=there, other=0)
+        profile = (number + is_code.to(tl.int32)).to(tl.float32) * share
+        channel = msa_feat + ((out_row * out_residues + here) * _WIDTH)[:, None] + code_of
+        tl.store(channel, is_code.to(tl.float32), mask=is_out)
+        tl.store(channel + _PROFILE, profile, mask=is_out)

@@ -1,0 +1,78 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""What every kernel starts with: words, stored integers, random bits."""
+
+import triton
+import triton.language as tl
+
+from evofeed.loader import random
+from evofeed.loader.fused.words import RANGE, UINT8, UINT16, Recycle, Sample
+
+__all__ = ["bits", "integer", "of_recycle", "of_sample", "packed_code", "recycle", "word"]
+
+_STEP = tl.constexpr(random.STEP)
+_MIX_1 = tl.constexpr(random.MIX_1)
+_MIX_2 = tl.constexpr(random.MIX_2)
+_RANGE = tl.constexpr(RANGE)
+_UINT8 = tl.constexpr(UINT8)
+_UINT16 = tl.constexpr(UINT16)
+
+
+def of_sample(names):
+    """Numbers of words of a sample, as Triton's constants."""
+    return tuple(tl.constexpr(Sample._fields.index(name)) for name in names.split())
+
+
+def of_recycle(names):
+    """Numbers of words of a recycle, from where its words begin."""
+    return tuple(tl.constexpr(Recycle._fields.index(name)) for name in names.split())
+
+
+_RECYCLES_AT, _RECYCLE_WORDS = of_sample("recycles_at recycle_words")
+
+
+@triton.jit
+def word(words, number: tl.constexpr):
+    """A word as i32: everything but a key fits."""
+    return tl.load(words + number).to(tl.int32)
+
+
+@triton.jit
+def recycle(words, number):
+    """Where the words of a recycle begin."""
+    return words + word(words, _RECYCLES_AT) + number * word(words, _RECYCLE_WORDS)
+
+
+@triton.jit
+def bits(key, index):
+    """`u64` draw number `index` of a stream: splitmix64."""
+    z = key + (index.to(tl.uint64) + 1) * _STEP
+    z = (z ^ (z >> 30)) * _MIX_1
+    z = (z ^ (z >> 27)) * _MIX_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def integer(data, words, column: tl.constexpr, index, live):
+    """Values `index` of a stored column of integers; word `column` says where, the next how."""
+    at = data + word(words, column)
+    kind = word(words, column + 1)
+    if kind == _UINT8:
+        value = tl.load(at + index, mask=live, other=0).to(tl.int32)
+    elif kind == _UINT16:
+        value = tl.load(at.to(tl.pointer_type(tl.uint16)) + index, mask=live, other=0).to(tl.int32)
+    elif kind == _RANGE:
+        value = tl.load(at.to(tl.pointer_type(tl.int32))) + index
+    else:
+        value = tl.load(at.to(tl.pointer_type(tl.int32)) + index, mask=live, other=0)
+    return value
+
+
+@triton.jit
+def packed_code(row, column, pitch, live):
+    """Code `column` of the row that begins at `row`: five bits, or a byte if `pitch` is 0."""
+    place = tl.where(pitch > 0, (column * 5) >> 3, column)
+    shift = tl.where(pitch > 0, (column * 5) & 7, 0)
+    low = tl.load(row + place, mask=live, other=0).to(tl.int32)
+    high = tl.load(row + place + 1, mask=live & (place + 1 < pitch), other=0).to(tl.int32)
+    code = (low | (high << 8)) >> shift
+    return tl.where(pitch > 0, code & 31, low)

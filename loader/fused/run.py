@@ -1,0 +1,284 @@
+"""The kernels in their order: a slot's bytes on the device to a sample of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evofeed.loader import draws as drawing
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import RecycleDraws
+from evofeed.loader.fused import clusters, coordinates, emit, rows, structure
+from evofeed.loader.fused.launch import Kernel
+from evofeed.loader.fused.tables import residue_tables
+from evofeed.loader.fused.words import (
+    Recycle,
+    Sample,
+    Spans,
+    pack_words,
+    recycle_words,
+    sample_words,
+)
+from evofeed.loader.reading import Slab
+from evofeed.loader.transforms.crop import Crop
+from evofeed.residues import MASK
+
+__all__ = ["SampleKernels", "plan_sample"]
+
+_CODES = MASK + 1
+_ALIGNED = 4
+"""Words of 32 bits: Triton wants memory that begins at 16 bytes."""
+_PLACE_ROWS, _SHUFFLE_ROWS = Kernel(rows.place_rows), Kernel(rows.shuffle_rows)
+_GATHER_ROWS, _MASK_CENTRES = Kernel(rows.gather_rows), Kernel(clusters.mask_centres)
+_CLUSTER_ROWS, _ADD_DELETIONS = Kernel(clusters.cluster_rows), Kernel(clusters.add_deletions)
+_EMIT_EXTRA, _EMIT_MSA = Kernel(emit.emit_extra), Kernel(emit.emit_msa)
+_UNPACK_POSITIONS = Kernel(coordinates.unpack_positions)
+_ADD_EXCEPTIONS = Kernel(coordinates.add_exceptions)
+_RESIDUE_FEATURES = Kernel(structure.residue_features)
+# Frames of nearly straight lines amplify rounding: here it is that of the plain operators.
+_TRUE_STRUCTURE = Kernel(structure.true_structure, enable_fp_fusion=False)
+_TEMPLATE_FEATURES = Kernel(structure.template_features, enable_fp_fusion=False)
+
+
+def plan_sample(
+    slab: Slab,
+    sizes: tuple[int, int, int, int],
+    config: LoaderConfig,
+    *,
+    key: int,
+    number: int,
+    batch: int,
+    recycles: int,
+    resolution: float,
+    is_distillation: bool,
+    device: torch.device,
+) -> tuple[SampleKernels, np.ndarray]:
+    """What to launch for a sample, and the words to put behind its bytes."""
+    crop = drawing.draw_crop(config, key, sizes[0], sizes[3])
+    each = [
+        recycle_words(
+            sizes[1],
+            is_distillation=is_distillation,
+            draws=RecycleDraws(config, key, recycle, device),
+            config=config,
+        )
+        for recycle in range(recycles)
+    ]
+    return prepare(
+        slab, sizes, crop, config, each, key=key, number=number, batch=batch,
+        resolution=resolution, is_distillation=is_distillation, device=device,
+    )  # fmt: skip
+
+
+def prepare(
+    slab: Slab,
+    sizes: tuple[int, int, int, int],
+    crop: Crop,
+    config: LoaderConfig,
+    each: Sequence[tuple[Recycle, Spans]],
+    *,
+    key: int,
+    number: int,
+    batch: int,
+    resolution: float,
+    is_distillation: bool,
+    device: torch.device,
+) -> tuple[SampleKernels, np.ndarray]:
+    """`plan_sample` with the crop and the recycles' sizes and keys decided."""
+    sample = sample_words(
+        slab,
+        sizes,
+        crop,
+        config,
+        key=key,
+        number=number,
+        batch=batch,
+        recycles=len(each),
+        max_rows=max(spans.kept for _, spans in each),
+        resolution=resolution,
+        is_distillation=is_distillation,
+    )
+    words = pack_words(sample, crop.templates, list(each))
+    kernels = SampleKernels(sample, [recycle for recycle, _ in each], config, device)
+    return kernels, words
+
+
+class SampleKernels:
+    """Scratch memory of one sample, and its kernels in the order of the methods.
+
+    Everything is queued on the current stream and nothing is waited for. `data` are
+    the sample's bytes on the device and `words` its words, behind them.
+    """
+
+    def __init__(
+        self, sample: Sample, recycles: list[Recycle], config: LoaderConfig, device: torch.device
+    ) -> None:
+        self.sample, self.config, self.device = sample, config, device
+        self.recycles = len(recycles)
+        self.rows = max(recycle.rows for recycle in recycles)
+        self.centres = max(recycle.centres for recycle in recycles)
+        self.extra = max(recycle.extra_count for recycle in recycles)
+        count, most, centres = len(recycles), sample.max_rows, sample.out_centres
+        self.stored, self.place = self._empty(sample.rows), self._empty(count, sample.rows)
+        self.deletion_row = self._empty(max(sample.deletions, 1))
+        self.order, self.rank = self._empty(count, 3, most), self._empty(count, 3, most)
+        self.cluster = self._empty(count, most)
+        self.codes = self._empty(count, most, sample.pitch, dtype=torch.uint8)
+        self.masked = self._empty(count, centres, sample.pitch, dtype=torch.uint8)
+        self.asked = self._empty(count, centres, sample.pitch, dtype=torch.uint8)
+        cells = count * centres * sample.out_residues
+        sums = [cells * _CODES, cells, cells, count * centres]
+        pieces = [size + -size % _ALIGNED for size in sums]
+        zeros = self._empty(sum(pieces)).zero_()
+        self.counts, self.deleted, self.own, self.size = torch.split(zeros, pieces)
+        structures = 1 + min(sample.chosen, sample.out_templates)
+        self.xyz = self._empty(structures, sample.out_residues + 1, 111, dtype=torch.float32)
+        self.known = self._empty(structures, sample.out_residues + 1, 37, dtype=torch.float32)
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def run(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """All features of the sample into its place in the batch."""
+        self.choose_rows(words, data)
+        self.gather(words, data)
+        self.mask(words, data)
+        self.features_of_recycles(words, data, batch)
+        self.constant_features(words, data, batch)
+
+    def choose_rows(self, words: Tensor, data: Tensor) -> None:
+        """Random orders of the rows; where each row lies in the store."""
+        sample = self.sample
+        _PLACE_ROWS(
+            (cdiv(sample.rows, 64), 1, 1),
+            *(words, data, self.stored, self.place, self.deletion_row),
+            BLOCK=64,
+            CHUNK=1024,
+        )
+        _SHUFFLE_ROWS(
+            (cdiv(sample.max_rows, 32), 3, self.recycles),
+            *(words, self.order, self.rank),
+            BLOCK=32,
+            CHUNK=128,
+        )
+
+    def gather(self, words: Tensor, data: Tensor) -> None:
+        """Codes of the kept rows."""
+        _GATHER_ROWS(
+            (cdiv(self.rows, 8), self.recycles, 1),
+            *(words, data, self.stored, self.order, self.place, self.codes),
+            NUM_SPANS=self.config.num_blocks + 3,
+            BLOCK=8,
+            COLUMNS=128,
+        )
+
+    def mask(self, words: Tensor, data: Tensor) -> None:
+        """Masked-MSA of the centres."""
+        _MASK_CENTRES(
+            (self.centres, cdiv(self.sample.pitch, 256), self.recycles),
+            *(words, data, self.codes, self.masked, self.asked),
+            BLOCK=256,
+        )
+
+    def features_of_recycles(
+        self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]
+    ) -> None:
+        """Clusters, and all features of stage `recycle`."""
+        sample = self.sample
+        if self.extra:
+            _CLUSTER_ROWS(
+                (cdiv(self.extra, 16), self.recycles, 1),
+                *(words, self.codes, self.masked, self.cluster, self.size, self.counts),
+                BLOCK=16,
+                CENTRES=64,
+                COLUMNS=64,
+            )
+        columns = cdiv(sample.out_residues, 128)
+        if sample.out_extra:
+            _EMIT_EXTRA(
+                (cdiv(sample.out_extra, 8), columns, self.recycles),
+                *(words, self.codes, self.order, *(batch[name] for name in _OF_EXTRA)),
+                BLOCK=8,
+                COLUMNS=128,
+            )
+        if sample.deletions:
+            _ADD_DELETIONS(
+                (cdiv(sample.deletions, 256), self.recycles, 1),
+                *(words, data, self.deletion_row, self.place, self.rank, self.cluster),
+                *(self.deleted, self.own),
+                *(batch["extra_has_deletion"], batch["extra_deletion_value"]),
+                BLOCK=256,
+            )
+        _EMIT_MSA(
+            (sample.out_centres, columns, self.recycles),
+            *(words, self.codes, self.masked, self.asked),
+            *(self.size, self.counts, self.deleted, self.own),
+            *(batch[name] for name in _OF_MSA),
+            COLUMNS=128,
+            TILE=32,
+            CHANNELS=32,
+        )
+
+    def constant_features(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """All features of stage `batch`."""
+        sample = self.sample
+        tables = residue_tables(self.device)
+        structures = self.xyz.shape[0]
+        _UNPACK_POSITIONS(
+            (cdiv(sample.out_residues + 1, 16), structures, 1),
+            *(words, data, self.xyz, self.known),
+            BLOCK=16,
+            ATOMS=64,
+            CHUNK=1024,
+        )
+        exceptions = max(sample.truth_exceptions, sample.template_exceptions)
+        if exceptions:
+            _ADD_EXCEPTIONS(
+                (cdiv(exceptions, 256), structures, 1), *(words, data, self.xyz), BLOCK=256
+            )
+        _RESIDUE_FEATURES(
+            (cdiv(sample.out_residues, 16), 1, 1),
+            *(words, data, *tables, *(batch[name] for name in _OF_RESIDUES)),
+            BLOCK=16,
+        )
+        blocks = cdiv(sample.out_residues, 8)
+        if self.config.supervised:
+            _TRUE_STRUCTURE(
+                (blocks, 1, 1),
+                *(words, data, *tables, self.xyz, self.known),
+                *(batch[name] for name in _OF_STRUCTURE),
+                BLOCK=8,
+            )
+        if sample.out_templates:
+            _TEMPLATE_FEATURES(
+                (blocks, sample.out_templates, 1),
+                *(words, data, *tables, self.xyz, self.known),
+                *(batch[name] for name in _OF_TEMPLATES),
+                BLOCK=8,
+            )
+
+
+def cdiv(size: int, block: int) -> int:
+    """Blocks that cover a size."""
+    return -(-size // block)
+
+
+_OF_EXTRA = """extra_msa extra_msa_mask extra_msa_row_mask extra_has_deletion
+    extra_deletion_value""".split()
+_OF_MSA = "msa_feat msa_mask msa_row_mask bert_mask true_msa".split()
+_OF_RESIDUES = """aatype residue_index seq_mask target_feat atom14_atom_exists atom37_atom_exists
+    residx_atom14_to_atom37 residx_atom37_to_atom14 seq_length resolution is_distillation
+    use_clamped_fape""".split()
+_OF_STRUCTURE = """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
+    atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous rigidgroups_gt_frames
+    rigidgroups_gt_exists rigidgroups_group_exists rigidgroups_group_is_ambiguous
+    rigidgroups_alt_gt_frames pseudo_beta pseudo_beta_mask backbone_rigid_tensor
+    backbone_rigid_mask chi_angles_sin_cos chi_mask""".split()
+_OF_TEMPLATES = """template_aatype template_all_atom_positions template_all_atom_mask
+    template_sum_probs template_mask template_pseudo_beta template_pseudo_beta_mask
+    template_torsion_angles_sin_cos template_alt_torsion_angles_sin_cos
+    template_torsion_angles_mask""".split()
+"""Features in the order of the kernels' arguments."""

@@ -1,0 +1,324 @@
+"""What the kernels must know about one sample: a block of 64-bit words behind its bytes.
+
+Sizes, places of columns and keys of random draws change with every sample. As
+arguments they would make Triton compile again and again, and a launch costs the
+host more with each of them; so they lie in the sample's slot and cross to the
+device in the sample's own copy.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from evofeed.loader import draws as drawing
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import RecycleDraws
+from evofeed.loader.random import Purpose
+from evofeed.loader.reading import Part, Slab
+from evofeed.loader.transforms import msa as msa_transforms
+from evofeed.loader.transforms.crop import Crop
+from evofeed.store.layout import Codec
+from evofeed.store.msa_codec import row_nbytes
+
+__all__ = ["Recycle", "Sample", "pack_words", "recycle_words", "sample_words", "words_nbytes"]
+
+INT32, UINT8, UINT16, RANGE = range(4)
+"""How a column of integers is stored."""
+_KINDS: Final = {
+    Codec.UINT8: UINT8,
+    Codec.UINT16: UINT16,
+    Codec.RANGE: RANGE,
+    Codec.ROW_COUNTS8: UINT8,
+    Codec.ROW_COUNTS16: UINT16,
+}
+_BY_ROW: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
+"""Columns whose RAW codec is one byte a value; that of the other integers is four."""
+
+
+class Sample(NamedTuple):
+    """Words of a sample. `*_at` is a byte of the slot's copy, `*_kind` how it is stored."""
+
+    residues: int
+    rows: int
+    deletions: int
+    window_start: int
+    """First column that is clustered; `window` columns from there are."""
+    window: int
+    pitch: int
+    """Bytes of a row of codes in scratch memory."""
+    crop_start: int
+    crop_length: int
+    crop_at: int
+    """The crop's first column, counted from the window's."""
+    out_residues: int
+    out_centres: int
+    out_extra: int
+    out_templates: int
+    sample: int
+    """Its number in the batch of `batch` samples."""
+    batch: int
+    recycles: int
+    max_rows: int
+    """Most rows that any recycle keeps: the length of rows in scratch memory."""
+    is_distillation: int
+    masked_below: int
+    uniform_below: int
+    profile_below: int
+    same_below: int
+    recycles_at: int
+    """Word where the first recycle's words begin, `recycle_words` each."""
+    recycle_words: int
+    aatype_at: int
+    aatype_kind: int
+    residue_index_at: int
+    residue_index_kind: int
+    profile_at: int
+    profile_kind: int
+    order_at: int
+    order_kind: int
+    deletion_row_at: int
+    deletion_row_kind: int
+    deletion_by_row: int
+    deletion_column_at: int
+    deletion_column_kind: int
+    deletion_count_at: int
+    deletion_count_kind: int
+    msa_at: int
+    msa_pitch: int
+    """Bytes of a packed row; 0: one byte a code."""
+    truth_residues: int
+    """Residues with coordinates: the chain's, or none if the sample has no structure."""
+    truth_mask_at: int
+    truth_mask_packed: int
+    truth_at: int
+    truth_fixed: int
+    truth_anchors: int
+    truth_atoms: int
+    truth_exceptions: int
+    template_residues: int
+    template_mask_at: int
+    template_mask_packed: int
+    template_at: int
+    template_fixed: int
+    template_anchors: int
+    template_atoms: int
+    template_exceptions: int
+    template_center_at: int
+    template_aatype_at: int
+    template_aatype_pitch: int
+    sum_probs_at: int
+    chosen: int
+    """Templates used; their numbers stand behind these words."""
+    seq_length: int
+    """Bits of a float, as the two below."""
+    resolution: int
+    use_clamped_fape: int
+
+
+class Recycle(NamedTuple):
+    """Words of one recycle; the spans of kept rows follow."""
+
+    distillation_key: int
+    distillation_count: int
+    row_key: int
+    row_count: int
+    extra_key: int
+    extra_count: int
+    mask_key: int
+    replacement_key: int
+    rows: int
+    """Rows it keeps: `centres`, then `extra_count`."""
+    centres: int
+    kept_extra: int
+
+
+class Spans(NamedTuple):
+    """Rows that block deletion left: `starts[i]` is the row of kept number `firsts[i]`."""
+
+    firsts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def kept(self) -> int:
+        """Rows left; the last pair only marks the end."""
+        return self.firsts[-1]
+
+
+def spans_of(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> Spans:
+    """The spans of one recycle, as `num_blocks + 2` pairs and the end."""
+    spans = [(0, num_rows)]
+    size = msa_transforms.block_size(num_rows, config.block_fraction)
+    if config.num_blocks and size and num_rows > 1:
+        spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+    firsts, starts, kept = [], [], 0
+    for start, stop in spans:
+        firsts.append(kept)
+        starts.append(start)
+        kept += stop - start
+    missing = config.num_blocks + 3 - len(firsts)
+    return Spans((*firsts, *[kept] * missing), (*starts, *[num_rows] * missing))
+
+
+def recycle_words(
+    num_rows: int, *, is_distillation: bool, draws: RecycleDraws, config: LoaderConfig
+) -> tuple[Recycle, Spans]:
+    """Sizes and keys of one recycle: all of its random decisions, not yet drawn."""
+    spans = spans_of(num_rows, draws, config)
+    rows = spans.kept
+    if is_distillation:
+        rows = min(rows, config.max_distillation_msa_clusters)
+    centres = min(rows, config.max_msa_clusters)
+    words = Recycle(
+        distillation_key=draws.key(Purpose.DISTILLATION_ROWS),
+        distillation_count=spans.kept - 1 if is_distillation else 0,
+        row_key=draws.key(Purpose.ROW_ORDER),
+        row_count=rows - 1,
+        extra_key=draws.key(Purpose.EXTRA_ORDER),
+        extra_count=rows - centres,
+        mask_key=draws.key(Purpose.MASK),
+        replacement_key=draws.key(Purpose.REPLACEMENT),
+        rows=rows,
+        centres=centres,
+        kept_extra=min(rows - centres, config.max_extra_msa),
+    )
+    return words, spans
+
+
+def sample_words(
+    slab: Slab,
+    sizes: tuple[int, int, int, int],
+    crop: Crop,
+    config: LoaderConfig,
+    *,
+    key: int,
+    number: int,
+    batch: int,
+    recycles: int,
+    max_rows: int,
+    resolution: float,
+    is_distillation: bool,
+) -> Sample:
+    """The words of a sample whose bytes `slab.start .. slab.stop` lie on the device."""
+    length, rows, deletions, templates = sizes
+    parts = {part.name: part for part in slab.parts}
+    edges = np.cumsum((config.uniform_prob, config.profile_prob, config.same_prob))
+
+    def at(name: str) -> int:
+        return parts[name].offset - slab.start if name in parts else 0
+
+    def kind(name: str) -> int:
+        raw = UINT8 if name in _STORED_BYTES else INT32
+        return _KINDS.get(parts[name].codec, raw)
+
+    window = crop.length if config.crop_first else length
+    window_start = crop.start if config.crop_first else 0
+    return Sample(
+        residues=length,
+        rows=rows,
+        deletions=deletions,
+        window_start=window_start,
+        window=window,
+        pitch=window + -window % 16,
+        crop_start=crop.start,
+        crop_length=crop.length,
+        crop_at=crop.start - window_start,
+        out_residues=config.crop_size or length,
+        out_centres=config.max_msa_clusters,
+        out_extra=config.max_extra_msa,
+        out_templates=config.max_templates,
+        sample=number,
+        batch=batch,
+        recycles=recycles,
+        max_rows=max_rows,
+        is_distillation=int(is_distillation),
+        masked_below=int(config.masked_fraction * 2**32),
+        uniform_below=int(edges[0] * 2**32),
+        profile_below=int(edges[1] * 2**32),
+        same_below=int(edges[2] * 2**32),
+        recycles_at=len(Sample._fields) + config.max_templates,
+        recycle_words=_recycle_stride(config),
+        aatype_at=at("aatype"),
+        aatype_kind=kind("aatype"),
+        residue_index_at=at("residue_index"),
+        residue_index_kind=kind("residue_index"),
+        profile_at=at("hhblits_profile_counts"),
+        profile_kind=kind("hhblits_profile_counts"),
+        order_at=at("msa_order"),
+        order_kind=kind("msa_order"),
+        deletion_row_at=at("deletion_row"),
+        deletion_row_kind=kind("deletion_row"),
+        deletion_by_row=int(parts["deletion_row"].codec in _BY_ROW),
+        deletion_column_at=at("deletion_column"),
+        deletion_column_kind=kind("deletion_column"),
+        deletion_count_at=at("deletion_count"),
+        deletion_count_kind=kind("deletion_count"),
+        msa_at=at("msa"),
+        msa_pitch=_packed_pitch(parts["msa"], length),
+        **_coordinates("truth", parts, "all_atom", slab, length),
+        **_coordinates("template", parts, "template_all_atom", slab, length * templates),
+        template_center_at=at("template_center"),
+        template_aatype_at=at("template_aatype"),
+        template_aatype_pitch=_packed_pitch(parts.get("template_aatype"), length),
+        sum_probs_at=at("template_sum_probs"),
+        chosen=len(crop.templates),
+        seq_length=crop.length,
+        resolution=_bits(resolution),
+        use_clamped_fape=_bits(drawing.use_clamped_fape(config, key)),
+    )
+
+
+def _packed_pitch(part: Part | None, length: int) -> int:
+    return row_nbytes(length) if part is not None and part.codec == Codec.MSA5 else 0
+
+
+def _coordinates(
+    ours: str, parts: dict[str, Part], stored: str, slab: Slab, residues: int
+) -> dict[str, int]:
+    mask, xyz = parts.get(f"{stored}_mask"), parts.get(f"{stored}_positions")
+    if mask is None or xyz is None:
+        names = "mask_at mask_packed at fixed anchors atoms exceptions".split()
+        return {f"{ours}_{name}": 0 for name in ("residues", *names)}
+    anchors, atoms, exceptions = xyz.counts or (0, 0, 0)
+    return {
+        f"{ours}_residues": residues,
+        f"{ours}_mask_at": mask.offset - slab.start,
+        f"{ours}_mask_packed": int(mask.codec == Codec.MASK37),
+        f"{ours}_at": xyz.offset - slab.start,
+        f"{ours}_fixed": int(xyz.codec == Codec.FIXED),
+        f"{ours}_anchors": anchors,
+        f"{ours}_atoms": atoms,
+        f"{ours}_exceptions": exceptions,
+    }
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _recycle_stride(config: LoaderConfig) -> int:
+    return len(Recycle._fields) + 2 * (config.num_blocks + 3)
+
+
+def words_nbytes(config: LoaderConfig) -> int:
+    """Bytes that a sample's words need at most, in whole cache lines."""
+    recycles = (config.max_recycling_iters + 1) * _recycle_stride(config)
+    nbytes = 8 * (len(Sample._fields) + config.max_templates + recycles)
+    return nbytes + -nbytes % 64 + 64
+
+
+def pack_words(
+    sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, Spans]]
+) -> np.ndarray:
+    """`i64` words: the sample's, its templates', each recycle's."""
+    words = [*sample, *templates, *[0] * (sample.out_templates - len(templates))]
+    for recycle, spans in recycles:
+        words += [*recycle, *spans.firsts, *spans.starts]
+    # Keys are unsigned; two's complement is what both sides mean.
+    return np.array([word & _ALL for word in words], np.uint64).view(np.int64)
+
+
+_ALL: Final = (1 << 64) - 1

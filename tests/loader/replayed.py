@@ -1,0 +1,120 @@
+"""Recordings through a dataset and the kernels: as stored, and with the recorded draws."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from tests.loader.made import poisoned_memory
+from tests.loader.recorded import Case, RecordedDraws, load_case
+from torch import Tensor
+
+from evofeed.features import ChainRecord
+from evofeed.loader.batch import empty_batch
+from evofeed.loader.catalog import Catalog
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.fused.run import SampleKernels, prepare
+from evofeed.loader.fused.words import recycle_words
+from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.residues import HHBLITS_TO_RESTYPE, RESTYPES
+from evofeed.store import Dataset, DatasetWriter
+
+
+def record_of(path: Path) -> ChainRecord:
+    """The recorded chain as a record, as featurize would have stored it."""
+    name = re.sub(r"(\.crop\d+)?\.seed\d+$", "", path.name.removesuffix(".draws.npz"))
+    raw = dict(np.load(path.with_name(f"{name}.raw.npz")))
+    rows, length = raw["msa"].shape
+    templates = raw["template_aatype"].shape[0]
+    msa = HHBLITS_TO_RESTYPE[raw["msa"]].astype(np.uint8)
+    deletions = raw["deletion_matrix_int"]
+    at = np.nonzero(deletions)
+    aatype = raw["aatype"].argmax(-1).astype(np.uint8)
+    sequence = "".join(RESTYPES[code] if code < len(RESTYPES) else "X" for code in aatype)
+    structure = "all_atom_positions" in raw
+    template_aatype = HHBLITS_TO_RESTYPE[raw["template_aatype"].argmax(-1)]
+    return ChainRecord(
+        chain_id="recorded_A",
+        sequence=sequence,
+        aatype=aatype,
+        residue_index=raw["residue_index"].astype(np.int32),
+        msa=msa,
+        deletion_row=at[0].astype(np.int32),
+        deletion_column=at[1].astype(np.int32),
+        deletion_count=deletions[at].astype(np.int32),
+        msa_source=np.zeros(rows, np.uint8),
+        msa_sources=("recorded",),
+        msa_species=("",) * rows,
+        hhblits_profile_counts=np.stack([(msa == code).sum(0) for code in range(22)], -1).astype(
+            np.int32
+        ),
+        all_atom_positions=raw["all_atom_positions"] if structure else None,
+        all_atom_mask=raw["all_atom_mask"].astype(np.uint8) if structure else None,
+        template_aatype=template_aatype.astype(np.uint8).reshape(templates, length),
+        template_all_atom_positions=raw["template_all_atom_positions"]
+        .astype(np.float32)
+        .reshape(templates, length, 37, 3),
+        template_all_atom_mask=raw["template_all_atom_mask"]
+        .astype(np.uint8)
+        .reshape(templates, length, 37),
+        template_center=np.zeros([templates, 3], np.float32),
+        template_sum_probs=raw["template_sum_probs"].astype(np.float32).reshape(-1),
+        template_domain_names=tuple(f"t{i}_A" for i in range(templates)),
+        template_sequence=(sequence,) * templates,
+        template_release_date=("2000-01-01",) * templates,
+        resolution=float(raw["resolution"][0]) if "resolution" in raw else 0.0,
+        release_date="2001-02-03",
+        method="recorded",
+    )
+
+
+def replay_fused(
+    path: Path, folder: Path, device: str
+) -> tuple[Case, SampleKernels, dict[str, Tensor]]:
+    """A recording through a dataset and the kernels: its draws instead of their own."""
+    case = load_case(path)
+    writer = DatasetWriter(str(folder))
+    writer.add(record_of(path))
+    writer.commit()
+    dataset = Dataset.open(str(folder))
+    config = case.config
+    index = LoaderConfig(supervised=config.supervised, max_resolution=np.inf, max_aa_fraction=1.0)
+    place = Catalog(dataset, 0, index).place(0)
+    nbytes = slot_nbytes(place, True)
+    slot = bytearray(nbytes)
+    request = ReadRequest(0, place, config.supervised, True, 0, nbytes)
+    slab = read_chain(dataset.storage, request, memoryview(slot))
+    draws = RecordedDraws(case.draws, config)
+    rows = recycle_words(place.sizes[1], is_distillation=False, draws=draws, config=config)
+    kernels, words = prepare(
+        slab, place.sizes, case.crop, config, [rows], key=0, number=0, batch=1,
+        resolution=case.chain.resolution, is_distillation=False, device=torch.device(device),
+    )  # fmt: skip
+    data = torch.frombuffer(slot, dtype=torch.uint8)[slab.start : slab.stop].to(device)
+    on_device = torch.from_numpy(words).to(device)
+    num_res = config.crop_size or case.chain.num_res
+    with poisoned_memory():
+        batch = empty_batch(
+            config, num_res=num_res, batch_size=1, recycles=1, device=data.device, zeroed=False
+        )
+    kernels.choose_rows(on_device, data)
+    counts = rows[0].row_count, rows[0].extra_count
+    orders = draws.row_order(counts[0]), draws.extra_order(counts[1])
+    for purpose, order in enumerate(orders, 1):
+        order = order.to(device, torch.int32)
+        kernels.order[0, purpose, : len(order)] = order
+        steps = torch.arange(len(order), device=device, dtype=torch.int32)
+        kernels.rank[0, purpose, order.long()] = steps
+    kernels.gather(on_device, data)
+    centres, length = rows[0].centres, case.chain.num_res
+    kernels.mask(on_device, data)
+    asked = draws.mask_position(centres, length).to(device)
+    true = kernels.codes[0, :centres, :length]
+    new = draws.replacement(true, case.chain.profile_counts).to(device, torch.uint8)
+    kernels.masked[0, :centres, :length] = torch.where(asked, new, true)
+    kernels.asked[0, :centres, :length] = asked.to(torch.uint8)
+    kernels.features_of_recycles(on_device, data, batch)
+    kernels.constant_features(on_device, data, batch)
+    return case, kernels, batch
