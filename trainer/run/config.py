@@ -131,8 +131,8 @@ def preset(name: str) -> TrainConfig:
                 beta2=0.98,
                 eps=1e-8,
                 ema_decay=0.0,
-                decay_after=350,
-                decay_every=25,
+                decay_after=225,
+                decay_every=20,
                 decay_factor=0.8,
             ),
         )
