@@ -43,12 +43,12 @@ def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], A
     def both(*outs: Tensor) -> None:
         torch.autograd.backward(outs, [torch.randn_like(o) for o in outs])
 
-    for C in (20, 64, 128, 1000):
+    for C in (20, 128, 1000):
         yield f"layer norm C={C}", lambda C=C: both(layer_norm(rand(S, R, C), rand(C), rand(C)))
     x = rand(1, S, 2, R, R)
     yield "softmax", lambda: both(masked_softmax(x, mask(1, S, R), rand(1, 2, R, R)))
-    for D in (8, 16, 32, 64):
-        for biased in (True, False):
+    for D in (8, 32, 64):
+        for biased in (True, False) if D == 32 else (True,):
             yield (
                 f"attention D={D} bias={biased}",
                 lambda D=D, biased=biased: both(
@@ -75,12 +75,16 @@ def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], A
 
 
 def optimizers(device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    from evofeed.kernels import FusedAdamEMA
+    from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
+    from evofeed.kernels.layerwise import Span
 
     for size in (5, 16, 5000):
-        buffers = [torch.rand(size, device=device) for _ in range(5)]
+        a, b, c, d, e = (torch.rand(size, device=device) for _ in range(5))
         low = torch.zeros(size, device=device, dtype=torch.bfloat16)
-        yield f"Adam {size}", FusedAdamEMA(*buffers, low, max_norm=0.1).step
+        yield f"Adam {size}", FusedAdamEMA(a, b, c, d, e, low, max_norm=0.1).step
+        spans = [Span(0, 3, False), Span(3, size - 3, True)]
+        yield f"LAMB {size}", FusedLAMB(a, b, c, d, e, low, spans=spans).step
+        yield f"LARS {size}", FusedLARS(a, b, c, d, low, spans=spans).step
 
 
 def work(device: str) -> None:
