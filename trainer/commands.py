@@ -138,12 +138,17 @@ def predict(
     import torch
 
     from evofeed.store import Dataset
-    from evofeed.trainer.predict.prediction import load_model, predict_structure, record_batch
+    from evofeed.trainer.predict.prediction import (
+        load_model,
+        predict_structure,
+        record_batch,
+        trained_sizes,
+    )
 
     record = Dataset.open(dataset)[chain]
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(checkpoint).to(place)
-    batch = record_batch(record, no_recycling_iters=recycles)
+    batch = record_batch(record, no_recycling_iters=recycles, **trained_sizes(checkpoint))
     found = predict_structure(model, {k: v.to(place) for k, v in batch.items()}, name=chain)
     out.write_text(found.text(file_format))
     if picture is not None:

@@ -23,7 +23,14 @@ from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig, initial_training
 from evofeed.trainer.predict.record_batch import record_batch
 
-__all__ = ["Prediction", "load_model", "predict", "predict_structure", "record_batch"]
+__all__ = [
+    "Prediction",
+    "load_model",
+    "predict",
+    "predict_structure",
+    "record_batch",
+    "trained_sizes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +80,9 @@ def predict(
     """
     model = load_model(checkpoint, config=config).to(device)
     if isinstance(source, ChainRecord):
-        name, batch = source.chain_id, record_batch(source, no_recycling_iters=no_recycling_iters)
+        sizes = trained_sizes(checkpoint)
+        name = source.chain_id
+        batch = record_batch(source, no_recycling_iters=no_recycling_iters, **sizes)
     else:
         name, batch = "prediction", dict(source)
     batch = {key: value.to(device) for key, value in batch.items()}
@@ -137,6 +146,36 @@ def load_model(checkpoint: str | Path, *, config: ModelConfig | None = None) -> 
     return model
 
 
+def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
+    """MSA and template sizes that a run was trained with, for `record_batch`.
+
+    Empty for files of weights: those are AF2's, and OpenFold's sizes for prediction hold.
+    A model of a run has only met its own. One that always had extra sequences is lost
+    without, and there are none where the clusters take every row of an alignment.
+
+    Args:
+        checkpoint: whatever `load_model` takes.
+    """
+    path = Path(checkpoint)
+    settings = _settings(path)
+    if not path.is_dir() or not settings.is_file():
+        return {}
+    from evofeed.trainer.run.build import loader_config
+    from evofeed.trainer.run.config import load_config
+    from evofeed.trainer.run.distributed import World
+
+    sizes = loader_config(load_config(str(settings)), World())
+    names = ("max_msa_clusters", "max_extra_msa", "max_templates")
+    return {name: getattr(sizes, name) for name in names}
+
+
+def _settings(path: Path) -> Path:
+    """The configuration of the run that a run's or a checkpoint's folder belongs to."""
+    from evofeed.trainer.run.loop import CHECKPOINTS
+
+    return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
+
+
 def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
     from evofeed.trainer.run.checkpoint import newest_checkpoint, read_checkpoint
     from evofeed.trainer.run.config import load_config
@@ -147,8 +186,8 @@ def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
     found = newest_checkpoint(path / CHECKPOINTS) if is_run else read_checkpoint(path)
     if found is None:
         raise CheckpointError("no complete checkpoint in this folder", path=str(path))
-    settings = (path if is_run else path.parent.parent) / "config.yaml"
-    model = build_plain(load_config(str(settings))) if config is None else AlphaFold(config)
+    settings = str(_settings(path))
+    model = build_plain(load_config(settings)) if config is None else AlphaFold(config)
     assert isinstance(model, AlphaFold)
     load_weights(model, found.tensors("ema"), str(found.path))
     return model

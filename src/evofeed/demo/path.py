@@ -172,12 +172,6 @@ def serve_and_train(
     return {"served_from": address}, training, pictures
 
 
-# Sizes of the MSA in training and in the picture. Alignments must be deeper than the clusters:
-# with no row left over the extra MSA is empty, and AF2's outer product mean, which then divides
-# its bias by 1e-3, throws a model that has not met this before.
-MSA_SIZES = {"max_msa_clusters": 16, "max_extra_msa": 32}
-
-
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
     """A minute of the tiny preset, from scratch."""
     from evofeed.trainer.report.run_report import make_report
@@ -194,7 +188,9 @@ def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str
         profile_steps=0,  # a third of the time on a CPU, and the demo does not show it
         optim=dataclasses.replace(start.optim, learning_rate=3e-3),
         loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
-        loader=MSA_SIZES | {"num_blocks": 0},  # deleting blocks may leave no more than a few rows
+        # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and AF2's
+        # outer product mean divides its bias by 1e-3: a jump from which a short run never recovers.
+        loader={"num_blocks": 0},
     )
     train(config, dataset, out=out, show=say is not None)
     figures = make_report(out)
@@ -226,10 +222,10 @@ def distogram_logits(record: Any, run: Path) -> np.ndarray:
     """`f32[L, L, 64]` of one whole chain by the averaged weights of a run."""
     import torch
 
-    from evofeed.trainer.predict.prediction import load_model, record_batch
+    from evofeed.trainer.predict.prediction import load_model, record_batch, trained_sizes
 
     model = load_model(run).eval()
     with torch.no_grad():
-        outputs = model(record_batch(record, no_recycling_iters=0, **MSA_SIZES))
+        outputs = model(record_batch(record, no_recycling_iters=0, **trained_sizes(run)))
     logits: np.ndarray = outputs["distogram_logits"][0].float().numpy()
     return logits

@@ -14,7 +14,14 @@ from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.predict.plot import plot_prediction
-from evofeed.trainer.predict.prediction import load_model, predict, predict_structure, record_batch
+from evofeed.trainer.predict.prediction import (
+    load_model,
+    predict,
+    predict_structure,
+    record_batch,
+    trained_sizes,
+)
+from evofeed.trainer.run.config import preset, save_config
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 L, N, T = 24, 7, 2
@@ -140,6 +147,22 @@ def test_what_does_not_fit_into_pdb_columns_is_refused_and_fits_mmcif() -> None:
         to_pdb(structure)
     assert "12345.678 12345.678 12345.678 1.00 50.00" in to_mmcif(structure)
     assert to_mmcif(structure).startswith("data_far_away_\n")
+
+
+def test_a_run_is_asked_with_the_sizes_it_was_trained_with(tmp_path: Path) -> None:
+    changes = {"max_templates": 3}
+    save_config(preset("tiny").replace(loader=changes), tmp_path / "config.yaml")
+    checkpoint = tmp_path / "checkpoints" / "step_00000001"
+    checkpoint.mkdir(parents=True)
+    wanted = {"max_msa_clusters": 16, "max_extra_msa": 32, "max_templates": 3}
+    assert trained_sizes(tmp_path) == trained_sizes(checkpoint) == wanted
+    assert trained_sizes(tmp_path / "weights.npz") == {}
+
+
+def test_sizes_given_are_sizes_of_the_batch(record: ChainRecord) -> None:
+    batch = record_batch(record, no_recycling_iters=0, max_msa_clusters=2, max_extra_msa=3)
+    assert batch["msa_feat"].shape[2] == 2
+    assert batch["extra_msa"].shape[2] == 3
 
 
 def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:
