@@ -140,8 +140,8 @@ class CheckpointError(TrainerError):
 
 
 class KernelError(EvofeedError):
-    """A fused kernel cannot run."""
+    """A fused op cannot run where its tensors are."""
 
 
 class UnsupportedShape(KernelError):
-    """A fused kernel cannot take this shape or dtype; dispatch falls back."""
+    """A fused op was called with a shape or dtype that none of its kernels takes."""
