@@ -37,7 +37,8 @@ class FusedMultiheadAttention(Fused):
         """As the original's; what returns weights or is unusual goes to the original."""
         masks = (key_padding_mask, attn_mask)
         fits = _fits(self, query, key, value) and _masks_agree(*masks)
-        if need_weights or not fits or _torch_has_a_kernel(self, query, key, value):
+        plain = key_padding_mask is None and attn_mask is None
+        if need_weights or not fits or (plain and _torch_has_a_kernel(self, query, key, value)):
             return super().forward(  # type: ignore[misc,no-any-return]
                 query, key, value, key_padding_mask, need_weights, attn_mask,
                 average_attn_weights, is_causal,
@@ -63,17 +64,20 @@ def _fits(module: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _torch_has_a_kernel(module: Any, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether PyTorch's inference path runs, in float32, where it is faster than this one.
+    """Whether PyTorch's inference path runs, which without a mask is as fast or faster.
 
-    On an H200, 5000 x 64 x 512, 8 heads: 3.8 ms against 4.0 in TF32, 1.8 each in bfloat16.
+    On an H200, 8 x 128 x 256: 80 us of wall time against 110; large inputs are equal. With a
+    padding mask it takes twice as long as this one.
     """
     return (
-        query.dtype is torch.float32
-        and query is key
+        query is key
         and key is value
         and module.batch_first
         and not module.training
         and not torch.is_grad_enabled()
+        and module.in_proj_bias is not None
+        and module.num_heads % 2 == 0
+        and query.dtype is module.in_proj_weight.dtype
         and not torch.is_autocast_enabled(query.device.type)
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.norm import layer_norm, supported
+from evofeed.kernels.norm import _LayerNorm, layer_norm, supported
 from evofeed.kernels.swap import Fused, drop_in, register
 
 __all__ = ["FusedLayerNorm", "LayerNorm"]
@@ -19,21 +19,23 @@ class FusedLayerNorm(Fused):
     def forward(self: Any, x: Tensor) -> Tensor:
         """As the original's, in one kernel."""
         weight, bias = self.weight, self.bias
-        if weight is None or bias is None or not _fits(x, weight, bias):
+        if not _fits(x, weight, bias):
             return super().forward(x)  # type: ignore[misc,no-any-return]
-        axes = weight.dim()
         if x.is_cuda and torch.is_autocast_enabled("cuda") and isinstance(self, nn.LayerNorm):
             x = x.float()  # PyTorch's own gives float32 under autocast; OpenFold's does not
-        if axes == 1:
-            return layer_norm(x, weight, bias, self.eps)
-        flat = layer_norm(x.flatten(-axes), weight.flatten(), bias.flatten(), self.eps)
-        return flat.view(x.shape)
+        if weight.dim() == 1:
+            return _LayerNorm.apply(x, weight, bias, self.eps)  # type: ignore[no-any-return,no-untyped-call]
+        flat = x.flatten(-weight.dim())
+        return layer_norm(flat, weight.flatten(), bias.flatten(), self.eps).view(x.shape)
 
 
-def _fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    if x.numel() == 0 or x.shape[-weight.dim() :] != weight.shape:
+def _fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    if weight is None or bias is None or not x.is_floating_point() or x.numel() == 0:
         return False
-    return supported(x if weight.dim() == 1 else x.flatten(-weight.dim()), weight, bias)
+    axes = weight.dim()
+    if x.shape[-axes:] != weight.shape:
+        return False
+    return supported(x if axes == 1 else x.flatten(-axes), weight, bias)
 
 
 @drop_in

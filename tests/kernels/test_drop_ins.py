@@ -254,3 +254,32 @@ def test_a_transformer_layer_of_swapped_parts_equals_torchs(device: str) -> None
     x = torch.randn(N, L, E, device=device)
     with torch.no_grad():  # PyTorch's inference path reads the parts' weights itself
         torch.testing.assert_close(fused.eval()(x), plain.eval()(x), atol=2e-5, rtol=1e-4)
+
+
+def test_a_parametrised_lstm_is_swapped_and_comes_back(device: str) -> None:
+    plain, fused = (nn.LSTM(5, 11).to(device) for _ in range(2))
+    for module in (plain, fused):
+        torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    fused.load_state_dict(plain.state_dict())
+    to_fused(fused)
+    assert isinstance(fused, Fused)
+    _same(plain, fused, torch.randn(L, N, 5, device=device))
+    assert type(to_torch(fused)).__name__ == "ParametrizedLSTM"
+
+
+def test_modules_inside_ddp_are_swapped_and_train(device: str) -> None:
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        plain = nn.Sequential(nn.LayerNorm(E), nn.LSTM(E, 11, batch_first=True)).to(device)
+        wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+        keys = list(wrapped.state_dict())
+        assert to_fused(wrapped) is wrapped and list(wrapped.state_dict()) == keys
+        assert sum(isinstance(m, Fused) for m in wrapped.modules()) == 2
+        x = torch.randn(N, L, E, device=device)
+        for model in (plain, wrapped):
+            model(x)[0].sum().backward()
+        for ours, theirs in zip(wrapped.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-5, rtol=1e-4)
+    finally:
+        dist.destroy_process_group()
