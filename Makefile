@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Tests at once. Most wait for processes, Ray's share a worker: more than two gain little.
 PROCESSES ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-fast check fix setup bench clean
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from evofeed.demo import path
+
 
 def processes_mentioning(text: str) -> list[str]:
     found = []
@@ -46,15 +48,16 @@ def test_the_demo_goes_the_whole_path_and_leaves_nothing_running(tmp_path: Path)
     assert len(pictures) == 2
     assert all(Path(p).read_bytes().startswith(b"\x89PNG") for p in pictures)
     assert processes_mentioning(str(tmp_path)) == []
-    again = run_demo("--out", str(out), "--chains", "8", "--steps", "16")
+    again = path.featurize(path.simulate(out / "raw", 8, None), out / "dataset", None)
     assert again["snapshot"] == report["snapshot"], "an earlier demo is continued, not redone"
+    assert again["chains_per_second"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_the_demo_runs_on_real_files(tmp_path: Path, golden: Path) -> None:
     inputs = golden / "data" / "inputs"
-    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "24")
+    report = run_demo("--input", str(inputs), "--out", str(tmp_path / "demo"), "--steps", "16")
     alignments = [folder for folder in (inputs / "alignments").iterdir() if folder.is_dir()]
     assert report["chains"] == len(alignments)
     assert report["quarantined"] == 0

@@ -49,7 +49,7 @@ class DemoReport:
         return [
             ("raw files", f"{self.input}, {self.raw_bytes / 1e6:.1f} MB"),
             ("chains", f"{self.chains} good, {self.quarantined} quarantined"),
-            ("featurize", f"{self.chains_per_second:.1f} chains/s, the start of Ray included"),
+            ("featurize", self._featurize()),
             ("shards", f"{self.dataset_bytes / 1e6:.1f} MB in {self.dataset}"),
             ("snapshot", self.snapshot[:16]),
             ("device", self.device),
@@ -62,6 +62,11 @@ class DemoReport:
             *(("picture", picture) for picture in self.pictures),
             ("all in all", f"{self.seconds:.0f} s"),
         ]
+
+    def _featurize(self) -> str:
+        if not self.chains_per_second:
+            return "done by an earlier demo here"
+        return f"{self.chains_per_second:.1f} chains/s, the start of Ray included"
 
 
 def run_demo(
