@@ -226,7 +226,7 @@ class _Driver:
             config=self.config,
             crop=self.crop,
             memory=self.options.memory,
-            expected_memory=expected_memory(unit.largest),
+            expected_memory=expected_memory(unit.largest, unit.cost),
         )
 
     def _settle(self, outcome: Outcome) -> list[str]:

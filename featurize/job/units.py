@@ -21,6 +21,7 @@ from evofeed.featurize.reading import FileRef
 from evofeed.featurize.sources import ChainSource
 
 MIN_CHAINS, MAX_CHAINS = 16, 64
+_UNPACKED = 5  # times the size of a packed alignment, usually
 _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however small
 
 
@@ -28,7 +29,8 @@ _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however sm
 class Unit:
     """Some chains featurised together into one shard; `cost` is in bytes of input.
 
-    `largest` is the cost of its dearest chain: what decides how much memory it takes.
+    `largest` is the size of its largest chain, about what it is unpacked: it decides how much
+    memory is needed.
     """
 
     unit_id: str
@@ -73,7 +75,7 @@ def make_plan(
     if len(by_id) != len(sources) or not sources:
         raise InputError(_complaint(sources))
     inputs: dict[str, Stamp] = {}
-    stamps, costs = {}, {}
+    stamps, costs, sizes = {}, {}, {}
     for source in sources:
         found = [
             (ref, _seen(ref, config, known or {}, check_content, inputs))
@@ -81,12 +83,13 @@ def make_plan(
         ]
         stamps[source.chain_id] = _stamp(source, [stamp for _, stamp in found])
         costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref, _ in found)
+        sizes[source.chain_id] = sum(_unpacked(ref) for ref, _ in found)
     settings = [__version__, config.digest, crop.digest if crop else ""]
     units = []
     for chain_ids in _pack(costs):
         parts = [*settings, *(f"{chain_id} {stamps[chain_id]}" for chain_id in chain_ids)]
-        mine = [costs[chain_id] for chain_id in chain_ids]
-        units.append(Unit(_sha(parts), chain_ids, sum(mine), max(mine)))
+        cost = sum(costs[chain_id] for chain_id in chain_ids)
+        units.append(Unit(_sha(parts), chain_ids, cost, max(sizes[c] for c in chain_ids)))
     units.sort(key=lambda unit: (-unit.cost, unit.unit_id))
     return Plan(_sha([unit.unit_id for unit in units]), tuple(units), by_id, inputs)
 
@@ -125,6 +128,12 @@ def _seen(
         return f"{key} missing"
     inputs[key] = stamp
     return f"{key} {stamp.name}"
+
+
+def _unpacked(ref: FileRef) -> int:
+    """About how many bytes an input has once it is unpacked."""
+    packed = ref.name.endswith((".gz", ".zst"))
+    return ref.nbytes() * (_UNPACKED if packed else 1)
 
 
 def _stamp(source: ChainSource, inputs: Sequence[str]) -> str:

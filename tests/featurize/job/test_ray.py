@@ -128,7 +128,7 @@ def undisturbed(raw: Path, dataset: Path) -> JobReport:
         taken.append(whole["memory"] - left.get("memory", 0))
 
     report = on_ray(raw, dataset, progress=look)
-    assert max(taken) >= expected_memory(0)
+    assert max(taken) >= expected_memory(0, 0)
     return report
 
 

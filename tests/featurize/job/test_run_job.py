@@ -12,6 +12,7 @@ from evofeed.errors import InputError, RefConflict
 from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, run_job
 from evofeed.featurize.job.units import make_plan
+from evofeed.featurize.job.work import expected_memory
 from evofeed.featurize.synth import write_synthetic
 from evofeed.store import Dataset, gc
 
@@ -57,6 +58,23 @@ def test_units_cost_about_the_same(raw: Path) -> None:
     costs = [unit.cost for unit in plan.units]
     assert len(costs) == 6
     assert max(costs) < 1.5 * min(costs)
+
+
+def test_memory_is_asked_for_by_the_largest_chain_unpacked(tmp_path: Path) -> None:
+    for name, size in (("1aaa_A", 10), ("1bbb_A", 30_000)):
+        (tmp_path / "alignments" / name).mkdir(parents=True)
+        text = (">q\n" + "ACDEFGHIKL" * size + "\n").encode()
+        (tmp_path / "alignments" / name / "x.a3m").write_bytes(text)
+    with small_units():
+        (unit,) = make_plan(discover(str(tmp_path)), FeaturizeConfig(), None).units
+        assert unit.largest == 300_004
+        packed = tmp_path / "alignments" / "1bbb_A" / "x.a3m"
+        packed.with_suffix(".a3m.gz").write_bytes(packed.read_bytes())  # as if it were packed
+        packed.unlink()
+        (unit,) = make_plan(discover(str(tmp_path)), FeaturizeConfig(), None).units
+        assert unit.largest == 5 * 300_004
+    assert expected_memory(0, 0) < expected_memory(100 << 20, 100 << 20) == 3 << 30
+    assert expected_memory(1, 1) % (256 << 20) == 0
 
 
 def test_running_a_finished_job_again_does_nothing_and_reports_the_same(
