@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.test_features import tiny_record
 
+from evofeed.doctor import advice
 from evofeed.pictures import draw_distogram, pseudo_beta_distances
 from evofeed.residues import ATOM_ORDER
 from evofeed.store import DatasetWriter
@@ -43,6 +44,33 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
     assert found["packages"]["base"]["pyarrow"]
     assert found["cores"] >= 1
     assert "pyarrow" in run("doctor").stdout
+
+
+GOOD = {
+    "nvidia_driver": True,
+    "gpus": ["NVIDIA H200, 150 GB, compute 9.0"],
+    "packages": {"train": {"torch": "2.11", "triton": "3.6"}},
+    "shared_memory_free_gb": 64.0,
+    "open_files": 65536,
+    "memory_gb": 128.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"gpus": []}, "CUDA build"),
+        ({"packages": {"train": {"torch": "2.11", "triton": None}}}, "pip install triton"),
+        ({"gpus": ["Tesla T4, 16 GB, compute 7.5"]}, "bfloat16"),
+        ({"shared_memory_free_gb": 0.1}, "--shm-size"),
+        ({"open_files": 1024}, "ulimit"),
+        ({"memory_gb": 4.0}, "--memory"),
+    ],
+)
+def test_doctor_says_what_will_be_in_the_way(change: dict[str, object], word: str) -> None:
+    assert advice(GOOD) == []
+    (line,) = advice(GOOD | change)
+    assert word in line
 
 
 @pytest.mark.parametrize("what", ["msa", "contacts"])

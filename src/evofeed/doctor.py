@@ -7,8 +7,11 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import shutil
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,9 +28,9 @@ _EXTRAS = {
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """What is installed and what this machine can do. Paste it into a bug report.
+    """What is installed, what this machine can do, and what would go wrong on it.
 
-    Exit code 1 if the base install is incomplete.
+    Paste it into a bug report. Exit code 1 if the base install is incomplete.
 
     Example: evofeed doctor --json > machine.json
     """
@@ -40,7 +43,7 @@ def doctor(
 
         table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
         for name, value in found.items():
-            if name not in ("packages", "evofeed"):
+            if name not in ("packages", "evofeed", "advice"):
                 table.add_row(name, str(value))
         for extra, versions in found["packages"].items():
             absent = [name for name, version in versions.items() if version is None]
@@ -48,28 +51,72 @@ def doctor(
             have = " ".join(f"{n} {v}" for n, v in versions.items() if v is not None)
             table.add_row(extra, have + (hint if absent else ""))
         Console().print(table)
+        for line in found["advice"]:
+            print(f"- {line}")
     if None in found["packages"]["base"].values():
         raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
-    """Versions, cores, memory, disk, GPUs: JSON-ready."""
+    """Versions, cores, memory, disk, GPUs, advice: JSON-ready."""
     from evofeed import __version__
 
-    return {
+    found: dict[str, Any] = {
         "evofeed": __version__,
         "python": sys.version.split()[0],
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "memory_gb": round(_memory() / 1e9, 1),
         "shared_memory_free_gb": round(shutil.disk_usage("/dev/shm").free / 1e9, 1),
         "disk_free_gb": round(shutil.disk_usage(".").free / 1e9, 1),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "nvidia_driver": Path("/dev/nvidiactl").exists(),
         "gpus": _gpus(),
         "packages": {
             extra: {name: _version(name) for name in names.split()}
             for extra, names in _EXTRAS.items()
         },
     }
+    return found | {"advice": advice(found)}
+
+
+def advice(found: Mapping[str, Any]) -> list[str]:
+    """What of a machine will be in the way, each with what to do about it.
+
+    Args:
+        found: what `examine` found.
+    """
+    said = []
+    train, gpus = found["packages"]["train"], found["gpus"]
+    if found["nvidia_driver"] and train["torch"] and not gpus:
+        said.append(
+            f"there is an NVIDIA driver, but torch {train['torch']} sees no GPU: install a CUDA "
+            "build of torch that this driver knows (pytorch.org), and look at CUDA_VISIBLE_DEVICES"
+        )
+    if gpus and not train["triton"]:
+        said.append("there is a GPU but no triton, so no fused kernels: pip install triton")
+    if any(float(gpu.rsplit(" ", 1)[1]) < 8.0 for gpu in gpus):
+        said.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp32`")
+    if found["shared_memory_free_gb"] < 1:
+        said.append(
+            f"{found['shared_memory_free_gb']} GB of shared memory are few for Ray and the loader: "
+            "start containers with --shm-size=8g"
+        )
+    if found["open_files"] < 4096:
+        said.append(f"{found['open_files']} open files are few for Ray: ulimit -n 65536")
+    if found["memory_gb"] < 8:
+        said.append("chains may take 8 GiB each by default: featurize with --memory and --workers")
+    return said
+
+
+def _memory() -> int:
+    """Bytes this process may use: the machine's, or less if its container is limited."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def _version(name: str) -> str | None:
