@@ -1,22 +1,27 @@
 """Immutable Arrow shards of chain records, their index, and snapshots of them."""
 
-from evofeed.store.cache import Cache
-from evofeed.store.copying import copy_dataset
-from evofeed.store.dataset import Dataset
-from evofeed.store.gc import GcReport, gc
-from evofeed.store.history import Diff, Snapshot
-from evofeed.store.manifest import Manifest, ShardEntry
-from evofeed.store.shard import write_shard
-from evofeed.store.snapshots import (
-    add_shards,
-    compact,
-    merge,
-    remove_chains,
-    replace_chains,
-    tag,
-)
-from evofeed.store.spans import PackedSlice
-from evofeed.store.writer import DatasetWriter
+from typing import TYPE_CHECKING
+
+from evofeed.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.store.cache import Cache
+    from evofeed.store.copying import copy_dataset
+    from evofeed.store.dataset import Dataset
+    from evofeed.store.garbage import GcReport, gc
+    from evofeed.store.history import Diff, Snapshot
+    from evofeed.store.manifest import Manifest, ShardEntry
+    from evofeed.store.shard import write_shard
+    from evofeed.store.snapshots import (
+        add_shards,
+        compact,
+        merge,
+        remove_chains,
+        replace_chains,
+        tag,
+    )
+    from evofeed.store.spans import PackedSlice
+    from evofeed.store.writer import DatasetWriter
 
 __all__ = [
     "Dataset",
@@ -38,3 +43,27 @@ __all__ = [
     "gc",
     "GcReport",
 ]
+
+__getattr__ = names_from(
+    __name__,
+    {
+        "Dataset": "dataset",
+        "Cache": "cache",
+        "DatasetWriter": "writer",
+        "write_shard": "shard",
+        "ShardEntry": "manifest",
+        "Manifest": "manifest",
+        "Snapshot": "history",
+        "Diff": "history",
+        "PackedSlice": "spans",
+        "add_shards": "snapshots",
+        "remove_chains": "snapshots",
+        "replace_chains": "snapshots",
+        "merge": "snapshots",
+        "compact": "snapshots",
+        "copy_dataset": "copying",
+        "tag": "snapshots",
+        "gc": "garbage",
+        "GcReport": "garbage",
+    },
+)

@@ -142,13 +142,18 @@ class Dataset:
         one = partial(self._read_one, wanted=wanted, residues=residues, rows=rows)
         chains = [self.spans.row(chain) for chain in ids]
         if isinstance(self.storage, LocalStorage) or len(chains) < 2:
-            return [one(row) for row in chains]
-        with ThreadPoolExecutor(min(len(chains), REMOTE_READS)) as pool:  # waiting, not computing
-            return list(pool.map(one, chains))
+            return [one(row, self.spans.read_span(row)) for row in chains]
+        found: dict[int, dict[str, np.ndarray]] = {}
+        runs = self.spans.runs(chains)  # neighbours cross the network together
+        with ThreadPoolExecutor(min(len(runs), REMOTE_READS)) as pool:  # waiting, not computing
+            for spans in pool.map(self.spans.read_run, runs):
+                found |= {row: one(row, span) for row, span in spans.items()}
+        return [found[row] for row in chains]
 
     def _read_one(
         self,
         row: int,
+        span: np.ndarray,
         wanted: Sequence[str],
         residues: slice | None,
         rows: slice | Sequence[int] | np.ndarray | None,
@@ -161,7 +166,7 @@ class Dataset:
             raise ValueError("a residue window has step 1")
         taken = np.arange(num_alignments)[rows if rows is not None else slice(None)]
         stop = max(start, stop)
-        found, decoder = read_features(self.spans, row, wanted, start, stop, taken)
+        found, decoder = read_features(self.spans, row, span, wanted, start, stop, taken)
         rest = [name for name in wanted if name not in found]
         found |= crop_features(decoder, rest, slice(start, stop), taken)
         return {name: found[name] for name in wanted if name in found}

@@ -88,6 +88,7 @@ def fill(
 def read_features(
     spans: Spans,
     row: int,
+    span: np.ndarray,
     columns: Sequence[str],
     start: int,
     stop: int,
@@ -95,9 +96,8 @@ def read_features(
 ) -> tuple[dict[str, np.ndarray], ChainDecoder]:
     """Those of `columns` that have a fixed size, in arrays of the table's dtype; and the decoder.
 
-    Absent structure arrays are left out.
+    `span` is what `Spans.read_span` gives. Absent structure arrays are left out.
     """
-    span = spans.read_span(row)
     decoder = spans.decoder(row, span)
     templates = np.arange(decoder.dims["T"])
     sizes = {"L": stop - start, "N": len(wanted), "T": len(templates)} | _FIXED

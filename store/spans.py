@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,12 @@ from evofeed.store.storage import Keeping, Storage
 
 READS = 2
 """Attempts at a chain whose bytes come out wrong, the second from the source itself."""
+
+
+GAP: Final = 256 << 10
+"""Bytes nobody asked for that one remote read fetches rather than become two."""
+RUN: Final = 16 << 20
+"""Bytes of one remote read of several chains, at most."""
 
 
 class PackedSlice(NamedTuple):
@@ -125,6 +131,44 @@ class Spans:
                 return span
             self._forget(row)  # a flip on the way or in a cache heals itself
         raise self.place(row).corrupt("checksum does not match: fetch the shard again")
+
+    def runs(self, rows: Sequence[int]) -> list[list[int]]:
+        """Rows grouped so that the chains of a group lie close together in one shard."""
+        found: list[list[int]] = []
+        key, begin, end = -1, 0, 0
+        for row in sorted(set(rows), key=lambda row: (self.shard[row], self.offset[row])):
+            start, stop = int(self.offset[row]), int(self.offset[row] + self.nbytes[row])
+            near = self.shard[row] == key and start - end <= GAP and stop - begin <= RUN
+            if near:
+                found[-1].append(row)
+            else:
+                found.append([row])
+                key, begin = int(self.shard[row]), start
+            end = stop
+        return found
+
+    def read_run(self, run: Sequence[int]) -> dict[int, np.ndarray]:
+        """All bytes of each chain of one of `runs`, by one ranged read; checked.
+
+        Raises:
+            ShardMissing, ShardCorrupt: as `read_span`.
+        """
+        if len(run) == 1:
+            return {run[0]: self.read_span(run[0])}
+        first, last = run[0], run[-1]
+        base = int(self.offset[first])
+        data = np.empty(int(self.offset[last] + self.nbytes[last]) - base, np.uint8)
+        try:
+            self.read_range(first, 0, data.data)
+        except ShardCorrupt:  # too short: whose chains are whole, and whose are not?
+            return {row: self.read_span(row) for row in run}
+        spans = {}
+        for row in run:
+            start = int(self.offset[row]) - base
+            span = data[start : start + int(self.nbytes[row])]
+            fine = xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]
+            spans[row] = span if fine else self.read_span(row)
+        return spans
 
     def _forget(self, row: int) -> None:
         if isinstance(self.storage, Keeping):

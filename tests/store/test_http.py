@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 from store_records import assert_same, random_record
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset
 from evofeed.store import http as store_http
+from evofeed.store import spans as store_spans
 from evofeed.store.commands import snapshots
 
 
@@ -135,6 +137,31 @@ def test_wrong_bytes_are_never_believed(service, closing):
     service.faults.extend([None, "flip"])
     with pytest.raises(ShardCorrupt, match="manifest"):
         closing(service.url)
+
+
+def test_neighbours_cross_the_network_together(service, closing, monkeypatch):
+    dataset = closing(service.url)
+    ids = ["chain2_A", "chain0_A", "chain1_A", "chain0_A"]
+
+    def ranges():
+        service.seen.clear()
+        for seed, arrays in zip((2, 0, 1, 0), dataset.read(ids, ["msa"]), strict=True):
+            assert np.array_equal(arrays["msa"], random_record(seed).msa)
+        return len(service.seen)
+
+    assert ranges() == 1
+    monkeypatch.setattr(store_spans, "RUN", int(dataset.spans.nbytes.max()))
+    assert ranges() == 3
+    monkeypatch.undo()
+    monkeypatch.setattr(store_http, "FIRST_WAIT", 0.001)
+    service.faults.append("flip")
+    assert ranges() == 2, "the chain that came out wrong is read again"
+    service.faults.extend(["flip", "flip", "flip"])
+    with pytest.raises(ShardCorrupt, match="checksum") as caught:
+        dataset.read(ids, ["msa"])
+    assert caught.value.item == "chain0_A"
+    monkeypatch.setattr(store_spans, "GAP", 0)
+    assert dataset.spans.runs([2, 0]) == [[0], [2]]
 
 
 def test_what_the_service_lacks_is_missing(service, closing):

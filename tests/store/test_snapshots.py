@@ -23,7 +23,7 @@ from evofeed.store import (
     tag,
     write_shard,
 )
-from evofeed.store.gc import sweep
+from evofeed.store.garbage import sweep
 from evofeed.store.join import groups_of, join_chains
 from evofeed.store.storage import open_storage
 
