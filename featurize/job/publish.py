@@ -16,7 +16,7 @@ from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.tables import JobRow
 from evofeed.store import DatasetWriter, ShardEntry, Snapshot
-from evofeed.store.gc import sweep
+from evofeed.store.garbage import sweep
 from evofeed.store.index import canonical
 from evofeed.store.join import groups_of, join_chains
 from evofeed.store.refs import read_ref
