@@ -11,7 +11,7 @@ import pytest
 from evofeed import cli
 from evofeed.errors import StoreError
 
-HEAVY = ["torch", "ray", "numba", "triton", "fastapi", "sqlalchemy", "gemmi", "matplotlib", "pyarrow"]
+HEAVY = "torch ray numba triton fastapi sqlalchemy gemmi matplotlib pyarrow".split()
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
