@@ -83,14 +83,16 @@ def main() -> None:
         "seconds": round(result.seconds, 1),
         "skipped": result.skipped,
         "metrics": [{"step": x["step"] + 1, **x["metrics"]} for x in lines if "metrics" in x],
-        "predicted_from_other_rows": predicted(record, folder, options.out / "predicted.pdb"),
         "curve": curve,
     }
     name = f"overfit.{options.preset}"
     (options.out / f"{name}.json").write_text(json.dumps(content, indent=1))
-    for measured in (*content["metrics"], content["predicted_from_other_rows"]):
+    for measured in content["metrics"]:
         print(json.dumps(measured), flush=True)
     plot(content, options.out / f"{name}.png")
+    content["predicted_from_other_rows"] = predicted(record, folder, options.out / "predicted.pdb")
+    print(json.dumps(content["predicted_from_other_rows"]), flush=True)
+    (options.out / f"{name}.json").write_text(json.dumps(content, indent=1))
 
 
 def predicted(record: ChainRecord, folder: Path, path: Path) -> dict[str, float]:
