@@ -39,6 +39,9 @@ def demo(
     for label, text in report.rows():
         table.add_row(label, text)
     Console().print(table)
+    print(f"look around:  evofeed snapshots chains {out / 'dataset'}")
+    print(f"              evofeed serve --dataset demo={out / 'dataset'}")
+    print(f"              evofeed train --report {out / 'training'}")
 
 
 def _heading(text: str) -> None:
