@@ -274,7 +274,7 @@ def copy(
 ) -> None:
     """Copy a snapshot to another place, as it is or compressed or unpacked.
 
-    Example: evofeed snapshots copy http://host:8000/v1/datasets/pdb data/
+    Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
     """
     from evofeed.store import copy_dataset
 
