@@ -50,7 +50,7 @@ class LocalExecutor:
             if worker.idle:
                 worker.start(task)
                 return
-        self.workers.append(Worker())
+        self.workers.append(Worker(fresh=task.is_remote))
         self.workers[-1].start(task)
 
     def wait(self, timeout: float) -> list[Outcome]:

@@ -35,7 +35,7 @@ def unit_on_ray(task: UnitTask, deadline: float) -> Outcome:
     """The remote function: one unit on this Ray worker's own worker process."""
     global _worker
     if _worker is None or not _worker.pid:
-        _worker = Worker()
+        _worker = Worker(fresh=task.is_remote)
     return watch(_worker, task, deadline)
 
 

@@ -48,6 +48,11 @@ class UnitTask:
     memory: int
     expected_memory: int = 0
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether its shard goes to a bucket."""
+        return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
+
 
 def expected_memory(largest: int, total: int) -> int:
     """Bytes that worker and watcher are likely to take over a unit.

@@ -91,11 +91,12 @@ def main(descriptor: int, watcher: int) -> None:
 class Worker:
     """A worker process, seen from its watcher: give it a unit, hear what became of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh: bool = False) -> None:
         mine, theirs = socket.socketpair()
         # A fork is ready at once, but only a process without threads may fork safely. The
-        # S3 client has some that Python does not know of, and waits for them for ever.
-        self._fork = threading.active_count() == 1 and "obstore" not in sys.modules
+        # S3 client has some that Python does not know of, and in a fork waits for them for
+        # ever: a worker that needs it must be `fresh`.
+        self._fork = threading.active_count() == 1 and not fresh
         self._popen: subprocess.Popen[bytes] | None = None
         with theirs:
             self.pid = _fork(mine, theirs) if self._fork else self._spawn(theirs)
