@@ -8,6 +8,7 @@ from evofeed.lazy import names_from
 _HOMES = {
     "AlphaFold": "model.alphafold",
     "AlphaFoldLoss": "losses",
+    "Loop": "run.loop",
     "LossConfig": "model.config",
     "ModelConfig": "model.config",
     "TrainConfig": "run.config",
@@ -21,6 +22,7 @@ _HOMES = {
     "save_openfold_checkpoint": "formats.openfold_checkpoint",
     "structure_metrics": "losses.metrics",
     "tiny": "model.config",
+    "train": "run.train",
 }
 
 __all__ = list(_HOMES)
