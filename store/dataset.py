@@ -262,10 +262,11 @@ class Dataset:
         records.
         """
         faults: list[StoreError] = []
-        for row in range(len(self)):
+        for row, span in self._every_span():
             try:
-                span = self.spans.read_span(row)
-                if deep:
+                if isinstance(span, StoreError):
+                    faults.append(span)
+                elif deep:
                     self.spans.decoder(row, span).record()
             except StoreError as error:
                 faults.append(error)
@@ -277,6 +278,20 @@ class Dataset:
             except StoreError as error:
                 faults.append(error)
         return faults
+
+    def _every_span(self) -> Iterator[tuple[int, np.ndarray | StoreError]]:
+        """Each chain's bytes, or why they cannot be had; neighbours together across a network."""
+        local = isinstance(self.storage, LocalStorage)
+        rows = range(len(self))
+        for run in [[row] for row in rows] if local else self.spans.runs(rows):
+            try:
+                yield from self.spans.read_run(run).items()
+            except StoreError:
+                for row in run:
+                    try:
+                        yield row, self.spans.read_span(row)
+                    except StoreError as error:
+                        yield row, error
 
 
 def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:

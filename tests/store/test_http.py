@@ -160,6 +160,12 @@ def test_neighbours_cross_the_network_together(service, closing, monkeypatch):
     with pytest.raises(ShardCorrupt, match="checksum") as caught:
         dataset.read(ids, ["msa"])
     assert caught.value.item == "chain0_A"
+    service.seen.clear()
+    assert dataset.verify(deep=True) == []
+    assert len(service.seen) == 2, "the chains, and the whole shard"
+    service.faults.extend(["flip"] * 5)
+    (fault,) = dataset.verify()
+    assert fault.item == "chain0_A" and not service.faults
     monkeypatch.setattr(store_spans, "GAP", 0)
     assert dataset.spans.runs([2, 0]) == [[0], [2]]
 
