@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -148,7 +150,8 @@ class Dataset:
         with ThreadPoolExecutor(min(len(runs), REMOTE_READS)) as pool:  # waiting, not computing
             for spans in pool.map(self.spans.read_run, runs):
                 found |= {row: one(row, span) for row, span in spans.items()}
-        return [found[row] for row in chains]
+        again = {row for row, times in Counter(chains).items() if times > 1}
+        return [deepcopy(found[row]) if row in again else found[row] for row in chains]
 
     def _read_one(
         self,

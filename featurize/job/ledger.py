@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 
 from evofeed.errors import JobError
@@ -281,12 +282,14 @@ def _put_chain(
 
 
 def _put_inputs(connection: Connection, stamps: Mapping[str, Stamp]) -> None:
+    """Enter or replace; in order of key, so that two drivers never wait for each other in turn."""
     if not stamps:
         return
-    rows = [{"input_key": key, **dataclasses.asdict(stamp)} for key, stamp in stamps.items()]
-    gone = sa.delete(INPUTS).where(INPUTS.c.input_key == sa.bindparam("input_key"))
-    connection.execute(gone, [{"input_key": key} for key in stamps])
-    connection.execute(sa.insert(INPUTS), rows)
+    rows = [{"input_key": key, **dataclasses.asdict(stamps[key])} for key in sorted(stamps)]
+    kind = sqlite if connection.dialect.name == "sqlite" else postgresql
+    new = kind.insert(INPUTS)
+    change = {c.name: new.excluded[c.name] for c in INPUTS.c if not c.primary_key}
+    connection.execute(new.on_conflict_do_update(index_elements=["input_key"], set_=change), rows)
 
 
 def _release(connection: Connection, job_id: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.featurize.job.stage import on_stage, run, small_units, start_driver, 
 from evofeed.errors import JobError
 from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import Ledger, lock
+from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.units import Plan, make_plan
 from evofeed.featurize.job.work import UnitResult
 
@@ -153,6 +155,25 @@ def test_inputs_and_homes_of_units_are_kept(url: str, plan: Plan) -> None:
     assert shards[first] == {"name": first, "home": {"name": "both", "of": "x"}}
     assert shards[second]["home"]["name"] == "both"
     ledger.close()
+
+
+def test_two_drivers_may_enter_the_same_inputs_at_the_same_time(url: str) -> None:
+    mark = os.urandom(8).hex()
+    stamps = [{f"{mark} {k}": Stamp("1 2", 1, job, "cd" * 32) for k in range(50)} for job in (3, 4)]
+
+    def drive(mine: dict[str, Stamp]) -> None:
+        ledger = Ledger(url)
+        for _ in range(10):
+            ledger.set_inputs(dict(reversed(mine.items())))
+        ledger.close()
+
+    Ledger(url).close()  # the tables are there
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(drive, stamps))
+    ledger = Ledger(url)
+    found = {key: stamp for key, stamp in ledger.inputs().items() if key.startswith(mark)}
+    ledger.close()
+    assert found in stamps
 
 
 def test_jobs_are_found_by_the_beginning_of_their_id(url: str, plan: Plan) -> None:
