@@ -178,8 +178,8 @@ def test_a_whole_block_compiles_and_captures(
     for _ in range(3):  # the third call of `reduce-overhead` replays a graph
         ours = _grads(fused, compiled, names, device)
         for a, b in zip(ours, eager, strict=True):
-            scale = float(b.abs().max()) + 1e-3
-            assert float((a - b).abs().max()) < 1e-4 * scale
+            # gradients that are nothing but rounding exist: a shift of all logits changes nothing
+            assert float((a - b).abs().max()) < 1e-4 * max(1.0, float(b.abs().max()))
 
 
 @pytest.mark.gpu
