@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import itertools
 import json
 import os
 import platform
@@ -174,8 +175,8 @@ class Consumer:
     On the GPU: big matrix products that fill it, then a wait on a blocking event, as a trainer
     that reads its loss has it. The products are large, so that a step queues some hundred
     kernels at most: beyond about a thousand the driver makes every thread that queues spin,
-    which would be counted against the loader. With `sleeps` the step waits for the batch's
-    kernels and then sleeps: for long steps beside other work on the same GPU.
+    which would be counted against the loader. With `sleeps` the step only sleeps, for runs
+    beside other work on the same GPU; the wait for data then lasts until the features are made.
     """
 
     def __init__(self, device: str, seconds: float, *, sleeps: bool = False) -> None:
@@ -192,21 +193,20 @@ class Consumer:
     def _run(self, rounds: int) -> None:
         for _ in range(rounds):
             torch.mm(self.a, self.a, out=self.out)
-        self._wait()
+        self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the GPU has done all it was given, without spinning."""
         event = torch.cuda.Event(blocking=True)
         event.record()
         event.synchronize()
 
     def step(self, batch: Batch) -> None:
         batch["msa_feat"].sum()
-        if not self.sleeps:
+        if self.sleeps:
+            time.sleep(self.seconds)
+        else:
             self._run(self.rounds)
-            return
-        if self.device == "cuda":
-            self._wait()
-        time.sleep(self.seconds)
 
     def alone(self, batch: Batch, steps: int) -> dict[str, float]:
         """The step by itself, with one batch again and again: wall and CPU time of a step."""
@@ -227,8 +227,8 @@ def feed(
     dataset: Dataset, config: LoaderConfig, consumer: Consumer, steps: int, *, fused: bool = True
 ) -> dict[str, Any]:
     """Run `steps` steps against the consumer and say what it waited for."""
-    config = config.replace(epoch_len=max(steps // 4, 1))
-    with FeatureLoader(dataset, config, device=consumer.device, seed=1, fused=fused) as loader:
+    config, device = config.replace(epoch_len=max(steps // 4, 1)), consumer.device
+    with FeatureLoader(dataset, config, device=device, seed=1, fused=fused) as loader:
         waits, gaps, walls = [], [], []
         done, begun, cpu = 0, 0.0, 0.0
         warm = 5
@@ -238,6 +238,8 @@ def feed(
             while True:
                 asked = time.perf_counter()
                 batch = next(stream, None)
+                if consumer.sleeps and device == "cuda":
+                    consumer.wait()  # until the features are there, not only handed over
                 waited = time.perf_counter() - asked
                 if batch is None:
                     break
@@ -316,43 +318,51 @@ def featurise_times(
 
 
 def host_cost(
-    dataset: Dataset, config: LoaderConfig, device: str, *, fused: bool, count: int = 60
+    dataset: Dataset, config: LoaderConfig, device: str, *, fused: bool
 ) -> dict[str, Any]:
-    """CPU time of the thread that queues a sample's work, nothing else running in the process."""
+    """CPU time of a thread that does a sample's work, by stage, nothing else running.
+
+    A round is a dozen samples of one stage between two looks at the thread's clock, which
+    itself takes tens of microseconds on some machines. In plain torch it is one sample: more
+    than about a thousand launches fill the driver's queue, and the thread would spin.
+    """
+    rounds, samples = (6, 12) if fused else (30, 1)
     loader = FeatureLoader(dataset, config, device=device, reader="thread", fused=fused)
     planner, catalog = loader.planner, loader._catalogs[0]
-    maker_arena = Arena(8 * loader._wanted_nbytes())
+    arena = Arena(8 * loader._wanted_nbytes())
     if device == "cuda":
-        maker_arena.pin()
-    maker = BatchMaker([catalog], config, maker_arena, loader.device, fused=loader._fused)
+        arena.pin()
+    maker = BatchMaker([catalog], config, arena, loader.device, fused=loader._fused)
     plans = planner.batches(0, 0)
     times: dict[str, list[float]] = {"plan": [], "read_and_check": [], "queue": []}
-    for number in range(count):
-        begun = time.thread_time()
-        plan = next(plans)
-        sample = plan.samples[0]
-        place = catalog.place(sample.row)
-        nbytes = slot_nbytes(place, True) + maker.words_nbytes
-        offset = maker_arena.allocate(nbytes)
-        assert offset is not None
-        request = ReadRequest(number, place, True, True, offset, nbytes)
-        planned = time.thread_time()
-        with memoryview(maker_arena.memory)[offset : offset + nbytes] as slot:
-            slab = read_chain(dataset.storage, request, slot)
-        read = time.thread_time()
-        batch = maker.make(plan, [FilledSlot(sample, slab, offset)]).hand_over()
-        made = time.thread_time()
+    for number in range(rounds):
+        marks = [time.thread_time()]
+        asked = []
+        for plan in itertools.islice(plans, samples):
+            place = catalog.place(plan.samples[0].row)
+            nbytes = slot_nbytes(place, True) + maker.words_nbytes
+            offset = arena.allocate(nbytes)
+            assert offset is not None
+            asked.append((plan, ReadRequest(0, place, True, True, offset, nbytes)))
+        marks.append(time.thread_time())
+        filled = []
+        for plan, request in asked:
+            with memoryview(arena.memory)[request.offset :][: request.nbytes] as slot:
+                slab = read_chain(dataset.storage, request, slot)
+            filled.append((plan, FilledSlot(plan.samples[0], slab, request.offset)))
+        marks.append(time.thread_time())
+        for plan, slot in filled:
+            maker.make(plan, [slot]).hand_over()
+        marks.append(time.thread_time())
         sync(device)
         maker.reclaim()
-        del batch
-        if number >= count // 4:
-            spans = (planned - begun, read - planned, made - read)
-            for name, spent in zip(times, spans, strict=True):
-                times[name].append(spent * 1e3)
+        if number:
+            for name, spent in zip(times, np.diff(marks), strict=True):
+                times[name].append(float(spent) * 1e3 / len(asked))
     maker.close()
-    maker_arena.close()
-    whole = [sum(parts) for parts in zip(*times.values(), strict=True)]
-    return {f"{name}_cpu_ms": median(values) for name, values in {**times, "all": whole}.items()}
+    arena.close()
+    times["all"] = [sum(parts) for parts in zip(*times.values(), strict=True)]
+    return {f"{name}_cpu_ms": median(values) for name, values in times.items()}
 
 
 def queued_work(dataset: Dataset, config: LoaderConfig, *, fused: bool) -> dict[str, float]:
@@ -570,6 +580,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
     parser.add_argument("--stages", default="devices race copy featurise cold feed plain peer")
+    parser.add_argument("--data", help="keep the chains here, for several runs")
     parser.add_argument("--preset", choices=["initial_training", "finetuning"])
     parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")
     parser.add_argument("--openfold", type=Path, help="a checkout of OpenFold, for the peer")
@@ -588,8 +599,11 @@ def main() -> None:
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = str(Path(temporary) / "d")
-        dataset = write_chains(Path(folder), args.chains, scale=0.15 if args.small else 1.0)
+        folder = args.data or str(Path(temporary) / "d")
+        if Path(folder).exists():
+            dataset = Dataset.open(folder)
+        else:
+            dataset = write_chains(Path(folder), args.chains, scale=0.15 if args.small else 1.0)
         result["data"] = {
             "chains": len(dataset),
             "mean_rows": float(np.mean(dataset.index["num_alignments"].to_numpy())),

@@ -1,1 +1,1 @@
-"""The loader's GPU path: a sample's features in a dozen Triton kernels, whatever its recycles."""
+"""The GPU path: a sample's features in eight Triton kernels, whatever its recycles."""

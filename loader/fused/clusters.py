@@ -33,13 +33,11 @@ _FLUSH = tl.constexpr(252)  # adds that a byte can count
 
 
 @triton.jit
-def mask_centres(words, data, codes, masked, asked, BLOCK: tl.constexpr):
-    """Masked-MSA's draws. Grid: rows, blocks of columns, R."""
-    r = tl.program_id(2)
+def mask_centres(words, data, codes, masked, asked, row, block, r, BLOCK: tl.constexpr):
+    """Masked-MSA's draws; one block of columns of a row of a recycle."""
     mine = recycle(words, r)
-    row = tl.program_id(0)
     if row < word(mine, _CENTRES):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        column = block * BLOCK + tl.arange(0, BLOCK)
         window = word(words, _WINDOW)
         pitch = word(words, _PITCH)
         live = column < window

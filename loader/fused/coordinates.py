@@ -66,18 +66,17 @@ def _count(found):
 
 @triton.jit
 def unpack_positions(
-    words, data, xyz, known,
+    words, data, xyz, known, block, structure,
     BLOCK: tl.constexpr, ATOMS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """FIXED or plain coordinates to positions. Grid: blocks of residues, structures.
+    """FIXED or plain coordinates to positions; one block of residues of a structure.
 
     An atom's place depends on how many lie before it in the whole chain: each
     program counts them, which is cheaper than waiting for another kernel.
     """
-    structure = tl.program_id(1)
     group, first, is_there = _group(words, structure)
     length = word(words, _CROP_LENGTH)
-    begin = tl.program_id(0) * BLOCK
+    begin = block * BLOCK
     place = begin + tl.arange(0, BLOCK)
     start = word(words, _CROP_START) - 1
     live = is_there & (place <= length) & (start + place >= 0)

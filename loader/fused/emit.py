@@ -46,13 +46,12 @@ def deletion_value(count):
 @triton.jit
 def emit_extra(
     words, codes, order, extra_msa, mask, row_mask, has_deletion, value,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    rows, columns, r, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The extra rows' features, deletions still 0. Grid: blocks of rows, blocks of columns, R."""
-    r = tl.program_id(2)
+    """The extra rows' features, deletions still 0; one block of rows and columns of a recycle."""
     mine = recycle(words, r)
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    number = rows * BLOCK + tl.arange(0, BLOCK)
+    column = columns * COLUMNS + tl.arange(0, COLUMNS)
     kept = number < word(mine, _KEPT_EXTRA)
     most = word(words, _MAX_ROWS)
     row = tl.load(order + (r * 3 + 2) * most + number, mask=kept, other=0)
@@ -71,7 +70,7 @@ def emit_extra(
     tl.store(mask + out, live.to(tl.float32), mask=inside)
     tl.store(has_deletion + out, nothing, mask=inside)
     tl.store(value + out, nothing, mask=inside)
-    if tl.program_id(1) == 0:
+    if columns == 0:
         tl.store(row_mask + out_row, kept.to(tl.float32), mask=number < out_extra)
 
 

@@ -1,10 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Stored rows to the rows each recycle keeps: shuffled, gathered, unpacked.
 
-`R` recycles are the last axis of every grid but the first kernel's. Scratch
-memory: `stored i32[N]` stored row of each row, `place i32[R, N]` where a recycle
-keeps a row (-1: nowhere), `deletion_row i32[K]`, `order` and `rank i32[R, 3, n]`
-permutations and their inverses (distillation, rows, extra rows),
+Scratch memory for `R` recycles: `stored i32[N]` stored row of each row, `place i32[R, N]`
+where a recycle keeps a row (-1: nowhere), `deletion_row i32[K]`, `order` and `rank
+i32[R, 3, n]` permutations and their inverses (distillation, rows, extra rows),
 `codes u8[R, n, pitch]` with centres first.
 """
 
@@ -36,15 +35,16 @@ _GAP = tl.constexpr(GAP)
 
 @triton.jit
 def place_rows(
-    words, data, stored, place, deletion_row,
+    words, data, stored, place, deletion_row, block, blocks,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Invert the stored order, and name the row of every deletion. Grid: blocks of rows."""
+    """Invert the stored order, and name the row of every deletion; one of `blocks` of rows."""
     rows = word(words, _ROWS)
-    begin = tl.program_id(0) * BLOCK
+    begin = block * BLOCK
     index = begin + tl.arange(0, BLOCK)
     live = index < rows
-    row = integer(data, words, _ORDER, index, live)
+    # Columns were checked on the host; a wrong writer's may still be wrong, but kills nothing.
+    row = tl.maximum(tl.minimum(integer(data, words, _ORDER, index, live), rows - 1), 0)
     tl.store(stored + row, index, mask=live)
     for r in range(0, word(words, _RECYCLES)):
         tl.store(place + r * rows + index, tl.full([BLOCK], -1, tl.int32), mask=live)
@@ -60,25 +60,27 @@ def place_rows(
             here = (number < count) & (first + number < deletions)
             tl.store(deletion_row + first + number, row, mask=here)
     else:
-        for chunk in range(begin, deletions, tl.num_programs(0) * BLOCK):
+        for chunk in range(begin, deletions, blocks * BLOCK):
             index = chunk + tl.arange(0, BLOCK)
             live = index < deletions
             row = integer(data, words, _DELETION_ROW, index, live)
+            row = tl.maximum(tl.minimum(row, rows - 1), 0)
             tl.store(deletion_row + index, row, mask=live)
 
 
 @triton.jit
-def shuffle_rows(words, order, rank, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Permutations as the order of random keys. Grid: blocks, 3 purposes, R.
+def shuffle_rows(
+    words, order, rank, block, purpose, r, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Permutations as the order of random keys; one block of one of 3 purposes of a recycle.
 
     A key's rank is the number of keys below it. That is quadratic, and still a few
     microseconds: it needs no sort, and nobody waits for a size.
     """
-    purpose = tl.program_id(1)
-    mine = recycle(words, tl.program_id(2)) + _DISTILLATION_KEY + 2 * purpose
+    mine = recycle(words, r) + _DISTILLATION_KEY + 2 * purpose
     key = tl.load(mine).to(tl.uint64, bitcast=True)
     count = tl.load(mine + 1).to(tl.int32)
-    begin = tl.program_id(0) * BLOCK
+    begin = block * BLOCK
     if begin < count:
         index = begin + tl.arange(0, BLOCK)
         own = bits(key, index) >> 1
@@ -89,7 +91,7 @@ def shuffle_rows(words, order, rank, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
             tie = (theirs[None, :] == own[:, None]) & (other[None, :] < index[:, None])
             less = ((theirs[None, :] < own[:, None]) | tie) & (other < count)[None, :]
             below += tl.sum(less.to(tl.int32), 1)
-        at = (tl.program_id(2) * 3 + purpose) * word(words, _MAX_ROWS)
+        at = (r * 3 + purpose) * word(words, _MAX_ROWS)
         tl.store(order + at + below, index, mask=index < count)
         tl.store(rank + at + index, below, mask=index < count)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from evofeed.loader import draws as drawing
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import RecycleDraws
-from evofeed.loader.fused import clusters, coordinates, emit, rows, structure
+from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
 from evofeed.loader.fused.launch import Kernel
 from evofeed.loader.fused.tables import residue_tables
 from evofeed.loader.fused.words import (
@@ -31,16 +31,15 @@ __all__ = ["SampleKernels", "plan_sample"]
 _CODES = MASK + 1
 _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""
-_PLACE_ROWS, _SHUFFLE_ROWS = Kernel(rows.place_rows), Kernel(rows.shuffle_rows)
-_GATHER_ROWS, _MASK_CENTRES = Kernel(rows.gather_rows), Kernel(clusters.mask_centres)
-_CLUSTER_ROWS, _ADD_DELETIONS = Kernel(clusters.cluster_rows), Kernel(clusters.add_deletions)
-_EMIT_EXTRA, _EMIT_MSA = Kernel(emit.emit_extra), Kernel(emit.emit_msa)
-_UNPACK_POSITIONS = Kernel(coordinates.unpack_positions)
+# Frames of nearly straight lines amplify rounding: there it is that of the plain operators.
+_UNPACK_AND_SHUFFLE = Kernel(stages.unpack_and_shuffle)
 _ADD_EXCEPTIONS = Kernel(coordinates.add_exceptions)
-_RESIDUE_FEATURES = Kernel(structure.residue_features)
-# Frames of nearly straight lines amplify rounding: here it is that of the plain operators.
-_TRUE_STRUCTURE = Kernel(structure.true_structure, enable_fp_fusion=False)
-_TEMPLATE_FEATURES = Kernel(structure.template_features, enable_fp_fusion=False)
+_GATHER_ROWS = Kernel(rows.gather_rows)
+_CONSTANT_FEATURES = Kernel(stages.constant_features, enable_fp_fusion=False)
+_MASK_AND_EMIT_EXTRA = Kernel(stages.mask_and_emit_extra)
+_CLUSTER_ROWS = Kernel(clusters.cluster_rows)
+_ADD_DELETIONS = Kernel(clusters.add_deletions)
+_EMIT_MSA = Kernel(emit.emit_msa)
 
 
 def plan_sample(
@@ -143,27 +142,29 @@ class SampleKernels:
 
     def run(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
         """All features of the sample into its place in the batch."""
-        self.choose_rows(words, data)
+        self.unpack(words, data)
         self.gather(words, data)
-        self.mask(words, data)
+        self.mask(words, data, batch)
         self.features_of_recycles(words, data, batch)
         self.constant_features(words, data, batch)
 
-    def choose_rows(self, words: Tensor, data: Tensor) -> None:
-        """Random orders of the rows; where each row lies in the store."""
-        sample = self.sample
-        _PLACE_ROWS(
-            (cdiv(sample.rows, 64), 1, 1),
+    def unpack(self, words: Tensor, data: Tensor) -> None:
+        """Coordinates; where each row lies in the store; random orders of the rows."""
+        sample, structures = self.sample, self.xyz.shape[0]
+        blocks = cdiv(sample.rows, 64) + 3 * self.recycles * cdiv(sample.max_rows, 32)
+        _UNPACK_AND_SHUFFLE(
+            (blocks + structures * cdiv(sample.out_residues + 1, 16), 1, 1),
             *(words, data, self.stored, self.place, self.deletion_row),
-            BLOCK=64,
-            CHUNK=1024,
+            *(self.order, self.rank, self.xyz, self.known),
+            PLACED=64,
+            SHUFFLED=32,
+            UNPACKED=16,
         )
-        _SHUFFLE_ROWS(
-            (cdiv(sample.max_rows, 32), 3, self.recycles),
-            *(words, self.order, self.rank),
-            BLOCK=32,
-            CHUNK=128,
-        )
+        exceptions = max(sample.truth_exceptions, sample.template_exceptions)
+        if exceptions:
+            _ADD_EXCEPTIONS(
+                (cdiv(exceptions, 256), structures, 1), *(words, data, self.xyz), BLOCK=256
+            )
 
     def gather(self, words: Tensor, data: Tensor) -> None:
         """Codes of the kept rows."""
@@ -175,18 +176,22 @@ class SampleKernels:
             COLUMNS=128,
         )
 
-    def mask(self, words: Tensor, data: Tensor) -> None:
-        """Masked-MSA of the centres."""
-        _MASK_CENTRES(
-            (self.centres, cdiv(self.sample.pitch, 256), self.recycles),
-            *(words, data, self.codes, self.masked, self.asked),
-            BLOCK=256,
+    def mask(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Masked-MSA of the centres; the extra rows' features but for their deletions."""
+        sample = self.sample
+        rows = sample.out_centres + cdiv(sample.out_extra, 8)
+        _MASK_AND_EMIT_EXTRA(
+            (rows, cdiv(max(sample.pitch, sample.out_residues), 128), self.recycles),
+            *(words, data, self.codes, self.masked, self.asked, self.order),
+            *(batch[name] for name in _OF_EXTRA),
+            MASKED=128,
+            EMITTED=8,
         )
 
     def features_of_recycles(
         self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]
     ) -> None:
-        """Clusters, and all features of stage `recycle`."""
+        """Clusters, and what follows from them."""
         sample = self.sample
         if self.extra:
             _CLUSTER_ROWS(
@@ -195,14 +200,6 @@ class SampleKernels:
                 BLOCK=16,
                 CENTRES=64,
                 COLUMNS=64,
-            )
-        columns = cdiv(sample.out_residues, 128)
-        if sample.out_extra:
-            _EMIT_EXTRA(
-                (cdiv(sample.out_extra, 8), columns, self.recycles),
-                *(words, self.codes, self.order, *(batch[name] for name in _OF_EXTRA)),
-                BLOCK=8,
-                COLUMNS=128,
             )
         if sample.deletions:
             _ADD_DELETIONS(
@@ -213,7 +210,7 @@ class SampleKernels:
                 BLOCK=256,
             )
         _EMIT_MSA(
-            (sample.out_centres, columns, self.recycles),
+            (sample.out_centres, cdiv(sample.out_residues, 128), self.recycles),
             *(words, self.codes, self.masked, self.asked),
             *(self.size, self.counts, self.deleted, self.own),
             *(batch[name] for name in _OF_MSA),
@@ -225,40 +222,17 @@ class SampleKernels:
     def constant_features(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
         """All features of stage `batch`."""
         sample = self.sample
-        tables = residue_tables(self.device)
-        structures = self.xyz.shape[0]
-        _UNPACK_POSITIONS(
-            (cdiv(sample.out_residues + 1, 16), structures, 1),
-            *(words, data, self.xyz, self.known),
-            BLOCK=16,
-            ATOMS=64,
-            CHUNK=1024,
+        # Without ground truth its kernels are not compiled, and anything stands for its tensors.
+        absent = batch["seq_mask"]
+        _CONSTANT_FEATURES(
+            (cdiv(sample.out_residues, 8), 2 + sample.out_templates, 1),
+            *(words, data, *residue_tables(self.device), self.xyz, self.known),
+            *(batch[name] for name in _OF_RESIDUES),
+            *(batch[name] for name in _OF_TEMPLATES),
+            *(batch.get(name, absent) for name in _OF_STRUCTURE),
+            SUPERVISED=int(self.config.supervised),
+            BLOCK=8,
         )
-        exceptions = max(sample.truth_exceptions, sample.template_exceptions)
-        if exceptions:
-            _ADD_EXCEPTIONS(
-                (cdiv(exceptions, 256), structures, 1), *(words, data, self.xyz), BLOCK=256
-            )
-        _RESIDUE_FEATURES(
-            (cdiv(sample.out_residues, 16), 1, 1),
-            *(words, data, *tables, *(batch[name] for name in _OF_RESIDUES)),
-            BLOCK=16,
-        )
-        blocks = cdiv(sample.out_residues, 8)
-        if self.config.supervised:
-            _TRUE_STRUCTURE(
-                (blocks, 1, 1),
-                *(words, data, *tables, self.xyz, self.known),
-                *(batch[name] for name in _OF_STRUCTURE),
-                BLOCK=8,
-            )
-        if sample.out_templates:
-            _TEMPLATE_FEATURES(
-                (blocks, sample.out_templates, 1),
-                *(words, data, *tables, self.xyz, self.known),
-                *(batch[name] for name in _OF_TEMPLATES),
-                BLOCK=8,
-            )
 
 
 def cdiv(size: int, block: int) -> int:

@@ -122,10 +122,10 @@ def residue_features(
     words, data, integers, floats,
     aatype, residue_index, seq_mask, target_feat, mask14, mask37, to_atom37, to_atom14,
     seq_length, resolution, is_distillation, use_clamped_fape,
-    BLOCK: tl.constexpr,
+    block, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What follows from the sequence alone. Grid: blocks of residues."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """What follows from the sequence alone; one block of residues."""
+    place = block * BLOCK + tl.arange(0, BLOCK)
     out_residues = word(words, _OUT_RESIDUES)
     sample = word(words, _SAMPLE)
     inside = place < out_residues
@@ -141,12 +141,12 @@ def residue_features(
     one_hot = ((code[:, None] + 1 == channel) & live[:, None]).to(tl.float32)
     wide = inside[:, None] & (channel < 22)
     tl.store(target_feat + row[:, None] * 22 + channel, one_hot, mask=wide)
-    first = tl.minimum(code, _UNKNOWN) * _TABLE
+    first = tl.maximum(tl.minimum(code, _UNKNOWN), 0) * _TABLE
     _copy_rows(floats, mask14, row, inside, live, first + _MASK14, 14, 16)
     _copy_rows(floats, mask37, row, inside, live, first + _MASK37, 37, 64)
     _copy_rows(integers, to_atom37, row, inside, live, first + _TO_ATOM37, 14, 16)
     _copy_rows(integers, to_atom14, row, inside, live, first + _TO_ATOM14, 37, 64)
-    if tl.program_id(0) == 0:
+    if block == 0:
         tl.store(seq_length + sample, tl.load(words + _SEQ_LENGTH))
         tl.store(is_distillation + sample, word(words, _IS_DISTILLATION).to(tl.float32))
         value = word(words, _RESOLUTION).to(tl.float32, bitcast=True)
@@ -161,15 +161,15 @@ def true_structure(
     positions, mask, exists14, xyz14, alt_xyz14, alt_exists14, ambiguous14,
     frames, frames_known, group_exists, group_ambiguous, alt_frames,
     beta, beta_mask, backbone, backbone_known, chi, chi_mask,
-    BLOCK: tl.constexpr,
+    block, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every ground-truth feature. Grid: blocks of residues."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Every ground-truth feature; one block of residues."""
+    place = block * BLOCK + tl.arange(0, BLOCK)
     out_residues = word(words, _OUT_RESIDUES)
     inside = place < out_residues
     live = place < word(words, _CROP_LENGTH)
     code = integer(data, words, _AATYPE, word(words, _CROP_START) + place, live)
-    aatype = tl.minimum(code, _UNKNOWN)
+    aatype = tl.maximum(tl.minimum(code, _UNKNOWN), 0)
     row = word(words, _SAMPLE).to(tl.int64) * out_residues + place
     first = aatype * _TABLE
     own = (place + 1) * 37
@@ -276,11 +276,10 @@ def template_features(
     words, data, integers, floats, xyz, known,
     template_aatype, positions, mask, sum_probs, template_mask, beta, beta_mask,
     torsion_sin_cos, alt_torsion_sin_cos, torsion_mask,
-    BLOCK: tl.constexpr,
+    block, slot, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every template feature. Grid: blocks of residues, templates of the batch."""
-    slot = tl.program_id(1)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Every template feature; one block of residues of a template of the batch."""
+    place = block * BLOCK + tl.arange(0, BLOCK)
     out_residues = word(words, _OUT_RESIDUES)
     is_there = slot < word(words, _CHOSEN)
     inside = place < out_residues
@@ -313,7 +312,7 @@ def template_features(
     tl.store(alt_torsion_sin_cos + out * 2, sine * mirror, mask=wide)
     tl.store(alt_torsion_sin_cos + out * 2 + 1, cosine * mirror, mask=wide)
     tl.store(torsion_mask + out, tl.where(there, is_known, 0.0), mask=wide)
-    if tl.program_id(0) == 0:
+    if block == 0:
         at = (data + word(words, _SUM_PROBS)).to(tl.pointer_type(tl.float32)) + number
         tl.store(sum_probs + out_slot, tl.load(at, mask=is_there, other=0.0))
         tl.store(template_mask + out_slot, is_there.to(tl.float32))

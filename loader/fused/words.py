@@ -8,6 +8,7 @@ device in the sample's own copy.
 
 from __future__ import annotations
 
+import array
 import struct
 from typing import Final, NamedTuple
 
@@ -296,7 +297,7 @@ def _coordinates(
 
 
 def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 def _recycle_stride(config: LoaderConfig) -> int:
@@ -318,7 +319,4 @@ def pack_words(
     for recycle, spans in recycles:
         words += [*recycle, *spans.firsts, *spans.starts]
     # Keys are unsigned; two's complement is what both sides mean.
-    return np.array([word & _ALL for word in words], np.uint64).view(np.int64)
-
-
-_ALL: Final = (1 << 64) - 1
+    return np.frombuffer(array.array("Q", words), np.int64)

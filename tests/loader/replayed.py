@@ -99,7 +99,7 @@ def replay_fused(
         batch = empty_batch(
             config, num_res=num_res, batch_size=1, recycles=1, device=data.device, zeroed=False
         )
-    kernels.choose_rows(on_device, data)
+    kernels.unpack(on_device, data)
     counts = rows[0].row_count, rows[0].extra_count
     orders = draws.row_order(counts[0]), draws.extra_order(counts[1])
     for purpose, order in enumerate(orders, 1):
@@ -109,7 +109,7 @@ def replay_fused(
         kernels.rank[0, purpose, order.long()] = steps
     kernels.gather(on_device, data)
     centres, length = rows[0].centres, case.chain.num_res
-    kernels.mask(on_device, data)
+    kernels.mask(on_device, data, batch)
     asked = draws.mask_position(centres, length).to(device)
     true = kernels.codes[0, :centres, :length]
     new = draws.replacement(true, case.chain.profile_counts).to(device, torch.uint8)

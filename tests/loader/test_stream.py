@@ -374,6 +374,50 @@ def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset
     assert one == two
 
 
+NOTEBOOK = """
+import asyncio, sys
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+config = LoaderConfig(crop_size=8, max_recycling_iters=0)
+async def cell():  # as in a notebook: no script, and an event loop that runs
+    with FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu") as loader:
+        print(len([batch for batch in loader]), flush=True)
+asyncio.run(cell())
+"""
+SPAWNED = """
+import sys
+import torch.multiprocessing as mp
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+def train(rank, uri):
+    config = LoaderConfig(crop_size=8, max_recycling_iters=0, global_batch_size=2)
+    options = {"rank": rank, "world_size": 2, "device": "cpu"}
+    with FeatureLoader(Dataset.open(uri), config, **options) as loader:
+        assert len([batch for batch in loader]) == len(loader)
+        print(len(loader), flush=True)
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_a_notebook_without_a_script_reads_through_a_process(dataset: Dataset) -> None:
+    done = subprocess.run(
+        [sys.executable, "-", dataset.uri],
+        input=NOTEBOOK, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"{len(dataset)}\n", "")
+
+
+def test_ranks_may_be_spawned(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, "train.py", dataset.uri],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(dataset) // 2)] * 2
+
+
 def test_a_loader_that_has_not_begun_can_be_sent_to_another_process(
     dataset: Dataset, reference: list[str]
 ) -> None:
