@@ -536,11 +536,16 @@ def run_stages(
         if args.preset not in (None, name):
             continue
         here = result["presets"][name] = {}
+        if "host" in stages:
+            here["host"] = {
+                kind: host_cost(dataset, config, device, fused=fused)
+                for kind, fused in (("kernels", True), ("plain_torch", False))
+            }
+            save(f"{name} host: {here['host']}")
         if "featurise" in stages:
             for kind, fused in (("featurise", True), ("featurise_in_plain_torch", False)):
                 count = 8 if small else 40
                 here[kind] = featurise_times(dataset, config, device, count, fused=fused)
-                here[kind]["host"] = host_cost(dataset, config, device, fused=fused)
                 if device == "cuda":
                     here[kind]["queued"] = queued_work(dataset, config, fused=fused)
                 save(f"{name} {kind}: {here[kind]}")
@@ -579,7 +584,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
-    parser.add_argument("--stages", default="devices race copy featurise cold feed plain peer")
+    parser.add_argument("--stages", default="devices race copy host featurise cold feed plain peer")
     parser.add_argument("--data", help="keep the chains here, for several runs")
     parser.add_argument("--preset", choices=["initial_training", "finetuning"])
     parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")
