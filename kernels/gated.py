@@ -157,7 +157,8 @@ class _GatedAttention(torch.autograd.Function):
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do, gated = torch.empty_like(attended), torch.empty_like(attended)
-        dy, out_sums = _dropped(dout, plan.drop, plan.dtype)
+        as_it_is = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
+        dy, out_sums = (dout, None) if as_it_is else _dropped(dout, plan.drop, plan.dtype)
         delta, gate_sums = _gated_output_grad(
             torch.mm(dy, out_weight), attended, qkvg, g_bias, do, dpacked, gated, plan
         )
@@ -175,12 +176,14 @@ class _GatedAttention(torch.autograd.Function):
         normed = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
-            dout if plan.residual else None, normed,
+            dout if plan.residual else None, normed, residual_sum=as_it_is,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed)
-        of_norm, dbo, dg_bias = column_sums([norm_sums, out_sums, gate_sums], ctx.dtypes[0])
+        parts = [norm_sums, gate_sums, *([] if out_sums is None else [out_sums])]
+        of_norm, dg_bias, *rest = column_sums(parts, ctx.dtypes[0])
+        dbo = of_norm[2 * C :] if as_it_is else rest[0]
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
-        dgamma, dbeta = torch.split(of_norm, C)
+        dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
         grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         dpair = dw[4 * width : columns].to(ctx.dtypes[2]) if ctx.own_bias else None

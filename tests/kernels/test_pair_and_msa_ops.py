@@ -14,7 +14,9 @@ from evofeed.kernels.outer import (
     OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
+    outer_product_mean_through,
 )
+from evofeed.kernels.pair_bias import pair_bias, pair_bias_through
 from evofeed.kernels.triangle import (
     TriangleWeights,
     triangle_multiplication,
@@ -76,11 +78,11 @@ def test_triangle_multiplication_in_half_precision_and_batches(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_transition(masked: bool, device: str, three_way: Check) -> None:
-    x = torch.randn(2, 5, 7, 32, device=device)
-    weights = _to(_norm(32) + _linear(128, 32) + _linear(32, 128), device, torch.float32)
-    mask = (torch.rand(2, 5, 7, device=device) > 0.3).float() if masked else None
+@pytest.mark.parametrize(("masked", "C"), [(True, 32), (False, 32), (True, 256)])
+def test_transition(masked: bool, C: int, device: str, three_way: Check) -> None:
+    x = torch.randn(2, 5, max(1, 224 // C), C, device=device)
+    weights = _to(_norm(C) + _linear(4 * C, C) + _linear(C, 4 * C), device, torch.float32)
+    mask = (torch.rand(x.shape[:3], device=device) > 0.3).float() if masked else None
     assert transition_fits(x, TransitionWeights(*weights))
 
     def call(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -116,3 +118,37 @@ def test_outer_product_mean(
         return lambda m, z, *weights: op(m, OuterWeights(*weights), mask, z=z)
 
     three_way(call(outer_product_mean), call(reference.outer_product_mean), inputs, range(10))
+
+
+@pytest.mark.parametrize("used", [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+def test_what_is_handed_through_brings_its_gradient_back(
+    used: tuple[float, float], device: str
+) -> None:
+    """The op that hands its input through gives the gradients that autograd's sum would."""
+    m, z = torch.randn(1, 3, 5, 32, device=device), torch.randn(1, 5, 5, 32, device=device)
+    outer = OuterWeights(
+        *_to(_norm(32) + _linear(16, 32) + _linear(16, 32) + _linear(32, 256), device, m.dtype)
+    )
+    mask = (torch.rand(1, 3, 5, device=device) > 0.2).float()
+    bias = _to([*_norm(32), torch.randn(4, 32)], device, z.dtype)
+
+    def gradient(x: Tensor, apart: Callable[..., Tensor], through: object) -> list[Tensor]:
+        grads = []
+        for fused in (True, False):
+            leaf = x.clone().requires_grad_()
+            result, same = through(leaf) if fused else (apart(leaf), leaf)  # type: ignore[operator]
+            parts = [(t * t).sum() * factor for t, factor in zip((result, same), used, strict=True)]
+            (grad,) = torch.autograd.grad(
+                sum(p for p, f in zip(parts, used, strict=True) if f), leaf
+            )
+            grads.append(grad)
+        return grads
+
+    for ours, expected in (
+        gradient(
+            m, lambda m: outer_product_mean(m, outer, mask),
+            lambda m: outer_product_mean_through(m, outer, mask),
+        ),
+        gradient(z, lambda z: pair_bias(z, *bias), lambda z: pair_bias_through(z, *bias)),
+    ):  # fmt: skip
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
