@@ -46,6 +46,13 @@ def median(values: list[float]) -> dict[str, float]:
     return {"median": float(middle), "q25": float(low), "q75": float(high), "repeats": len(values)}
 
 
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    array = np.array(seconds) * 1e3
+    low, high = np.percentile(array, [50, 99])
+    return {"p50": float(low), "p99": float(high), "max": float(array.max())}
+
+
 def sync(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -176,7 +183,7 @@ class Consumer:
     that reads its loss has it. The products are large, so that a step queues some hundred
     kernels at most: beyond about a thousand the driver makes every thread that queues spin,
     which would be counted against the loader. With `sleeps` the step only sleeps, for runs
-    beside other work on the same GPU; the wait for data then lasts until the features are made.
+    beside other work on the same GPU, and how long the features take to be made is told besides.
     """
 
     def __init__(self, device: str, seconds: float, *, sleeps: bool = False) -> None:
@@ -229,7 +236,7 @@ def feed(
     """Run `steps` steps against the consumer and say what it waited for."""
     config, device = config.replace(epoch_len=max(steps // 4, 1)), consumer.device
     with FeatureLoader(dataset, config, device=device, seed=1, fused=fused) as loader:
-        waits, gaps, walls = [], [], []
+        waits, until_made, gaps, walls = [], [], [], []
         done, begun, cpu = 0, 0.0, 0.0
         warm = 5
         while done < steps + warm:
@@ -238,15 +245,17 @@ def feed(
             while True:
                 asked = time.perf_counter()
                 batch = next(stream, None)
-                if consumer.sleeps and device == "cuda":
-                    consumer.wait()  # until the features are there, not only handed over
                 waited = time.perf_counter() - asked
                 if batch is None:
                     break
+                if consumer.sleeps and device == "cuda":
+                    consumer.wait()
+                made = time.perf_counter() - asked
                 if done == warm:
                     begun, cpu = time.perf_counter(), cpu_seconds(loader)
                 if done > warm:
                     waits.append(waited)
+                    until_made.append(made)
                     if first:
                         gaps.append(waited)
                 first = False
@@ -260,20 +269,15 @@ def feed(
         wall = time.perf_counter() - begun
         used = cpu_seconds(loader) - cpu
         stats = loader.stats()
-    array = np.array(waits) * 1e3
-    alone = consumer.alone(last, max(10, steps // 10))
+    alone = consumer.alone(last, 15)
     return {
         "step_seconds": consumer.seconds,
         "consumer": "sleeps" if consumer.sleeps else "matrix products",
         "steps": steps,
         "step_alone": alone,
         "cpu_ms_a_sample": used / (steps * config.batch_size) * 1e3 - alone["cpu_ms"],
-        "data_wait_ms": {
-            "p50": float(np.percentile(array, 50)),
-            "p99": float(np.percentile(array, 99)),
-            "max": float(array.max()),
-            "share_of_wall": float(array.sum() / 1e3 / wall),
-        },
+        "data_wait_ms": {**percentiles(waits), "share_of_wall": sum(waits) / wall},
+        **({"until_features_are_made_ms": percentiles(until_made)} if consumer.sleeps else {}),
         "epoch_gap_ms_max": max(gaps, default=0.0) * 1e3,
         "cores": used / wall,
         "step_ms_median": float(np.median(walls) * 1e3),
@@ -556,8 +560,9 @@ def run_stages(
             gc.collect()
             consumer = Consumer(device, seconds, sleeps=args.sleep)
             key = f"step_{int(seconds * 1e3)}_ms"
-            here[key] = feed(slow, config, consumer, steps)
-            save(f"{name} at {seconds} s: {here[key]}")
+            if "feed" in stages:
+                here[key] = feed(slow, config, consumer, steps)
+                save(f"{name} at {seconds} s: {here[key]}")
             if "plain" in stages:
                 here[f"{key}_in_plain_torch"] = feed(slow, config, consumer, steps, fused=False)
                 save(f"{name} in plain torch: {here[f'{key}_in_plain_torch']}")
@@ -570,7 +575,7 @@ def run_stages(
 
 def _lengths(args: argparse.Namespace, stages: set[str]) -> list[tuple[float, int]]:
     """Seconds and number of the steps to feed."""
-    if "feed" not in stages:
+    if not stages & {"feed", "plain", "peer"}:
         return []
     lengths = [(0.05, args.steps), (0.25, args.slow_steps)]
     return [(seconds, steps) for seconds, steps in lengths if steps]

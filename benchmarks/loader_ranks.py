@@ -41,7 +41,7 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) ->
     torch.set_num_threads(1)
     device = "cpu"
     if args.device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
         device = "cuda"
     dataset = Dataset.open(folder)
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
@@ -63,7 +63,7 @@ def train(
     config = presets(args.small)["initial_training"].replace(
         epoch_len=steps * args.ranks, global_batch_size=args.ranks
     )
-    consumer = Consumer(device, seconds)
+    consumer = Consumer(device, seconds, sleeps=args.sleep)
     with FeatureLoader(dataset, config, rank=rank, world_size=args.ranks, device=device) as loader:
         stream = iter(loader)
         batch = next(stream)
@@ -126,11 +126,13 @@ def save(args: argparse.Namespace, result: dict[str, Any]) -> None:
     steps, lengths = " ".join(map(str, args.steps)), " ".join(f"{ms:.0f}" for ms in args.step_ms)
     whole = {
         "command": f"python benchmarks/loader_ranks.py --ranks {args.ranks} --steps {steps} "
-        f"--step-ms {lengths}",
+        f"--step-ms {lengths}" + " --sleep" * args.sleep,
         "gpu": torch.cuda.get_device_name() if args.device == "cuda" else None,
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": args.ranks,
+        "gpus": torch.cuda.device_count(),
+        "consumer": "sleeps" if args.sleep or args.device == "cpu" else "matrix products",
         "slow_reads": "1 in 20 waits 50 ms",
         **result,
     }
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs="+", default=[50.0, 250.0])
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--sleep", action="store_true", help="steps sleep: ranks share a GPU")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
