@@ -370,7 +370,7 @@ def block_row(case: str, who: str, stack: Stack, with_graph: bool) -> Row:
     return row
 
 
-def blocks(peers: bool, only: str = "") -> Iterator[Row]:
+def blocks(peers: bool, only: str = "", compiled_too: bool = True) -> Iterator[Row]:
     for case in BLOCKS:
         if only and only not in case:
             continue
@@ -380,13 +380,14 @@ def blocks(peers: bool, only: str = "") -> Iterator[Row]:
             stack = Stack(case, dtype)
             if peers and kind == "bf16":
                 yield block_row(case, "torch eager bf16", stack, False)
-                torch.compiler.reset()
-                originals = list(stack.blocks)
-                compiled = [torch.compile(b, dynamic=False) for b in originals]
-                stack.blocks = compiled  # type: ignore[assignment]
-                parameters = [p for b in originals for p in b.parameters()]
-                stack.step = lambda s=stack, ps=parameters: compiled_step(s, ps)  # type: ignore[method-assign,misc]
-                yield block_row(case, "torch.compile bf16", stack, False)
+                if compiled_too:
+                    torch.compiler.reset()
+                    originals = list(stack.blocks)
+                    compiled = [torch.compile(b, dynamic=False) for b in originals]
+                    stack.blocks = compiled  # type: ignore[assignment]
+                    parameters = [p for b in originals for p in b.parameters()]
+                    stack.step = lambda s=stack, ps=parameters: compiled_step(s, ps)  # type: ignore[method-assign,misc]
+                    yield block_row(case, "torch.compile bf16", stack, False)
                 torch.manual_seed(0)
                 stack = Stack(case, dtype)
             to_fused(stack.blocks)
@@ -516,13 +517,13 @@ def block_numerics() -> list[list[float]]:
 # --- running -----------------------------------------------------------------------------------
 
 
-def run(sections: list[str], peers: bool, out: Path, only: str) -> None:
+def run(sections: list[str], peers: bool, out: Path, only: str, compiled_too: bool) -> None:
     torch.manual_seed(0)
     makers: dict[str, Callable[[], Iterator[Row]]] = {
         "ceilings": ceilings, "numerics": numerics,
         "layer_norm": lambda: layer_norms(peers), "attention": lambda: attention_cores(peers),
         "softmax": lambda: softmaxes(peers), "triangle": lambda: triangle_modules(peers),
-        "blocks": lambda: blocks(peers, only),
+        "blocks": lambda: blocks(peers, only, compiled_too),
         "optimizer": lambda: optimizers(peers),
     }  # fmt: skip
     repeats = "40 calls (10 for blocks), median and quartiles"
@@ -555,12 +556,13 @@ def main() -> None:
     parser.add_argument("--sections", nargs="*", default=[])
     parser.add_argument("--only", default="", help="blocks: only cases containing this text")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--no-compiled-blocks", action="store_true", help="a minute each")
     parser.add_argument("--table", type=Path, help="print a result file as a table and stop")
     args = parser.parse_args()
     if args.table:
         print(table(args.table))
         return
-    run(args.sections, not args.no_peers, args.out, args.only)
+    run(args.sections, not args.no_peers, args.out, args.only, not args.no_compiled_blocks)
 
 
 if __name__ == "__main__":
