@@ -121,7 +121,7 @@ def preset(name: str) -> TrainConfig:
     if name == "overfit":
         return TrainConfig(
             preset="overfit",
-            steps=400,
+            steps=440,
             fixed_batches=1,
             checkpoint_every=0,
             validate_every=25,
@@ -131,7 +131,7 @@ def preset(name: str) -> TrainConfig:
                 beta2=0.98,
                 eps=1e-8,
                 ema_decay=0.0,
-                decay_after=200,
+                decay_after=260,
                 decay_every=20,
                 decay_factor=0.8,
             ),
