@@ -23,12 +23,15 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import attention as att
+from evofeed.kernels import hopper_attention as hopper
 from evofeed.kernels import projection as proj
-from evofeed.kernels.choices import AttentionTiles, Tile, override
+from evofeed.kernels.choices import HopperTiles, Tile, override
 from evofeed.kernels.feed_forward import TransitionWeights
 from evofeed.kernels.gated import AttentionWeights, gated_attention
-from evofeed.kernels.norm import layer_norm, layer_norm_backward
+from evofeed.kernels.norm import empty_stats, layer_norm, layer_norm_backward
 from evofeed.kernels.outer import OuterWeights, outer_product_mean
+from evofeed.kernels.pair import pair_bias_through
+from evofeed.kernels.softmax import masked_softmax
 from evofeed.kernels.triangle import TriangleWeights, triangle_multiplication
 
 BF16, DEVICE = torch.bfloat16, "cuda"
@@ -77,19 +80,9 @@ def tiles(text: str) -> list[Tile]:
     return [Tile(*map(int, item.split(","))) for item in text.split()]
 
 
-FORWARD = tiles(
-    "64,64,4,2 64,64,4,3 64,64,4,4 64,32,4,2 64,32,4,3 64,32,4,4 128,64,4,2 128,64,4,3 128,64,8,2 "
-    "128,64,8,3 128,32,4,2 128,32,4,3 128,32,4,4 128,32,8,3 256,32,8,3 256,32,8,4"
-)
-DQ = FORWARD
-DKV = tiles(
-    "64,64,4,1 64,64,4,2 64,64,4,3 64,64,4,4 32,64,4,1 32,64,4,2 32,64,4,3 32,64,4,4 64,128,8,3 "
-    "32,128,4,3 32,128,8,2 32,128,8,3 32,128,8,4"
-)
-DB = tiles(
-    "128,64,8,2 128,64,8,3 128,64,8,4 64,64,4,2 64,64,4,3 64,64,4,4 128,128,8,2 128,128,8,3 "
-    "64,128,8,3 64,32,4,3 64,32,4,4 128,32,4,3 128,32,4,4 128,32,8,3"
-)
+FORWARD = tiles("64,64,4,2 64,128,4,2 128,64,8,2 128,128,8,2")
+BACKWARD = tiles("64,64,4,2 64,128,8,2 128,64,8,2")
+BIAS_GRADIENT = tiles("64,64,4,2 64,64,4,3 128,64,8,2 128,64,8,3 64,128,8,2 128,128,16,2")
 
 
 def attention_inputs(name: str) -> att.Given:
@@ -99,7 +92,7 @@ def attention_inputs(name: str) -> att.Given:
     bias = rand(1, H, N, N) if has_bias else None
     mask = att.prepare_mask((torch.rand(1, R, N, device=DEVICE) > 0.1).to(BF16), D**-0.5, BF16)
     out, do = torch.empty(1, R, N, H, D, device=DEVICE, dtype=BF16), rand(1, R, N, H, D)
-    lse = att.run_forward(q, k, v, bias, mask, D**-0.5, out, AttentionTiles())
+    lse = hopper.run_forward(q, k, v, bias, mask, D**-0.5, out, HopperTiles())
     grads = torch.empty_like(packed).unbind(3)
     return att.Given(do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads)
 
@@ -108,27 +101,28 @@ def attention_cases() -> Iterator[Case]:
     for name, (_, N, _, D, has_bias) in ATTENTION.items():
         key = {"kind": "attention", "name": name, "N": N, "D": D, "has_bias": has_bias}
 
-        def make(kind: str, name: str = name) -> Callable[[Any], Any]:
+        def make(part: str, name: str = name) -> Callable[[Any], Any]:
             given = attention_inputs(name)
             out = torch.empty_like(given.do)
 
             def run(choice: Any) -> Any:
-                if kind == "forward":
-                    tile = AttentionTiles(forward=choice)
-                    return att.run_forward(*given[1:6], given.scale, out, tile)
-                if kind == "dq":
-                    return att.launch_dq(given, choice)
-                if kind == "dkv":
-                    return att.launch_dkv(given, choice)
-                return att.launch_db(given, *choice)
+                if part == "forward":
+                    tiles = HopperTiles(forward=choice)
+                    return hopper.run_forward(*given[1:6], given.scale, out, tiles)
+                if part == "backward":
+                    return hopper.run_backward_of_rows(given, given.bias, choice)
+                assert given.bias is not None
+                tiles = HopperTiles(bias_gradient=choice[0], waves=choice[1])
+                return hopper.run_bias_gradient(given, given.bias, tiles)
 
             return run
 
-        kinds: list[tuple[str, list[Any]]] = [("forward", FORWARD), ("dq", DQ), ("dkv", DKV)]
+        parts: list[tuple[str, list[Any]]] = [("forward", FORWARD), ("backward", BACKWARD)]
         if has_bias:
-            kinds.append(("db", list(itertools.product(DB, (1, 2, 4)))))
-        for kind, candidates in kinds:
-            yield Case({**key, "part": kind}, candidates, lambda make=make, kind=kind: make(kind))
+            candidates = list(itertools.product(BIAS_GRADIENT, (1, 2, 3, 4)))
+            parts.append(("bias_gradient", candidates))
+        for part, candidates in parts:
+            yield Case({**key, "part": part}, candidates, lambda make=make, part=part: make(part))
 
 
 # --- the ops around it -------------------------------------------------------------------------
@@ -142,12 +136,14 @@ def norm(C: int) -> list[Tensor]:
     return [torch.ones(C, device=DEVICE), torch.zeros(C, device=DEVICE)]
 
 
-PAIRS = {64: (262144, 256, 256), 128: (65536, 512, 516), 256: (32768, 1024, 1024)}
+PAIRS = {64: 262144, 128: 65536, 256: 32768}  # channels: rows
 
 
 def norm_cases() -> Iterator[Case]:
-    sizes = [Tile(*c) for c in itertools.product((8, 16, 32, 64), (1,), (2, 4, 8), (1,))]
-    walks = [Tile(*c) for c in itertools.product((4, 8, 16, 32), (2, 4, 8, 16), (2, 4, 8), (1,))]
+    sizes = [Tile(*c) for c in itertools.product((8, 16, 32, 64), (1,), (1, 2, 4, 8), (1,))]
+    walks = [
+        Tile(*c) for c in itertools.product((8, 16, 32), (1,), (2, 4, 8), (1, 3, 4), (2, 3, 4, 6))
+    ]
     for C, M in {64: 262144, 128: 65536, 256: 33792, 1024: 25600}.items():
 
         def forward(M: int = M, C: int = C) -> Callable[[Any], Any]:
@@ -158,13 +154,15 @@ def norm_cases() -> Iterator[Case]:
         def backward(M: int = M, C: int = C) -> Callable[[Any], Any]:
             xs = [(rand(M, C), rand(M, C)) for _ in range(4)]
             turn = itertools.cycle(xs)
-            stats = torch.ones(2, M, device=DEVICE)
+            stats = empty_stats(M, torch.device(DEVICE)).fill_(1)
+            stats[2 * M :] = 0  # tickets
             rows = (M, 0, C)
             gamma, beta = norm(C)
+            sums = torch.empty_like(gamma), torch.empty_like(beta)
 
             def run(_: Any) -> Any:
                 x, dy = next(turn)
-                return layer_norm_backward(dy, x, gamma, beta, stats, rows)
+                return layer_norm_backward(dy, x, gamma, beta, stats, rows, sums=sums)
 
             return run
 
@@ -180,7 +178,7 @@ def op_cases() -> Iterator[Case]:
         for c in itertools.product(rows, (64, 128), (4, 8), (2, 3))
         if c != (128, 128, 4, 3)
     ]
-    for C, (M, _, K) in PAIRS.items():
+    for C, M in PAIRS.items():
 
         def key(op: str, C: int = C) -> dict[str, Any]:
             return {"kind": "tile", "op": op, "C": C}
@@ -191,10 +189,6 @@ def op_cases() -> Iterator[Case]:
                 x, *norm(C), 1e-5, BF16, pair_weight=w, pair_length=256, pair_scale=5.6
             )
 
-        def dw(M: int = M, K: int = K, C: int = C) -> Callable[[Any], Any]:
-            x, dy = rand(M, C), rand(M, -(-K // 8) * 8)
-            return lambda _: proj.linear_dw(dy, x, BF16, K)
-
         def mlp(M: int = M, C: int = C) -> Callable[[Any], Any]:
             x = rand(M, C)
             w = TransitionWeights(*norm(C), *weights(C, 4 * C), *weights(4 * C, C))
@@ -202,21 +196,44 @@ def op_cases() -> Iterator[Case]:
 
         thin = [Tile(*c) for c in itertools.product((16, 32, 64, 128), (128,), (4, 8), (1,))]
         yield Case(key("norm_rows"), thin, norm_rows)
-        dw_tiles = [
-            Tile(*c) for c in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4))
-        ]
-        yield Case(key("linear_dw"), dw_tiles, dw)
         mlp_tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2))]
         yield Case(key("mlp"), mlp_tiles, mlp)
 
-        def linear(M: int = M, C: int = C) -> Callable[[Any], Any]:
+        def relu_grad(M: int = M, C: int = C) -> Callable[[Any], Any]:
             a, b, hidden = rand(M, C), rand(C, 4 * C), rand(M, 4 * C)
-            return lambda _: proj.linear(a, b, relu_of=hidden)
+            return lambda _: proj.relu_grad(a, b, hidden)
 
-        yield Case({"kind": "tile", "op": "linear", "C": 4 * C}, gemm, linear)
+        yield Case({"kind": "tile", "op": "relu_grad", "C": 4 * C}, gemm, relu_grad)
     yield from gated_cases()
     yield from triangle_cases()
     yield from outer_cases()
+    yield from bias_and_softmax_cases()
+
+
+def bias_and_softmax_cases() -> Iterator[Case]:
+    def pair() -> Callable[[Any], Any]:
+        z = rand(1, 256, 256, 128).requires_grad_()
+        bias, through = pair_bias_through(z, *norm(128), rand(8, 128))
+        grads = torch.randn_like(bias), torch.randn_like(through)
+        return lambda _: torch.autograd.grad((bias, through), z, grads, retain_graph=True)
+
+    walks = itertools.product((16, 32, 64), (1,), (2, 4, 8), (1,), (2, 4, 6))
+    key = {"kind": "tile", "op": "pair_bias_grad", "C": 128}
+    yield Case(key, [Tile(*c) for c in walks], pair)
+    for op in ("softmax", "softmax_grad"):
+        for N in (256, 384, 512):
+
+            def make(op: str = op, N: int = N) -> Callable[[Any], Any]:
+                x, bias = rand(1, N, 4, N, N).requires_grad_(), rand(1, 4, N, N).requires_grad_()
+                mask = torch.ones(1, N, N, device=DEVICE, dtype=BF16)
+                if op == "softmax":
+                    return lambda _: masked_softmax(x, mask, bias)
+                y = masked_softmax(x, mask, bias)
+                grad = torch.randn_like(y)
+                return lambda _: torch.autograd.grad(y, (x, bias), grad, retain_graph=True)
+
+            lines = itertools.product((2, 4, 8, 16), (1,), (1, 2, 4), (1, 3, 4), (8, 16, 32))
+            yield Case({"kind": "tile", "op": op, "C": N}, [Tile(*c) for c in lines], make)
 
 
 def gated_cases() -> Iterator[Case]:
@@ -356,16 +373,14 @@ def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]
             by_shape.setdefault(case.key["name"], {"key": case.key})[case.key["part"]] = best
     for name, parts in by_shape.items():
         key = parts["key"]
-        needed = {"forward", "dq", "dkv"} | ({"db"} if key["has_bias"] else set())
+        needed = {"forward", "backward"} | ({"bias_gradient"} if key["has_bias"] else set())
         if not needed <= parts.keys():  # still racing
             continue
         entry = {"name": name, "N": key["N"], "D": key["D"], "has_bias": key["has_bias"]}
-        for part in ("forward", "dq", "dkv"):
+        for part in ("forward", "backward"):
             entry[part] = list(parts[part][1])
-        entry |= {"db": list(DB[0]), "waves": 1}
-        if key["has_bias"]:
-            tile, entry["waves"] = parts["db"][1]
-            entry["db"] = list(tile)
+        tile, waves = parts["bias_gradient"][1] if key["has_bias"] else (BIAS_GRADIENT[0], 1)
+        entry |= {"bias_gradient": list(tile), "waves": waves}
         entry["us"] = {k: round(v[0], 1) for k, v in parts.items() if k != "key"}
         choices["attention"].append(entry)
     return choices

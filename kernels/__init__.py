@@ -38,7 +38,7 @@ _HOMES = {
     "layer_norm": "norm",
     "masked_softmax": "softmax",
     "outer_product_mean": "outer",
-    "pair_bias": "pair_bias",
+    "pair_bias": "pair",
     "to_fused": "swap",
     "to_torch": "swap",
     "transition": "feed_forward",

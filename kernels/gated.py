@@ -37,7 +37,7 @@ from evofeed.kernels.gated_output_kernels import (
 )
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
-from evofeed.kernels.pair_bias import heads_last
+from evofeed.kernels.pair import heads_last
 from evofeed.kernels.projection import (
     Drop,
     norm_rows,

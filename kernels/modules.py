@@ -29,7 +29,7 @@ from evofeed.kernels.outer import (
     outer_product_mean,
     outer_product_mean_fits,
 )
-from evofeed.kernels.pair_bias import pair_bias, pair_bias_through
+from evofeed.kernels.pair import pair_bias, pair_bias_through
 from evofeed.kernels.swap import Fused, register
 from evofeed.kernels.triangle import (
     TriangleWeights,

@@ -13,7 +13,7 @@ from evofeed.kernels.gated import (
     gated_attention,
     gated_attention_fits,
 )
-from evofeed.kernels.pair_bias import pair_bias
+from evofeed.kernels.pair import pair_bias
 
 Check = Callable[..., None]
 

@@ -16,7 +16,7 @@ from evofeed.kernels.outer import (
     outer_product_mean_fits,
     outer_product_mean_through,
 )
-from evofeed.kernels.pair_bias import pair_bias, pair_bias_through
+from evofeed.kernels.pair import pair_bias, pair_bias_through
 from evofeed.kernels.triangle import (
     TriangleWeights,
     triangle_multiplication,
