@@ -145,7 +145,7 @@ def test_a_restart_at_any_step_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.slow
 def test_worlds_of_eight_six_and_sixteen_stitched_are_the_stream_of_one(dataset: Dataset) -> None:
-    config = CONFIG.replace(global_batch_size=48, epoch_len=144)
+    config = CONFIG.replace(global_batch_size=48, epoch_len=144, crop_size=8, max_extra_msa=4)
     with open_loader(dataset, config) as loader:
         whole = sample_digests(loader)
     state, stitched = None, []
