@@ -4,7 +4,7 @@
 
 memcheck finds accesses outside a tensor (PyTorch's caching allocator is switched off,
 so that every tensor is an allocation of its own), racecheck hazards in shared memory.
-Without options the script compiles the kernels once and then runs itself under both tools.
+The script runs itself under both tools, one process for each group of cases, six at a time.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 TOOLS = ("memcheck", "racecheck")
+GROUPS = ("bfloat16 blocks", "float32 blocks", "bfloat16 ops", "float32 ops", "optimizers")
 S, R = 5, 37  # odd, and more than one tile of 32
 
 
@@ -87,20 +89,19 @@ def optimizers(device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"LARS {size}", FusedLARS(a, b, c, d, low, spans=spans).step
 
 
-def work(device: str) -> None:
-    """All cases, in order; every kernel of the package is launched."""
+def work(device: str, group: str) -> None:
+    """The cases of one group, in order."""
     from evofeed.kernels.choices import override
 
     override("small_norm", 0)
     torch.manual_seed(0)
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if device == "cpu":
-        kinds = {"float32": torch.float32}
-    for name, dtype in kinds.items():
-        for case, call in cases(device, dtype):
-            call()
-            print("ran", name, case, flush=True)
-    for case, call in optimizers(device):
+    if group == "optimizers":
+        found = optimizers(device)
+    else:
+        kind, blocks = group.split()
+        every = cases(device, getattr(torch, kind))
+        found = (case for case in every if case[0].endswith("Block") == (blocks == "blocks"))
+    for case, call in found:
         call()
         print("ran", case, flush=True)
     if device == "cuda":
@@ -108,43 +109,44 @@ def work(device: str) -> None:
     print("all cases ran", flush=True)
 
 
-def checked(tool: str, script: list[str], log: Path, *options: str) -> dict[str, Any]:
-    """Runs the cases under one tool and reads its verdict."""
+def checked(tool: str, group: str, folder: Path, *options: str) -> dict[str, Any]:
+    """Runs one group of cases under one tool and reads its verdict."""
     command = ["compute-sanitizer", "--tool", tool, "--kernel-name", "kns=_kernel"]
-    command += ["--show-backtrace", "no", "--print-limit", "20", *options, *script]
+    command += ["--show-backtrace", "no", "--print-limit", "20", *options]
+    command += [sys.executable, str(Path(__file__).resolve()), "--work", group]
     start = time.time()
     environment = {
         **os.environ,
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
         "CUDA_LAUNCH_BLOCKING": "1",  # a fault is then reported where it happened
     }
+    log = folder / f"{'_'.join([tool, *group.split(), *options[1:]])}.log"
     with log.open("w") as file:
         code = subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment
         ).returncode
     text = log.read_text(errors="replace")
     summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-    values = re.findall(r"Current Value : (\S+), Incoming Value : (\S+)", text)
-    return {
-        "tool": tool, "seconds": round(time.time() - start, 1), "exit": code,
-        "cases": text.count("\nran ") + text.startswith("ran "),
+    row = {
+        "tool": tool, "group": group, "seconds": round(time.time() - start, 1), "exit": code,
+        "cases": re.findall(r"^ran (.*)", text, re.MULTILINE),
         "finished": "all cases ran" in text, "summary": summary[-1] if summary else None,
         "reports": re.findall(r"========= ((?:Invalid|Out|Error|Warning|Race)[^\n]*)", text)[:10],
-        "values_that_raced": values[:10],
     }  # fmt: skip
+    if options:
+        row["values"] = re.findall(r"Current Value : (\S+), Incoming Value : (\S+)", text)[:10]
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("sanitize_kernels.json"))
-    parser.add_argument("--work", action="store_true", help="run the cases and nothing else")
+    parser.add_argument("--work", choices=GROUPS, help="run these cases and nothing else")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.work:
-        work(device)
+        work(device, args.work)
         return
-    script = [sys.executable, str(Path(__file__).resolve()), "--work"]
-    subprocess.run(script, check=True)  # compiles; the tools find the kernels in Triton's cache
     import triton
 
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True)
@@ -155,14 +157,18 @@ def main() -> None:
         "tool": version.stdout.strip().splitlines()[-1],
     }  # fmt: skip
     runs: list[dict[str, Any]] = []
-    for tool in TOOLS:
-        runs.append(checked(tool, script, args.out.with_suffix(f".{tool}.log")))
-        if tool == "racecheck" and not (runs[-1]["summary"] or "0").startswith("0"):
-            # Again with the values: two threads that write the same one do no harm.
-            log = args.out.with_suffix(".hazards.log")
-            runs.append(checked(tool, script, log, "--racecheck-report", "hazard"))
+    folder = args.out.parent
+
+    def run(tool: str, group: str, *options: str) -> None:
+        runs.append(checked(tool, group, folder, *options))
         args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n")
-        print(runs[-1], flush=True)
+        print({k: v for k, v in runs[-1].items() if k != "cases"}, flush=True)
+        if tool == "racecheck" and not options and not (runs[-1]["summary"] or "0").startswith("0"):
+            # Again with the values: two threads that write the same one do no harm.
+            run(tool, group, "--racecheck-report", "hazard")
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, TOOLS * len(GROUPS), [group for group in GROUPS for _ in TOOLS]))
 
 
 if __name__ == "__main__":
