@@ -42,7 +42,7 @@ class TrainConfig:
     """On a GPU record forward and backward once per shape of a sample and replay them."""
     overlap: bool = True
     """Average the gradient over the ranks piece by piece during the backward pass, where that
-    can be: one pass a step, and no clipping of each sample."""
+    can be: one pass a step, no clipping of each sample, and `cuda_graphs` off."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500

@@ -56,7 +56,6 @@ class Replay:
         forward: see `Forward`; must not wait for the device.
         one_pass: see `Pass`; None records whole batches.
         per_recycle: entries whose first axis counts the recycles.
-        backward: adds a loss's gradients to `.grad`.
     """
 
     def __init__(
@@ -64,9 +63,8 @@ class Replay:
         forward: Forward,
         one_pass: Pass | None = None,
         per_recycle: frozenset[str] = frozenset(),
-        backward: Callable[[Tensor], None] = torch.autograd.backward,
     ) -> None:
-        self._forward, self._pass, self._backward = forward, one_pass, backward
+        self._forward, self._pass = forward, one_pass
         self._per_recycle = per_recycle if one_pass else frozenset()
         self._seen: set[tuple[torch.Size, ...]] = set()
         self._recorded: dict[tuple[torch.Size, ...], _Recording] = {}
@@ -87,7 +85,7 @@ class Replay:
             return self._recorded[kind](batch, between)
         loss, numbers = self._forward(batch, None)
         between()
-        self._backward(loss)
+        torch.autograd.backward(loss)
         return numbers
 
     def _record(self, kind: tuple[torch.Size, ...], batch: dict[str, Tensor]) -> None:
@@ -98,7 +96,7 @@ class Replay:
         random = generator.clone_state()
         try:
             self._recorded[kind] = _Recording(
-                self._forward, self._pass, self._backward, batch, self._per_recycle, self._pool
+                self._forward, self._pass, batch, self._per_recycle, self._pool
             )
         except RuntimeError as error:  # an operator that waits or allocates, or memory is short
             self.why_not = str(error).splitlines()[0]
@@ -116,7 +114,6 @@ class _Recording:
         self,
         forward: Forward,
         one_pass: Pass | None,
-        backward: Callable[[Tensor], None],
         batch: Mapping[str, Tensor],
         per_recycle: frozenset[str],
         pool: Any,
@@ -142,7 +139,7 @@ class _Recording:
         with torch.cuda.graph(self._forward, **how):
             loss, self._numbers = forward(self._batch, self._state or None)
         with torch.cuda.graph(self._backward, **how):
-            backward(loss)
+            torch.autograd.backward(loss)
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         for name, value in self._batch.items():

@@ -121,8 +121,8 @@ class Loop:
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
-        self._overlapped = self._overlap()
         self._replay = self._recorder() if config.cuda_graphs and on_gpu else None
+        self._overlapped = self._overlap()
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
         self._saved = -1
@@ -232,7 +232,10 @@ class Loop:
         else:
             loss, numbers = self._forward(batch)
             self.clock.part("backward")
-            self._differentiate(loss)
+            torch.autograd.backward(loss)
+            if self._overlapped:
+                self.clock.part("communication")
+                self._overlapped.finish()
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
@@ -254,27 +257,24 @@ class Loop:
         """Steps as CUDA graphs: pass by pass if the model can, else whole."""
         model = self.model
         if not isinstance(model, Recycling):
-            return Replay(self._forward, backward=self._differentiate)
+            return Replay(self._forward)
 
         def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
             with self._autocast():
                 return model.recycle(batch, previous)
 
-        return Replay(self._forward, one_pass, model.per_recycle, self._differentiate)
+        return Replay(self._forward, one_pass, model.per_recycle)
 
     def _overlap(self) -> OverlappedMean | None:
-        """Communication during the backward pass, where a step has one and clips its mean."""
+        """Communication during the backward pass, where a step has one and clips its mean.
+
+        A recorded backward pass has no such moments: it is one launch.
+        """
         config = self.config
-        fits = config.accumulate == 1 and config.optim.clip != "per_example"
+        fits = config.accumulate == 1 and config.optim.clip != "per_example" and not self._replay
         if self.world.size == 1 or not config.overlap or not fits:
             return None
         return OverlappedMean(self.model, self.optimizer, self.world.size)
-
-    def _differentiate(self, loss: Tensor) -> None:
-        """Gradients of a loss; averaged over the ranks on the way if overlapped."""
-        torch.autograd.backward(loss)
-        if self._overlapped:
-            self._overlapped.finish()
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
