@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels import reference
+from evofeed.kernels import hopper_attention, reference
 from evofeed.kernels.backend import sm_count, triton, usable
 from evofeed.kernels.biased_attention import (
     LOG2E,
@@ -45,7 +45,7 @@ class Masked(NamedTuple):
     """A mask as the kernels take it.
 
     Attributes:
-        term: `[B * R, 16, N]`; its first row is added to all logits of a row.
+        term: `[B * R, N or more]`, added to all logits of a row; 0 beyond N.
         factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
     """
 
@@ -56,11 +56,12 @@ class Masked(NamedTuple):
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
     B, R, N = mask.shape
-    term = torch.empty((B * R, 16, N), dtype=dtype, device=mask.device)
+    width = triton.cdiv(N, 64) * 64
+    term = torch.empty((B * R, width), dtype=dtype, device=mask.device)
     factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
     masked = -6e4 if dtype is torch.float16 else -1e9
     mask_kernel[(B * R,)](
-        mask, term, factor, *mask.stride(), R, N, masked, scale * LOG2E,
+        mask, term, factor, *mask.stride(), width, R, N, masked, scale * LOG2E,
         BLOCK_N=min(1024, padded(N)), num_warps=4,
     )  # fmt: skip
     return Masked(term, factor)
@@ -89,14 +90,17 @@ def run_forward(
     Returns:
         `[B * R, H, Q]` float32, base 2.
     """
-    B, R, NQ, H, D = q.shape
+    if tiles is None and hopper_attention.forward_fits(q, k, out):
+        return hopper_attention.run_forward(q, k, v, bias, mask, scale, out)
+    B, R, NQ, H, _ = q.shape
     NK = k.shape[2]
-    tiles = tiles or attention_tiles(NK, D, q.dtype, bias is not None)
+    tiles = tiles or attention_tiles(NK, q.dtype)
     lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
     term, factor = mask or (None, None)
     forward_kernel[(B * R, triton.cdiv(NQ, tiles.forward.rows), H)](
         q, k, v, bias, term, factor, out, lse,
-        *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias), R, H, NQ, NK, scale * LOG2E,
+        *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias),
+        _term_stride(mask), R, H, NQ, NK, scale * LOG2E,
         **_options(tiles.forward, q, NK, bias, mask),
     )  # fmt: skip
     return lse
@@ -134,8 +138,8 @@ class Given(NamedTuple):
         """Strides and sizes, in the order of the kernels' arguments."""
         return (
             *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
-            *_bias_strides(self.bias), self.q.shape[1], self.q.shape[3], self.q.shape[2],
-            self.k.shape[2], self.scale * LOG2E, self.scale,
+            *_bias_strides(self.bias), _term_stride(self.mask), self.q.shape[1], self.q.shape[3],
+            self.q.shape[2], self.k.shape[2], self.scale * LOG2E, self.scale,
         )  # fmt: skip
 
     def options(self, tile: Tile) -> dict[str, Any]:
@@ -145,8 +149,10 @@ class Given(NamedTuple):
 
 def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | None:
     """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
+    if tiles is None and hopper_attention.backward_fits(given):
+        return hopper_attention.run_backward(given)
     q, k, bias = given.q, given.k, given.bias
-    tiles = tiles or attention_tiles(k.shape[2], q.shape[-1], q.dtype, bias is not None)
+    tiles = tiles or attention_tiles(k.shape[2], q.dtype)
     launch_dq(given, tiles.dq)
     launch_dkv(given, tiles.dkv)
     return None if bias is None else launch_db(given, tiles.db, tiles.waves)
@@ -200,12 +206,18 @@ def _options(
         "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
         "BLOCK_K": tile.columns, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
         "PAD": NK % tile.columns != 0, "PRECISION": precision(q.dtype),
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "num_warps": tile.warps,
+        # One stage gave wrong numbers (Triton 3.6, sm_90, head width 8, 64 keys, 16 bits).
+        "num_stages": tile.stages if q.dtype is torch.float32 else max(2, tile.stages),
     }  # fmt: skip
 
 
 def _bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
+
+
+def _term_stride(mask: Masked | None) -> int:
+    return 0 if mask is None else mask.term.stride(0)
 
 
 def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:

@@ -19,9 +19,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = [
+    "HAS_GLUON",
     "HAS_TRITON",
     "INTERPRETER",
+    "barrier",
+    "capability",
     "compute_dtype",
+    "cp",
+    "gl",
+    "gluon",
+    "hopper",
     "interpreted",
     "nothing_launched",
     "sm_count",
@@ -29,6 +36,17 @@ __all__ = [
     "triton",
     "usable",
 ]
+
+
+class _Absent:
+    """Stands where a Triton name stood; a kernel is defined with it, never run."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Absent()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args and callable(args[0]) else _Absent()
+
 
 try:
     import triton
@@ -38,17 +56,20 @@ try:
     HAS_TRITON = True
 except ImportError:  # macOS, Windows, or a CPU-only install
     HAS_TRITON = False
-
-    class _Absent:
-        """Stands where a Triton name stood; a kernel is defined with it, never run."""
-
-        def __getattr__(self, name: str) -> Any:
-            return _Absent()
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return args[0] if args and callable(args[0]) else _Absent()
-
     triton, tl = _Absent(), _Absent()
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
+
+    # called thread_barrier before Triton 3.7
+    barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    HAS_GLUON = True
+except ImportError:  # before Triton 3.6
+    HAS_GLUON = False
+    gluon, gl, hopper, cp, barrier = (_Absent() for _ in range(5))
 
 INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 _interpreting = False
@@ -108,7 +129,16 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+_capabilities: dict[int, tuple[int, int]] = {}
 _sm_counts: dict[int, int] = {}
+
+
+def capability(x: Tensor) -> tuple[int, int]:
+    """Compute capability of the tensor's GPU."""
+    index = x.device.index or 0
+    if index not in _capabilities:
+        _capabilities[index] = torch.cuda.get_device_capability(index)
+    return _capabilities[index]
 
 
 def sm_count(x: Tensor) -> int:

@@ -5,12 +5,6 @@ No logits are ever in memory, and the bias gradient is summed over rows in
 registers: its kernel owns one tile of the bias and walks over the rows that
 share it. Nothing uses atomics, so two runs give equal bits.
 
-Heads are narrow, so the work is not in the products but around the exponential.
-Bias and mask therefore come in through the tensor cores: bias times the
-identity, and ones times the mask, both added into the accumulator of q k^T.
-They go from memory to shared memory to the product and never through registers
-(measured on an H200 at 256 residues: the forward pass 73 us with adds).
-
 All tensors arrive as strided views `[B, R, N, H, D]`, so rows of an MSA, its
 columns and both triangle directions are the same kernel with other strides.
 The bias arrives divided by `scale`. Log-sum-exps are base 2.
@@ -18,6 +12,9 @@ The bias arrives divided by `scale`. Log-sum-exps are base 2.
 A masked key gets a large negative logit. A row whose keys are all masked
 attends uniformly to all N keys, as in AF2: its factor FACTOR[row] is 0, so all
 its logits are. `mask_kernel` makes both from the mask.
+
+These run everywhere, in every precision. In 16 bits on a Hopper card
+`hopper_attention.py` does the same faster and is checked against them.
 
 Letters: B batch, R rows that attend, N positions (Q queries, K keys), H heads,
 D head width; a program's tile is BLOCK_Q x BLOCK_K.
@@ -38,43 +35,34 @@ __all__ = [
 ]
 
 LOG2E = math.log2(math.e)
-MASK_ROWS = tl.constexpr(16)  # the least a product sums over
 
 
 @triton.jit
 def mask_kernel(
-    MASK, TERM, FACTOR, ms_b, ms_i, ms_n, R, N, masked, factor,
+    MASK, TERM, FACTOR, ms_b, ms_i, ms_n, ts_row, R, N, masked, factor,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """TERM[row] `[16, N]`: first row `masked` where the key is masked, else 0; and FACTOR[row].
+    """TERM[row]: `masked` where the key is masked, else 0; and FACTOR[row].
 
     FACTOR is `factor`, or 0 where no key of the row is valid.
     """
     row = tl.program_id(0)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     most = tl.zeros([BLOCK_N], tl.float32)
-    for first in range(0, N, BLOCK_N):
+    for first in range(0, ts_row, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         valid = tl.load(MASK + b * ms_b + i * ms_i + n * ms_n, mask=n < N, other=0.0)
         most = tl.maximum(most, valid.to(tl.float32))
-        line = tl.where(valid > 0.5, 0.0, masked)
-        r = tl.arange(0, MASK_ROWS)
-        term = tl.where(r[:, None] == 0, line[None, :], 0.0)
-        to = TERM + row.to(tl.int64) * MASK_ROWS * N + r[:, None] * N + n[None, :]
-        tl.store(to, term.to(TERM.dtype.element_ty), mask=(n < N)[None, :] & (r >= 0)[:, None])
+        term = tl.where((valid > 0.5) | (n >= N), 0.0, masked)
+        to = TERM + row.to(tl.int64) * ts_row + n
+        tl.store(to, term.to(TERM.dtype.element_ty), mask=n < ts_row)
     tl.store(FACTOR + row, tl.where(tl.max(most, 0) > 0.5, factor, 0.0))
-
-
-@triton.jit
-def _identity(SIZE: tl.constexpr, X):
-    i = tl.arange(0, SIZE)
-    return (i[:, None] == i[None, :]).to(X.dtype.element_ty)
 
 
 @triton.jit
 def forward_kernel(
     Q, K, V, BIAS, TERM, FACTOR, OUT, LSE,
-    qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, R, H, NQ, NK, factor,
+    qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -83,16 +71,13 @@ def forward_kernel(
     tile, h = tl.program_id(1), tl.program_id(2)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    d, r = tl.arange(0, BLOCK_D), tl.arange(0, MASK_ROWS)
+    d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     start = b * qs_b + i * qs_i + h * qs_h
     q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :],
                 mask=q_in[:, None] & d_in[None, :], other=0.0)  # fmt: skip
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
-        ones = tl.full([BLOCK_Q, MASK_ROWS], 1.0, Q.dtype.element_ty)
-    if HAS_BIAS:
-        identity = _identity(BLOCK_K, Q)
     top = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -106,11 +91,10 @@ def forward_kernel(
         if HAS_BIAS:
             bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-            s = tl.dot(bias, identity, s, input_precision=PRECISION)
+            s += bias.to(tl.float32)
         if HAS_MASK:
-            at = TERM + row.to(tl.int64) * MASK_ROWS * NK + r[:, None] * 0 + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r == 0)[:, None], other=0.0)
-            s = tl.dot(ones, term, s, input_precision=PRECISION)
+            term = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
+            s += term.to(tl.float32)[None, :]
         v = tl.load(V + kv, mask=kv_in, other=0.0)
         s *= factor
         if PAD:
@@ -148,7 +132,7 @@ def delta_kernel(
 def backward_dq_kernel(
     Q, K, V, BIAS, TERM, FACTOR, DO, LSE, DELTA, DQ,
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
-    bs_b, bs_h, bs_q, R, H, NQ, NK, factor, scale,
+    bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +141,7 @@ def backward_dq_kernel(
     tile, h = tl.program_id(1), tl.program_id(2)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    d, r = tl.arange(0, BLOCK_D), tl.arange(0, MASK_ROWS)
+    d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     qd_in = q_in[:, None] & d_in[None, :]
     start = b * qs_b + i * qs_i + h * qs_h
@@ -169,9 +153,6 @@ def backward_dq_kernel(
     delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
-        ones = tl.full([BLOCK_Q, MASK_ROWS], 1.0, Q.dtype.element_ty)
-    if HAS_BIAS:
-        identity = _identity(BLOCK_K, Q)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for first in range(0, NK, BLOCK_K):
         cols = first + tl.arange(0, BLOCK_K)
@@ -184,11 +165,10 @@ def backward_dq_kernel(
         if HAS_BIAS:
             bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-            s = tl.dot(bias, identity, s, input_precision=PRECISION)
+            s += bias.to(tl.float32)
         if HAS_MASK:
-            at = TERM + row.to(tl.int64) * MASK_ROWS * NK + r[:, None] * 0 + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r == 0)[:, None], other=0.0)
-            s = tl.dot(ones, term, s, input_precision=PRECISION)
+            term = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
+            s += term.to(tl.float32)[None, :]
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         s = s * factor - lse[:, None]
         if PAD:
@@ -204,7 +184,7 @@ def backward_dq_kernel(
 def backward_dkv_kernel(
     Q, K, V, BIAS, TERM, FACTOR, DO, LSE, DELTA, DK, DV,
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
-    bs_b, bs_h, bs_q, R, H, NQ, NK, factor, scale,
+    bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -225,8 +205,6 @@ def backward_dkv_kernel(
     v = tl.load(V + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
-    if HAS_BIAS:
-        identity = _identity(BLOCK_K, Q)
     dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     for first in range(0, NQ, BLOCK_Q):
@@ -242,7 +220,7 @@ def backward_dkv_kernel(
         if HAS_BIAS:
             bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-            s = tl.dot(identity, tl.trans(bias), s, input_precision=PRECISION)
+            s += tl.trans(bias).to(tl.float32)
         # 100: a masked or padded key must not overflow before it is dropped
         p = tl.exp2(tl.minimum(s * factor - lse[None, :], 100.0))
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
@@ -250,7 +228,7 @@ def backward_dkv_kernel(
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     if HAS_MASK:
-        line = tl.load(TERM + row.to(tl.int64) * MASK_ROWS * NK + cols, mask=k_in, other=0.0)
+        line = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
         keep = (line.to(tl.float32) * factor == 0.0)[:, None]  # valid, or no key is
         dk, dv = tl.where(keep, dk, 0.0), tl.where(keep, dv, 0.0)
     to = b * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
@@ -262,7 +240,7 @@ def backward_dkv_kernel(
 def backward_db_kernel(
     Q, K, V, BIAS, TERM, FACTOR, DO, LSE, DELTA, PARTIAL_DB,
     qs_b, qs_i, qs_n, qs_h, gs_b, gs_i, gs_n, gs_h, os_b, os_i, os_n, os_h,
-    bs_b, bs_h, bs_q, R, H, NQ, NK, factor, scale, rows_each,
+    bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale, rows_each,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -274,14 +252,11 @@ def backward_db_kernel(
     splits = tl.cdiv(R, rows_each)
     b, split = tl.program_id(2) // splits, tl.program_id(2) % splits
     batch = b.to(tl.int64)
-    d, r = tl.arange(0, BLOCK_D), tl.arange(0, MASK_ROWS)
+    d = tl.arange(0, BLOCK_D)
     q_in, k_in, d_in = rows < NQ, cols < NK, d < D
     qd_in, kv_in = q_in[:, None] & d_in[None, :], k_in[:, None] & d_in[None, :]
     bias = tl.load(BIAS + batch * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
                    mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-    identity = _identity(BLOCK_K, Q)
-    if HAS_MASK:
-        ones = tl.full([BLOCK_Q, MASK_ROWS], 1.0, Q.dtype.element_ty)
     db = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     for each in range(split * rows_each, tl.minimum((split + 1) * rows_each, R)):
         row = batch * R + each  # int64, for offsets beyond 2**31
@@ -296,13 +271,11 @@ def backward_db_kernel(
         lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
         delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = tl.dot(bias, identity, s, input_precision=PRECISION)
+        s += bias.to(tl.float32)
         if HAS_MASK:
             factor = tl.load(FACTOR + row)
-            # All rows are read here: only then is the load asynchronous (64 against 75 us).
-            at = TERM + row * MASK_ROWS * NK + r[:, None] * NK + cols[None, :]
-            term = tl.load(at, mask=k_in[None, :] & (r >= 0)[:, None], other=0.0)
-            s = tl.dot(ones, term, s, input_precision=PRECISION)
+            term = tl.load(TERM + row * ts_row + cols, mask=k_in, other=0.0)
+            s += term.to(tl.float32)[None, :]
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         # padded keys are not stored; 100: they must not overflow either
         p = tl.exp2(tl.minimum(s * factor - lse[:, None], 100.0) if PAD else

@@ -16,9 +16,11 @@ import torch
 
 __all__ = [
     "AttentionTiles",
+    "HopperTiles",
     "LstmPadding",
     "Tile",
     "attention_tiles",
+    "hopper_tiles",
     "lstm_padding",
     "override",
     "small_norm",
@@ -60,6 +62,22 @@ class AttentionTiles(NamedTuple):
     dkv: Tile = Tile(64, 64, 4, 2)
     db: Tile = Tile(128, 64, 8, 2)
     waves: int = 1
+
+
+class HopperTiles(NamedTuple):
+    """(queries, keys, warps, stages) of each attention kernel on a Hopper card.
+
+    Attributes:
+        forward: of the forward pass; its stages do not count.
+        backward: of dq, dk and dv; its stages do not count.
+        bias_gradient: of the bias gradient.
+        waves: programs per multiprocessor that the last aims at: it walks over rows.
+    """
+
+    forward: Tile = Tile(64, 64, 4, 2)
+    backward: Tile = Tile(64, 64, 4, 2)
+    bias_gradient: Tile = Tile(64, 64, 4, 3)
+    waves: int = 3
 
 
 DEFAULTS: dict[str, Tile] = {
@@ -164,7 +182,7 @@ def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
 
 
 @cache
-def _saved_attention(N: int, D: int, has_bias: bool) -> AttentionTiles:
+def _saved_attention(N: int, D: int, has_bias: bool) -> HopperTiles:
     width = max(16, 1 << (D - 1).bit_length())
     entries = [
         entry
@@ -172,15 +190,20 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> AttentionTiles:
         if entry["has_bias"] == has_bias and max(16, entry["D"]) == width
     ]
     if not entries:
-        return AttentionTiles()
+        return HopperTiles()
     nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
-    tiles = {name: Tile(*nearest[name]) for name in ("forward", "dq", "dkv", "db")}
-    return AttentionTiles(**tiles, waves=nearest["waves"])
+    tiles = {name: Tile(*nearest[name]) for name in ("forward", "backward", "bias_gradient")}
+    return HopperTiles(**tiles, waves=nearest["waves"])
 
 
-def attention_tiles(N: int, D: int, dtype: torch.dtype, has_bias: bool) -> AttentionTiles:
-    """Tiles for rows of N positions and heads of width D."""
+def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
+    """Tiles for rows of N positions, on any card."""
     if dtype is torch.float32:
         small = Tile(16 if N <= 16 else 32, 32, 4, 1)
         return AttentionTiles(small, small, small, small)
-    return _overrides.get("attention") or _saved_attention(N, D, has_bias)
+    return _overrides.get("attention") or AttentionTiles()
+
+
+def hopper_tiles(N: int, D: int, has_bias: bool) -> HopperTiles:
+    """Tiles for rows of N positions and heads of width D, in 16 bits on a Hopper card."""
+    return _overrides.get("hopper_attention") or _saved_attention(N, D, has_bias)

@@ -117,7 +117,7 @@ class _GlobalColumnAttention(torch.autograd.Function):
             (dout, wo, attended, gkv, g_bias, dgkv, gated, partial, S, R, K, C, gkv.stride(0),
              dgkv.stride(0), seqs),
             {"BLOCK_R": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
-             "PRECISION": precision(plan.dtype), "num_warps": 4},
+             "PRECISION": precision(plan.dtype), "num_warps": 8},
         )  # fmt: skip
         do = partial.sum(0).to(plan.dtype)
         dquery = torch.empty_like(query)
@@ -220,7 +220,7 @@ def global_column_attention(
     with torch.autocast(x.device.type, enabled=False):
         x = x.contiguous()
         xn = layer_norm(x.to(dtype), w.norm_weight, w.norm_bias, norm_eps)
-        result: Tensor = _GlobalColumnAttention.apply(
+        result: Tensor = _GlobalColumnAttention.apply(  # type: ignore[no-untyped-call]
             _Plan(heads, eps, residual, dtype), xn, x, mask.contiguous(), w.q, w.k, w.v, w.g,
             w.g_bias, w.o, w.o_bias,
         )  # fmt: skip
