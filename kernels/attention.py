@@ -1,6 +1,6 @@
 """Attention with pair bias and mask: launch of the kernels, autograd, the public function.
 
-Letters as in `biased_attention`: B batch, R rows, N positions (Q queries, K keys),
+Letters as in `attention_kernels`: B batch, R rows, N positions (Q queries, K keys),
 H heads, D head width.
 """
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import hopper_attention, reference
-from evofeed.kernels.backend import sm_count, triton, usable
-from evofeed.kernels.biased_attention import (
+from evofeed.kernels.attention_kernels import (
     LOG2E,
     backward_db_kernel,
     backward_dkv_kernel,
@@ -22,6 +21,7 @@ from evofeed.kernels.biased_attention import (
     forward_kernel,
     mask_kernel,
 )
+from evofeed.kernels.backend import sm_count, triton, usable
 from evofeed.kernels.checks import check_shape, check_type
 from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.library import operator

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import reference
+from evofeed.kernels.attention_kernels import LOG2E
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
-from evofeed.kernels.biased_attention import LOG2E
 from evofeed.kernels.global_attention_kernels import (
     attend_grad_kernel,
     attend_kernel,

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels.attention_kernels import LOG2E
 from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
-from evofeed.kernels.biased_attention import LOG2E
 from evofeed.kernels.choices import HopperTiles, Tile, hopper_tiles
 from evofeed.kernels.hopper_kernels import backward_kernel, bias_gradient_kernel, forward_kernel
 from evofeed.kernels.launching import launch

@@ -134,3 +134,18 @@ assert torch.equal(to_fused(model)(x), before)
 assert torch.equal(layer_norm(x, model.weight, model.bias), before)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_public_names_stay_what_they_are_when_every_module_is_imported() -> None:
+    import importlib
+    import pkgutil
+    import types
+
+    from evofeed import kernels
+
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"evofeed.kernels.{module.name}")
+    hidden = [
+        name for name in kernels.__all__ if isinstance(getattr(kernels, name), types.ModuleType)
+    ]
+    assert hidden == [], f"importing a module of the same name hides {hidden}"
