@@ -22,7 +22,8 @@ def _inputs(shape: tuple[int, ...], x_dtype: torch.dtype, w_dtype: torch.dtype) 
 def test_layer_norm_and_its_gradients_are_as_accurate_as_torch(
     channels: int, device: str, three_way: Check
 ) -> None:
-    inputs = [x.to(device) for x in _inputs((3, 23, channels), torch.float32, torch.float32)]
+    # 63 rows: at 69 and 384 channels the sums that are the bias gradient cancel to almost nothing
+    inputs = [x.to(device) for x in _inputs((3, 21, channels), torch.float32, torch.float32)]
     three_way(layer_norm, reference.layer_norm, inputs, [0, 1, 2])
 
 
