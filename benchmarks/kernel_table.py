@@ -8,7 +8,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-HIDDEN = ("case", "who", "kernels", "ours_and_torch", "measured", "ms_q1_q3", "blocks")
+HIDDEN = ("case", "who", "kernels", "ours_and_torch", "ms_q1_q3", "blocks")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -57,9 +57,10 @@ def table(path: Path) -> str:
     for section, found in load(path).items():
         env, rows = found["environment"], _with_copy_share(found["rows"])
         lines += [f"## {section}", ""]
+        note = f". {env['note']}" if "note" in env else ""
         lines += [
             f"{env['card']}, torch {env['torch']}, triton {env['triton']}, {env['date'][:16]}, "
-            f"{env.get('repeats', '')}; `{env['command']}`", "",
+            f"{env.get('repeats', '')}; `{env['command']}`{note}", "",
         ]  # fmt: skip
         columns = [c for c in dict.fromkeys(k for row in rows for k in row) if c not in HIDDEN]
         shown = [row for row in rows if any(c in row for c in columns)]
