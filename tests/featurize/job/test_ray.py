@@ -107,7 +107,7 @@ def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_noth
 
     before = set(temp_folders())
     quiet, killed, poisoned = on_stage(act)
-    assert not (set(temp_folders()) - before)
+    wait_until(lambda: not (set(temp_folders()) - before), 20)
     assert quiet.snapshot == killed.snapshot == honest[0]
     assert killed.lost_workers >= 1, "and nobody was blamed"
     assert {item["chain_id"]: item["type"] for item in poisoned.broken} == dict.fromkeys(
@@ -185,7 +185,7 @@ def test_a_driver_killed_under_ray_is_taken_up_by_the_next(
         os.kill(pid, signal.SIGKILL)
         assert wait_for(pid) == -signal.SIGKILL
         wait_for_silence(20)
-        assert not (set(temp_folders()) - before), "the guardian has cleaned up"
+        wait_until(lambda: not (set(temp_folders()) - before), 20)  # by the guardian
         return run(raw, tmp_path)  # without Ray: the ledger does not mind
 
     assert on_stage(act).snapshot == honest[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,9 @@ def test_a_second_signal_some_time_later_is_deadly(
     def interrupt(step: int) -> None:
         if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # two at once would be one
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
 
     with pytest.raises(KeyboardInterrupt):
         loop(config(50), tmp_path, watch=interrupt).run()
