@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.add_marker(pytest.mark.xdist_group(share[item]))
     items.sort(key=lambda item: (share[item] != "ray", share[item] not in slow))
+
+
+@pytest.fixture(autouse=True)
+def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that start Ray wait for each other, whichever of `pytest -n`'s processes has them."""
+    if not request.node.get_closest_marker("cluster"):
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "evofeed-tests-ray.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)  # also for forks that still hold the file
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -110,6 +110,7 @@ def test_a_second_signal_some_time_later_is_deadly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "_SAME_SIGNAL_SECONDS", -1.0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
 
     def interrupt(step: int) -> None:
         if step == 3:
@@ -118,8 +119,11 @@ def test_a_second_signal_some_time_later_is_deadly(
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
 
-    with pytest.raises(KeyboardInterrupt):
-        loop(config(50), tmp_path, watch=interrupt).run()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop(config(50), tmp_path, watch=interrupt).run()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_every_second_of_the_run_belongs_to_a_part_of_a_step(tmp_path: Path) -> None:
