@@ -12,7 +12,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -119,15 +122,42 @@ def post(target: Target, body: bytes, headers: Mapping[str, str]) -> int:
     """
     address = resolve(target)
     connection = http.client.HTTPConnection(target.host, target.port, timeout=_SECONDS)
+    began = time.monotonic()
     try:
         stream = socket.create_connection((address, target.port), timeout=_SECONDS)
         if target.scheme == "https":
             context = ssl.create_default_context()
-            stream = context.wrap_socket(stream, server_hostname=target.host)
+            stream = context.wrap_socket(
+                stream, server_hostname=target.host, do_handshake_on_connect=False
+            )
         connection.sock = stream
-        connection.request("POST", target.path, body, {**headers, "Connection": "close"})
-        return connection.getresponse().status
+        with _limited(stream):
+            if isinstance(stream, ssl.SSLSocket):
+                stream.do_handshake()
+            connection.request("POST", target.path, body, {**headers, "Connection": "close"})
+            return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise ServiceError(f"{target.host}: {error or type(error).__name__}") from None
+        late = time.monotonic() - began >= _SECONDS
+        reason = f"no answer within {_SECONDS:g} s" if late else error or type(error).__name__
+        raise ServiceError(f"{target.host}: {reason}") from None
     finally:
         connection.close()
+
+
+@contextmanager
+def _limited(stream: socket.socket) -> Iterator[None]:
+    """Break the connection off when its time is up.
+
+    A socket's own limit counts from one byte to the next: who sends slowly could hold us for ever.
+    """
+
+    def cut() -> None:
+        with suppress(OSError):  # closed just now
+            socket.socket.shutdown(stream, socket.SHUT_RDWR)
+
+    timer = threading.Timer(_SECONDS, cut)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,4 +1,4 @@
-"""Webhooks: who wants to hear how jobs end, and the thread that tells them.
+"""Webhooks: who wants to hear how jobs end, and the threads that tell them.
 
 Messages follow the Standard Webhooks convention, so receivers need no code of
 ours to check them: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from sqlalchemy import select
@@ -32,6 +33,7 @@ _log = logging.getLogger("evofeed.service")
 _TICK: Final = 1.0
 _WAITS: Final = (10, 60, 300, 1800, 7200, 21_600)  # seconds before each further attempt
 _LEASE: Final = 60.0  # a delivery in hand is nobody else's for so long
+_SENDERS: Final = 16  # webhooks told at once; one is told one thing at a time
 _NEWS_SECONDS: Final = 86_400.0  # ends older than this are no news
 
 
@@ -71,9 +73,10 @@ def signature(secret: bytes, message_id: str, timestamp: int, body: bytes) -> st
 
 
 class Notifier:
-    """A thread that looks for jobs that have ended and tells those who asked.
+    """A thread that looks for jobs that have ended, and a few more that tell those who asked.
 
-    It only reads the jobs, so whatever ends one need not know of webhooks.
+    It only reads the jobs, so whatever ends one need not know of webhooks. Each webhook has a
+    thread of its own while there is something to tell, so a slow one delays no other.
 
     Args:
         database: jobs, webhooks and deliveries.
@@ -83,6 +86,7 @@ class Notifier:
     def __init__(self, database: Database, allowed: tuple[str, ...]) -> None:
         self._database, self._allowed = database, allowed
         self._stop = threading.Event()
+        self._busy: set[str] = set()  # webhooks that are being told
         self._thread = threading.Thread(target=self._run, name="evofeed-webhooks", daemon=True)
 
     def start(self) -> None:
@@ -97,13 +101,30 @@ class Notifier:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(_TICK):
-            try:
-                self.collect()
-                while not self._stop.is_set() and self.deliver():
-                    pass
-            except Exception:  # whatever it was, this thread must not die of it
-                _log.exception("webhooks cannot be served now; trying again")
+        with ThreadPoolExecutor(_SENDERS, thread_name_prefix="evofeed-webhook") as senders:
+            while not self._stop.wait(_TICK):
+                try:
+                    self.collect()
+                    for hook in self._due() - self._busy:
+                        self._busy.add(hook)
+                        senders.submit(self._tell, hook)
+                except Exception:  # whatever it was, this thread must not die of it
+                    _log.exception("webhooks cannot be served now; trying again")
+
+    def _due(self) -> set[str]:
+        """Webhooks that are to be told something now."""
+        due = select(DeliveryRow.webhook_id).where(DeliveryRow.due_at <= time.time()).distinct()
+        with self._database.read() as session:
+            return set(session.scalars(due))
+
+    def _tell(self, hook_id: str) -> None:
+        try:
+            while not self._stop.is_set() and self.deliver(hook_id):
+                pass
+        except Exception:  # the next round tries again
+            _log.exception("webhook %s cannot be served now; trying again", hook_id)
+        finally:
+            self._busy.discard(hook_id)
 
     def collect(self) -> None:
         """Write down a delivery for each end that a webhook has not been told of."""
@@ -161,18 +182,15 @@ class Notifier:
         except IntegrityError:
             pass  # another service on this database was first
 
-    def deliver(self) -> bool:
-        """Make the attempt that is due first; False if none is."""
+    def deliver(self, hook_id: str) -> bool:
+        """Make a webhook's attempt that is due first; False if none is."""
         now = time.time()
         due = (
             select(DeliveryRow)
-            .where(DeliveryRow.due_at <= now)
+            .where(DeliveryRow.webhook_id == hook_id, DeliveryRow.due_at <= now)
             .order_by(DeliveryRow.due_at)
             .limit(1)
         )
-        with self._database.read() as session:
-            if session.scalar(due) is None:
-                return False  # most often so: then nobody needs a write lock
         with self._database.write() as session:
             row = session.scalar(due.with_for_update(skip_locked=True))
             if row is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -33,12 +34,15 @@ class Receiver:
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.answers: list[int] = []
+        self.slow = threading.Event()  # until set, who posts to /slow waits
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.got.append((dict(self.headers), body))
+                if self.path == "/slow":
+                    outer.slow.wait()
                 status = outer.answers.pop(0) if outer.answers else 204
                 self.send_response(status)
                 if status == 302:
@@ -58,6 +62,7 @@ def receiver() -> Iterator[Receiver]:
     thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
+    made.slow.set()
     made.server.shutdown()
     thread.join()
     made.server.server_close()
@@ -157,6 +162,20 @@ def test_who_is_gone_or_never_answers_is_given_up(hooked, receiver) -> None:
     end_job(database)
     wait_for(lambda: client.get("/v1/webhooks").json()["webhooks"][0]["disabled"])
     assert len(receiver.got) == 4
+
+
+def test_who_answers_slowly_delays_nobody_else(hooked, receiver) -> None:
+    client, database = hooked
+    slow = client.post("/v1/webhooks", json={"url": f"{receiver.origin}/slow"}).json()
+    quick = client.post("/v1/webhooks", json={"url": f"{receiver.origin}/"}).json()
+    for _ in range(3):
+        end_job(database)
+    wait_for(lambda: [d["outcome"] for d in deliveries(client, quick)] == ["answered 204"] * 3)
+    wait_for(lambda: any(d["attempts"] for d in deliveries(client, slow)))
+    told = deliveries(client, slow)
+    assert [(d["attempts"], d["outcome"]) for d in told].count((0, "")) == 2, "one at a time"
+    receiver.slow.set()
+    wait_for(lambda: [d["outcome"] for d in deliveries(client, slow)] == ["answered 204"] * 3)
 
 
 def test_a_webhook_falls_silent_with_its_token_and_is_no_others(
@@ -278,3 +297,25 @@ def test_a_name_is_resolved_once_and_that_address_is_connected_to(
     with pytest.raises(ServiceError, match=r"10\.0\.0\.1, which is not a public"):
         outbound.post(target, b"{}", {})
     assert len(connected) == 1
+
+
+def test_an_answer_that_trickles_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "_SECONDS", 0.3)
+    server = socket.create_server(("127.0.0.1", 0))
+    origin = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    def trickle() -> None:
+        stream, _ = server.accept()
+        with stream, contextlib.suppress(OSError):
+            while True:
+                stream.sendall(b"x")
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(ServiceError, match=r"no answer within 0\.3 s"):
+        outbound.post(outbound.check_url(origin, (origin,)), b"{}", {})
+    assert time.monotonic() - began < 5
+    thread.join()
+    server.close()
