@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Tests at once. Most wait for processes, Ray's share a worker: more than two gain little.
+# Tests at once. Whoever has none left takes over half of what another still has.
 PROCESSES ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 .PHONY: demo test test-fast check fix setup bench clean
 

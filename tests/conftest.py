@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,36 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     del config
     if "golden" in os.environ.get("EVOFEED_REQUIRE", "") and golden_root() is None:
         raise pytest.UsageError("the golden pack is required, but EVOFEED_GOLDEN holds none")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shares for `pytest -n`: a file stays together, and all that starts Ray, which wants the
-    machine to itself, is one share. Long shares begin first, so that none is left over at the end.
-    """
-    if not hasattr(config, "workerinput"):
-        return
-    share = {
-        item: "ray" if item.get_closest_marker("cluster") else item.nodeid.split("::")[0]
-        for item in items
-    }
-    slow = {share[item] for item in items if item.get_closest_marker("slow")}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(share[item]))
-    items.sort(key=lambda item: (share[item] != "ray", share[item] not in slow))
-
-
-@pytest.fixture(autouse=True)
-def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that start Ray wait for each other, whichever of `pytest -n`'s processes has them."""
-    if not request.node.get_closest_marker("cluster"):
-        yield
-        return
-    with (Path(tempfile.gettempdir()) / "evofeed-tests-ray.lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(turn, fcntl.LOCK_UN)  # also for forks that still hold the file
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.featurize.job.stage import (
 )
 
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, driver
+from evofeed.featurize.job import JobReport, driver, ray_executor
 from evofeed.featurize.job.ray_executor import RayExecutor
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset
@@ -62,9 +63,16 @@ def named(pid: int, word: str) -> list[int]:
     return found
 
 
-def temp_folders() -> list[Path]:
-    """Folders of private Rays, other people's included."""
-    return list(Path("/tmp").glob("evofeed-ray-*"))
+@pytest.fixture
+def ray_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the private Rays of a test lie, and no others; short, for sockets are below."""
+    with tempfile.TemporaryDirectory(prefix="ef-", dir="/tmp") as folder:
+        monkeypatch.setattr(ray_executor, "_TEMP", folder)
+        yield Path(folder)
+
+
+def is_empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
 
 
 def wait_until(claim: Any, seconds: float = 60.0) -> None:
@@ -88,6 +96,7 @@ def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_noth
     tmp_path: Path,
     honest: tuple[str, dict[str, int]],
     no_token_file: None,
+    ray_folders: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three jobs on one private Ray, for starting it is what takes the time."""
@@ -105,9 +114,8 @@ def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_noth
                 with_poison(raw, tmp_path / "poisoned", acts),
             ]
 
-    before = set(temp_folders())
     quiet, killed, poisoned = on_stage(act)
-    wait_until(lambda: not (set(temp_folders()) - before), 20)
+    wait_until(lambda: is_empty(ray_folders), 20)
     assert quiet.snapshot == killed.snapshot == honest[0]
     assert killed.lost_workers >= 1, "and nobody was blamed"
     assert {item["chain_id"]: item["type"] for item in poisoned.broken} == dict.fromkeys(
@@ -175,17 +183,16 @@ def with_poison(raw: Path, dataset: Path, acts: dict[str, str]) -> JobReport:
 
 
 def test_a_driver_killed_under_ray_is_taken_up_by_the_next(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+    raw: Path, tmp_path: Path, honest: tuple[str, Any], ray_folders: Path
 ) -> None:
-    before = set(temp_folders())
-
     def act() -> JobReport:
         pid = start_driver(raw, tmp_path, lambda: None, executor="ray")
         wait_until(lambda: list(tmp_path.glob("shards/*.arrow")))
+        assert not is_empty(ray_folders)
         os.kill(pid, signal.SIGKILL)
         assert wait_for(pid) == -signal.SIGKILL
         wait_for_silence(20)
-        wait_until(lambda: not (set(temp_folders()) - before), 20)  # by the guardian
+        wait_until(lambda: is_empty(ray_folders), 20)  # by the guardian
         return run(raw, tmp_path)  # without Ray: the ledger does not mind
 
     assert on_stage(act).snapshot == honest[0]
