@@ -21,7 +21,7 @@ from evofeed.trainer.model.embedders import (
     build_extra_msa_feat,
     pseudo_beta,
 )
-from evofeed.trainer.model.evoformer import EvoformerStack
+from evofeed.trainer.model.evoformer import EvoformerStack, MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack
 from evofeed.trainer.model.heads import AuxiliaryHeads
 from evofeed.trainer.model.structure_module import StructureModule
@@ -68,7 +68,7 @@ class AlphaFold(nn.Module):
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Recompute activations block by block in the backward pass, or keep them."""
         for module in self.modules():
-            if isinstance(module, EvoformerStack | ExtraMSAStack | TemplatePairStack):
+            if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
     per_recycle: Final = RECYCLE_FEATURES

@@ -5,6 +5,9 @@ Source: AF2 SI 1.6, algorithm 6. Letters: S sequences, R residues.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor, nn
 
 from evofeed.shapes import Float
@@ -21,7 +24,7 @@ from evofeed.trainer.model.triangle import (
     TriangleMultiplicationOutgoing,
 )
 
-__all__ = ["EvoformerBlock", "EvoformerStack", "MSABlock", "PairStack"]
+__all__ = ["EvoformerBlock", "EvoformerStack", "MSABlock", "MSAStack", "PairStack"]
 
 
 class PairStack(nn.Module):
@@ -170,13 +173,12 @@ class EvoformerBlock(MSABlock):
         )
 
 
-class EvoformerStack(nn.Module):
-    """All Evoformer blocks, then the single representation from the first MSA row."""
+class MSAStack(nn.Module):
+    """Blocks one after the other; the two stacks differ in their blocks and in what they return."""
 
-    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: int | float | bool) -> None:
+    def __init__(self, blocks: Iterable[MSABlock]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))  # type: ignore[arg-type]
-        self.linear = Linear(c_m, c_s)
+        self.blocks = nn.ModuleList(blocks)
         self.checkpointing = False
 
     def forward(
@@ -186,10 +188,24 @@ class EvoformerStack(nn.Module):
         msa_mask: Float[Tensor, "*B S R"],
         pair_mask: Float[Tensor, "*B R R"],
         mask_trans: bool = False,
-    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"], Float[Tensor, "*B R c_s"]]:
-        """MSA, pair and single representation."""
+    ) -> Any:
+        """What the stack gives (see its class) from MSA and pair representation."""
         for block in self.blocks:
             m, z = checkpointed(
                 block, m, z, msa_mask, pair_mask, mask_trans, enabled=self.checkpointing
             )
+        return self._result(m, z)
+
+    def _result(self, m: Tensor, z: Tensor) -> Any:
+        raise NotImplementedError
+
+
+class EvoformerStack(MSAStack):
+    """All Evoformer blocks; gives MSA, pair and single representation, the last `[*, R, c_s]`."""
+
+    def __init__(self, *, c_m: int, c_s: int, no_blocks: int, **block: int | float | bool) -> None:
+        super().__init__(EvoformerBlock(c_m=c_m, **block) for _ in range(no_blocks))  # type: ignore[arg-type]
+        self.linear = Linear(c_m, c_s)
+
+    def _result(self, m: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return m, z, self.linear(m[..., 0, :, :])

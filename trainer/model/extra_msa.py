@@ -5,11 +5,9 @@ Source: AF2 SI 1.7.2, algorithm 18.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from evofeed.shapes import Float
-from evofeed.trainer.model.activation_checkpointing import checkpointed
-from evofeed.trainer.model.evoformer import MSABlock
+from evofeed.trainer.model.evoformer import MSABlock, MSAStack
 from evofeed.trainer.model.msa_attention import MSAColumnGlobalAttention
 
 __all__ = ["ExtraMSABlock", "ExtraMSAStack"]
@@ -43,25 +41,11 @@ class ExtraMSABlock(MSABlock):
         return True
 
 
-class ExtraMSAStack(nn.Module):
-    """All extra-MSA blocks; returns the pair representation only."""
+class ExtraMSAStack(MSAStack):
+    """All extra-MSA blocks; gives the pair representation only."""
 
     def __init__(self, *, no_blocks: int, **block: int | float | bool) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(ExtraMSABlock(**block) for _ in range(no_blocks))  # type: ignore[arg-type]
-        self.checkpointing = False
+        super().__init__(ExtraMSABlock(**block) for _ in range(no_blocks))  # type: ignore[arg-type]
 
-    def forward(
-        self,
-        m: Float[Tensor, "*B S R c_m"],
-        z: Float[Tensor, "*B R R c_z"],
-        msa_mask: Float[Tensor, "*B S R"],
-        pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
-    ) -> Float[Tensor, "*B R R c_z"]:
-        """The pair representation after the stack."""
-        for block in self.blocks:
-            m, z = checkpointed(
-                block, m, z, msa_mask, pair_mask, mask_trans, enabled=self.checkpointing
-            )
+    def _result(self, m: Tensor, z: Tensor) -> Tensor:
         return z

@@ -208,6 +208,9 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             _seconds(report["data_wait"][name]) for name in ("p50_seconds", "p99_seconds")
         )),
     ]  # fmt: skip
+    if report["loss"]:
+        means = report["loss"]["first_tenth_mean"], report["loss"]["last_tenth_mean"]
+        rows.append(("loss", "{:.4g} over the first tenth, {:.4g} over the last".format(*means)))
     if report["validation"]:
         last = report["validation"][-1]
         text = ", ".join(f"{name} {value:.3g}" for name, value in last.items() if name != "step")

@@ -78,7 +78,10 @@ def test_the_report_prints_as_table_and_json_and_draws_a_picture(
     with pytest.raises(SystemExit) as ended:
         main(["train", "--report", str(folder), "--plot", str(picture)])
     assert ended.value.code == 0
-    assert "step time p50 / p99" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "step time p50 / p99" in printed
+    last = make_report(folder)["loss"]["last_tenth_mean"]
+    assert f"{last:.4g} over the last" in printed
     assert picture.stat().st_size > 10_000
     with pytest.raises(SystemExit):
         main(["train", "--report", str(folder), "--json"])
