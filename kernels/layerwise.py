@@ -13,14 +13,20 @@ LARS: You et al. 2017, arXiv:1708.03888, algorithm 1.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels.backend import tl, triton, usable
-from evofeed.kernels.optimizer import FlatOptimizer
+from evofeed.kernels.optimizer import (
+    FlatOptimizer,
+    FlatOptions,
+    clipped,
+    move_moments,
+    store_weights,
+)
 from evofeed.kernels.optimizer_reference import lamb_step, lars_step
 
 __all__ = ["FusedLAMB", "FusedLARS", "Span", "spans"]
@@ -78,16 +84,9 @@ def _lamb_norms_kernel(
 ):  # fmt: skip
     """Moves the moments; sums of squares of one chunk's weights and direction."""
     at, inside, tensor, number = _chunk(TABLE, FULL, ALIGN, CHUNK)
-    clip, finite = tl.load(SCALARS + 1), tl.load(SCALARS + 4)
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.where(finite > 0, grad, 0.0) * clip
     param = tl.load(PARAM + at, mask=inside, other=0.0)
-    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
-    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
-    exp_avg += (grad - exp_avg) * (step1 * finite)
-    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
-    tl.store(EXP_AVG + at, exp_avg, mask=inside)
-    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
+    grad = clipped(GRAD, SCALARS, at, inside)
+    exp_avg, exp_avg_sq = move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2)
     move = _lamb_direction(
         param, exp_avg, exp_avg_sq, tl.load(SCALARS + 5), tl.load(SCALARS + 3), eps,
         decay * tl.load(ADAPTED + tensor),
@@ -103,9 +102,7 @@ def _lars_norms_kernel(
 ):  # fmt: skip
     """Sums of squares of one chunk's weights and clipped gradient."""
     at, inside, _, number = _chunk(TABLE, FULL, ALIGN, CHUNK)
-    finite = tl.load(SCALARS + 4)
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.where(finite > 0, grad, 0.0) * tl.load(SCALARS + 1)
+    grad = clipped(GRAD, SCALARS, at, inside)
     param = tl.load(PARAM + at, mask=inside, other=0.0)
     tl.store(PARTIAL + 2 * number, tl.sum(param * param, 0))
     tl.store(PARTIAL + 2 * number + 1, tl.sum(grad * grad, 0))
@@ -135,7 +132,6 @@ def _lamb_update_kernel(
     ALIGN: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     at, inside, tensor, _ = _chunk(TABLE, FULL, ALIGN, CHUNK)
-    finite = tl.load(SCALARS + 4)
     param = tl.load(PARAM + at, mask=inside, other=0.0)
     exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
     exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
@@ -143,8 +139,8 @@ def _lamb_update_kernel(
         param, exp_avg, exp_avg_sq, tl.load(SCALARS + 5), tl.load(SCALARS + 3), eps,
         decay * tl.load(ADAPTED + tensor),
     )  # fmt: skip
-    param -= tl.load(RATE) * finite * tl.load(RATIO + tensor) * move
-    _store(PARAM, EMA, LOW, at, inside, param, ema_step * finite, HAS_EMA, HAS_LOW)
+    param -= tl.load(RATE) * tl.load(SCALARS + 4) * tl.load(RATIO + tensor) * move
+    store_weights(PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA, HAS_LOW)
 
 
 @triton.jit
@@ -155,8 +151,7 @@ def _lars_update_kernel(
 ):  # fmt: skip
     at, inside, tensor, _ = _chunk(TABLE, FULL, ALIGN, CHUNK)
     finite = tl.load(SCALARS + 4)
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.where(finite > 0, grad, 0.0) * tl.load(SCALARS + 1)
+    grad = clipped(GRAD, SCALARS, at, inside)
     param = tl.load(PARAM + at, mask=inside, other=0.0)
     before = tl.load(MOMENTUM + at, mask=inside, other=0.0)
     move = grad + decay * tl.load(ADAPTED + tensor) * param
@@ -164,19 +159,7 @@ def _lars_update_kernel(
     after = tl.where(finite > 0, after, before)
     tl.store(MOMENTUM + at, after, mask=inside)
     param -= finite * after
-    _store(PARAM, EMA, LOW, at, inside, param, ema_step * finite, HAS_EMA, HAS_LOW)
-
-
-@triton.jit
-def _store(
-    PARAM, EMA, LOW, at, inside, param, ema_step, HAS_EMA: tl.constexpr, HAS_LOW: tl.constexpr
-):  # fmt: skip
-    tl.store(PARAM + at, param, mask=inside)
-    if HAS_EMA:
-        ema = tl.load(EMA + at, mask=inside, other=0.0)
-        tl.store(EMA + at, ema + (param - ema) * ema_step, mask=inside)
-    if HAS_LOW:
-        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
+    store_weights(PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA, HAS_LOW)
 
 
 class _Tables:
@@ -221,7 +204,42 @@ class _Tables:
             )  # fmt: skip
 
 
-class FusedLAMB(FlatOptimizer):
+class _Layerwise(FlatOptimizer):
+    """A flat optimizer whose steps are scaled tensor by tensor."""
+
+    def __init__(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        state: dict[str, Tensor],
+        ema: Tensor | None,
+        low: Tensor | None,
+        spans: Sequence[Span],
+        weight_decay: float,
+        **options: Unpack[FlatOptions],
+    ) -> None:
+        super().__init__(param, grad, state, ema, low, **options)
+        self.spans, self.weight_decay = list(spans), weight_decay
+        self._tables = _Tables(self.spans, param)
+
+    def _update(
+        self, kernel: Any, before: tuple[Tensor, ...], trust: float, constant: float
+    ) -> None:
+        """Ratios from the norms of all chunks, then the update; `constant`: eps or momentum."""
+        t, lars = self._tables, kernel is _lars_update_kernel
+        decay = self.weight_decay
+        _ratio_kernel[(len(self.spans),)](
+            t.partial, t.first, t.adapted, t.ratio, trust, decay if lars else 0.0, LARS=lars,
+            num_warps=1,
+        )  # fmt: skip
+        t.launch(
+            kernel, (*before, self.ema, self.low, self.rate, self._scalars),
+            t.adapted, t.ratio, constant, decay, 1 - self.ema_decay,
+            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None,
+        )  # fmt: skip
+
+
+class FusedLAMB(_Layerwise):
     """Clipped LAMB and the weights' moving average over flat buffers, seven launches a step."""
 
     def __init__(
@@ -234,30 +252,24 @@ class FusedLAMB(FlatOptimizer):
         low: Tensor | None = None,
         *,
         spans: Sequence[Span],
-        updates: Tensor | None = None,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-6,
         weight_decay: float = 0.0,
-        max_norm: float = math.inf,
-        ema_decay: float = 0.999,
+        **options: Unpack[FlatOptions],
     ) -> None:
         """Binds the buffers, see `FusedAdamEMA`.
 
         Args:
-            param, grad, exp_avg, exp_avg_sq, ema, low, updates: as there.
+            param, grad, exp_avg, exp_avg_sq, ema, low: as there.
             spans: where each tensor lies in them; see `spans`. Gaps are left alone.
-            beta1, beta2, eps, max_norm, ema_decay: as there.
+            beta1, beta2, eps, options: as there.
             weight_decay: of adapted tensors, part of the direction as in the paper.
         """
         state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        super().__init__(
-            param, grad, state, ema, low, updates=updates, max_norm=max_norm, ema_decay=ema_decay
-        )
-        self.exp_avg, self.exp_avg_sq, self.spans = exp_avg, exp_avg_sq, list(spans)
+        super().__init__(param, grad, state, ema, low, spans, weight_decay, **options)
+        self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        self.weight_decay = weight_decay
-        self._tables = _Tables(self.spans, param)
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
@@ -269,20 +281,13 @@ class FusedLAMB(FlatOptimizer):
             (self.param, self.grad, self.exp_avg, self.exp_avg_sq, self._scalars),
             t.adapted, t.partial, 1 - self.beta1, 1 - self.beta2, self.eps, self.weight_decay,
         )  # fmt: skip
-        _ratio_kernel[(len(self.spans),)](
-            t.partial, t.first, t.adapted, t.ratio, 1.0, 0.0, LARS=False, num_warps=1
+        self._update(
+            _lamb_update_kernel, (self.param, self.exp_avg, self.exp_avg_sq), 1.0, self.eps
         )
-        t.launch(
-            _lamb_update_kernel,
-            (self.param, self.exp_avg, self.exp_avg_sq, self.ema, self.low, self.rate,
-             self._scalars),
-            t.adapted, t.ratio, self.eps, self.weight_decay, 1 - self.ema_decay,
-            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None,
-        )  # fmt: skip
         return norm
 
 
-class FusedLARS(FlatOptimizer):
+class FusedLARS(_Layerwise):
     """Clipped LARS and the weights' moving average over flat buffers, seven launches a step."""
 
     def __init__(
@@ -294,31 +299,24 @@ class FusedLARS(FlatOptimizer):
         low: Tensor | None = None,
         *,
         spans: Sequence[Span],
-        updates: Tensor | None = None,
         momentum: float = 0.9,
         trust: float = 1e-3,
         weight_decay: float = 0.0,
-        max_norm: float = math.inf,
-        ema_decay: float = 0.999,
+        **options: Unpack[FlatOptions],
     ) -> None:
         """Binds the buffers, see `FusedAdamEMA`.
 
         Args:
-            param, grad, ema, low, updates: as there.
+            param, grad, ema, low, options: as there.
             momentum_buffer: float32 `[N]`, zeros at first; it holds steps, the rate included.
             spans: where each tensor lies in them; see `spans`. Gaps are left alone.
             momentum: share of the last step that is kept.
             trust: trust coefficient, the paper's eta.
             weight_decay: of adapted tensors.
-            max_norm, ema_decay: as there.
         """
         state = {"momentum_buffer": momentum_buffer}
-        super().__init__(
-            param, grad, state, ema, low, updates=updates, max_norm=max_norm, ema_decay=ema_decay
-        )
-        self.momentum_buffer, self.spans = momentum_buffer, list(spans)
-        self.momentum, self.trust, self.weight_decay = momentum, trust, weight_decay
-        self._tables = _Tables(self.spans, param)
+        super().__init__(param, grad, state, ema, low, spans, weight_decay, **options)
+        self.momentum_buffer, self.momentum, self.trust = momentum_buffer, momentum, trust
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
@@ -326,15 +324,6 @@ class FusedLARS(FlatOptimizer):
             return lars_step(self)
         norm, t = self._find_scalars(), self._tables
         t.launch(_lars_norms_kernel, (self.param, self.grad, self._scalars), t.partial)
-        _ratio_kernel[(len(self.spans),)](
-            t.partial, t.first, t.adapted, t.ratio, self.trust, self.weight_decay, LARS=True,
-            num_warps=1,
-        )  # fmt: skip
-        t.launch(
-            _lars_update_kernel,
-            (self.param, self.grad, self.momentum_buffer, self.ema, self.low, self.rate,
-             self._scalars),
-            t.adapted, t.ratio, self.momentum, self.weight_decay, 1 - self.ema_decay,
-            HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None,
-        )  # fmt: skip
+        before = (self.param, self.grad, self.momentum_buffer)
+        self._update(_lars_update_kernel, before, self.trust, self.momentum)
         return norm

@@ -12,6 +12,7 @@ written, 16-bit copy 2 written.
 """
 
 import math
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -20,7 +21,14 @@ from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.backend import sm_count, tl, triton, usable
 from evofeed.kernels.optimizer_reference import adam_ema_step
 
-__all__ = ["FlatOptimizer", "FusedAdamEMA"]
+__all__ = [
+    "FlatOptimizer",
+    "FlatOptions",
+    "FusedAdamEMA",
+    "clipped",
+    "move_moments",
+    "store_weights",
+]
 
 
 @triton.jit
@@ -70,30 +78,67 @@ def _scalars_kernel(
 
 
 @triton.jit
+def clipped(GRAD, SCALARS, at, inside):
+    """The gradient times the clip factor, in float32; zeros where the whole is not finite."""
+    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(tl.load(SCALARS + 4) > 0, grad, 0.0) * tl.load(SCALARS + 1)
+
+
+@triton.jit
+def move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2):
+    """Adam's moments after a gradient, stored and returned."""
+    finite = tl.load(SCALARS + 4)
+    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
+    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
+    exp_avg += (grad - exp_avg) * (step1 * finite)
+    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
+    tl.store(EXP_AVG + at, exp_avg, mask=inside)
+    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
+    return exp_avg, exp_avg_sq
+
+
+@triton.jit
+def store_weights(
+    PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+):  # fmt: skip
+    """Stores new weights, their moving average and 16-bit copy."""
+    tl.store(PARAM + at, param, mask=inside)
+    if HAS_EMA:
+        ema = tl.load(EMA + at, mask=inside, other=0.0)
+        ema += (param - ema) * (ema_step * tl.load(SCALARS + 4))
+        tl.store(EMA + at, ema, mask=inside)
+    if HAS_LOW:
+        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _update_kernel(
     PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, EMA, LOW, SCALARS, N, step1, step2, eps, ema_step,
     HAS_EMA: tl.constexpr, HAS_LOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < N
-    clip, size = tl.load(SCALARS + 1), tl.load(SCALARS + 2)
-    inverse_root, finite = tl.load(SCALARS + 3), tl.load(SCALARS + 4)
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.where(finite > 0, grad, 0.0) * clip
+    grad = clipped(GRAD, SCALARS, at, inside)
     param = tl.load(PARAM + at, mask=inside, other=0.0)
-    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
-    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
-    exp_avg += (grad - exp_avg) * (step1 * finite)
-    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
-    param -= size * exp_avg / (tl.sqrt(exp_avg_sq) * inverse_root + eps)
-    tl.store(PARAM + at, param, mask=inside)
-    tl.store(EXP_AVG + at, exp_avg, mask=inside)
-    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
-    if HAS_EMA:
-        ema = tl.load(EMA + at, mask=inside, other=0.0)
-        tl.store(EMA + at, ema + (param - ema) * (ema_step * finite), mask=inside)
-    if HAS_LOW:
-        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
+    exp_avg, exp_avg_sq = move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2)
+    below = tl.sqrt(exp_avg_sq) * tl.load(SCALARS + 3) + eps
+    param -= tl.load(SCALARS + 2) * exp_avg / below
+    store_weights(PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA, HAS_LOW)
+
+
+class FlatOptions(TypedDict, total=False):
+    """What every flat optimizer takes.
+
+    Attributes:
+        updates: float64 scalar that counts finite updates (from a checkpoint), else a new one.
+        max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
+        ema_decay: decay of the weights' moving average, 0.999 unless given.
+    """
+
+    updates: Tensor | None
+    max_norm: float
+    ema_decay: float
 
 
 class FlatOptimizer:
@@ -118,9 +163,9 @@ class FlatOptimizer:
         ema: Tensor | None,
         low: Tensor | None,
         *,
-        updates: Tensor | None,
-        max_norm: float,
-        ema_decay: float,
+        updates: Tensor | None = None,
+        max_norm: float = math.inf,
+        ema_decay: float = 0.999,
     ) -> None:
         """Binds the buffers, see `FusedAdamEMA`; `state` is the optimizer's own, by name."""
         _check(param, {"param": param, "grad": grad, **state, "ema": ema, "low": low})
@@ -177,12 +222,10 @@ class FusedAdamEMA(FlatOptimizer):
         ema: Tensor | None = None,
         low: Tensor | None = None,
         *,
-        updates: Tensor | None = None,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-5,
-        max_norm: float = math.inf,
-        ema_decay: float = 0.999,
+        **options: Unpack[FlatOptions],
     ) -> None:
         """Binds the buffers.
 
@@ -192,19 +235,15 @@ class FusedAdamEMA(FlatOptimizer):
             exp_avg, exp_avg_sq: Adam's moments, float32 `[N]`.
             ema: moving average of the weights, float32 `[N]`, or None for none.
             low: a 16-bit copy of the weights to keep up to date, or None.
-            updates: float64 scalar that counts finite updates (from a checkpoint), else a new one.
             beta1, beta2, eps: Adam's.
-            max_norm: gradients longer than this are scaled down to it; infinite for no clipping.
-            ema_decay: decay of the average.
+            options: `updates`, `max_norm` and `ema_decay`, see `FlatOptions`.
 
         Raises:
             UnsupportedShape: a buffer has another length or a type no kernel takes.
             KernelError: a buffer lies on another device.
         """
         state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        super().__init__(
-            param, grad, state, ema, low, updates=updates, max_norm=max_norm, ema_decay=ema_decay
-        )
+        super().__init__(param, grad, state, ema, low, **options)
         self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
