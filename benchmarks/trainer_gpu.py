@@ -12,7 +12,14 @@ PyYAML; matplotlib for the picture, if there. Several cells in one call:
 Each cell (precision:kernels, then `:eager` for no CUDA graphs, `:whole` to average the
 gradient in one piece after the backward pass, `:deterministic`) is one run in a process
 of its own; under torchrun all cells run in turn. It gives
-`OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables.
+`OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables. A cell
+whose parts do not add up to the wall time within 2 % fails.
+
+N ranks are one rank that accumulates N passes (same samples, same dropout):
+
+    ... --out OUT --steps 12 --recycles 0 --accumulate 2
+    torchrun --nproc-per-node 2 ... --out OUT --steps 12 --recycles 0
+    ... --out OUT --compare     # largest relative difference of the losses, all JSONs in OUT
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+MOST_UNACCOUNTED = 0.02
 # FLOPs of one pass at AF2's initial-training shapes (crop 256, 128 + 1024 rows, 4 templates),
 # counted on a CPU by `trainer/report/flops.py`: counting again would cost a GPU half a minute.
 INITIAL_TRAINING_FLOPS = {"forward": 11973048897536.0, "forward_backward": 35910420443136.0}
@@ -48,6 +56,8 @@ def arguments() -> argparse.Namespace:
         "--cells", nargs="+", default=["bf16:fused"], help="precision:kernels[:eager][:whole]"
     )
     parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
+    parser.add_argument("--accumulate", type=int, default=1, help="passes per rank and step")
+    parser.add_argument("--compare", action="store_true", help="losses of the JSONs in --out")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--dataset", help="URI of a dataset instead of synthetic chains")
@@ -60,6 +70,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.compare:
+        compare(options.out)
+        return
     if "RANK" in os.environ or options.cell:
         from evofeed.trainer.run.distributed import join_world
 
@@ -67,26 +80,33 @@ def main() -> None:
             for cell in [options.cell] if options.cell else options.cells:
                 run_cell(options, cell)
         return
+    failed = []
     for cell in options.cells:
         own = [arg for arg in sys.argv[1:] if arg not in (*options.cells, "--cells")]
         command = [sys.executable, __file__, *own, "--cell", cell]
         done = subprocess.run(command, timeout=options.limit, check=False)
         if done.returncode:  # out of memory in one cell must not lose the others
             (options.out / f"trainer_gpu.{_name(options, cell)}.failed").write_text(str(done))
+            failed.append(cell)
+    if failed:
+        raise SystemExit(f"failed: {' '.join(failed)}")
 
 
 def settings(options: argparse.Namespace, cell: str) -> Any:
     from evofeed.trainer.run.config import preset
+    from evofeed.trainer.run.optim import OptimConfig
 
     precision, kernels, *flags = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
     return preset(options.preset).replace(
-        steps=options.steps, precision=precision, kernels=kernels, loader=loader,
+        steps=options.steps, accumulate=options.accumulate, precision=precision, kernels=kernels,
+        loader=loader,
         cuda_graphs="eager" not in flags, overlap="whole" not in flags,
         deterministic="deterministic" in flags, profile_steps=2, checkpoint_every=0,
         validate_every=0,
+        optim=OptimConfig(warmup_steps=1),  # full rate at once: wrong gradients would show
         model={"activation_checkpointing": options.checkpointing},
     )  # fmt: skip
 
@@ -119,6 +139,22 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     with (options.out / "trainer_gpu.txt").open("a") as file:
         file.write(table)
     _picture(scratch, options.out / f"trainer_gpu.{name}.png")
+    left = report["breakdown"]["unaccounted_share"]
+    if abs(left) > MOST_UNACCOUNTED:
+        raise SystemExit(f"{name}: {left:.2%} of the wall time is in no part of a step")
+
+
+def compare(folder: Path) -> None:
+    """How far the losses of runs over the same samples are from those of the first."""
+    runs = [(path, json.loads(path.read_text())) for path in folder.glob("trainer_gpu.*.json")]
+    found: dict[str, float] = {}
+    first = None
+    for path, report in sorted(runs):
+        first = first or report["losses"]
+        pairs = list(zip(first, report["losses"], strict=True))
+        found[path.stem] = max(abs(a - b) / abs(a) for a, b in pairs)
+    (folder / "compared.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1), flush=True)
 
 
 def check_resume(options: argparse.Namespace, cell: str) -> None:
@@ -177,6 +213,8 @@ def _name(options: argparse.Namespace, cell: str) -> str:
     parts = [options.preset, cell.replace(":", "_"), f"x{os.environ.get('WORLD_SIZE', '1')}"]
     if options.recycles is not None:
         parts.append(f"r{options.recycles}")
+    if options.accumulate > 1:
+        parts.append(f"a{options.accumulate}")
     if options.checkpointing:
         parts.append("ckpt")
     if options.batch_size > 1:
