@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -105,6 +106,10 @@ def featurize(
     if search_db or template_db:
         if not search_db:
             raise typer.BadParameter("--template-db needs --search-db too")
+        if not Path(input_uri).is_file():
+            raise typer.BadParameter(
+                f"with --search-db, INPUT is a FASTA file; {input_uri!r} is none"
+            )
         threads = options.num_workers
         input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
     if check:

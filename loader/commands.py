@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.options import usable_device
+
 bench = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +51,8 @@ def bench_loader(
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="Reader threads.", min=1)] = 4,
     device: Annotated[
-        str | None, typer.Option(help="cuda, cuda:1, cpu; default: a GPU if any.")
+        str | None,
+        typer.Option(help="cuda, cuda:1, cpu; default: a GPU if any.", callback=usable_device),
     ] = None,
     trace: Annotated[str | None, typer.Option(help="Write a Chrome trace here.")] = None,
     seed: Seed = 0,

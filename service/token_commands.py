@@ -28,7 +28,7 @@ def create(
     dataset: Annotated[
         list[str] | None, typer.Option(help="For this dataset only; repeatable.")
     ] = None,
-    days: Annotated[float | None, typer.Option(help="Days until it expires; never if unset.")] = 90,
+    days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 90,
     max_jobs: Annotated[
         int | None, typer.Option(min=0, help="Jobs that may wait or run at once.")
     ] = None,

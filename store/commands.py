@@ -49,7 +49,7 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
     Example: evofeed snapshots ls data/
     """
     from evofeed.store.history import list_snapshots
-    from evofeed.store.refs import list_refs
+    from evofeed.store.refs import list_refs, read_ref
     from evofeed.store.storage import open_storage
 
     with _wrong_call():
@@ -73,7 +73,9 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
         f"{row['nbytes'] / 1e6:>11,.1f} MB  {' '.join(row['refs'])}".rstrip()
         for row in rows
     ]
-    _show(as_json, rows, lines or ["no snapshots"])
+    if not rows:
+        read_ref(storage, "main")  # says that there is no dataset here, and what makes one
+    _show(as_json, rows, lines)
 
 
 @snapshots.command()
@@ -269,7 +271,7 @@ def copy(
         bool | None,
         typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
     ] = None,
-    token: Annotated[str, typer.Option(help="Bearer token of a service.")] = "",
+    token: Annotated[str, typer.Option(help="Of a service; or EVOFEED_TOKEN.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy a snapshot to another place, as it is or compressed or unpacked.

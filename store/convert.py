@@ -58,7 +58,8 @@ def convert(
         except (InputError, FeatureError) as error:
             dropped.append({"chain_id": _chain_id(path), "reason": str(error)})
     if not done:
-        raise InputError(f"none of {len(dropped)} files could be read: {dropped[:1]}")
+        first = dropped[0]["reason"] if dropped else "none was given"
+        raise InputError(f"none of {len(dropped)} files could be read: {first}")
     return writer.commit(ref, expect=expect, config={"convert": "features"}, dropped=dropped)
 
 

@@ -56,7 +56,7 @@ class Dataset:
         Args:
             uri: where it lies.
             snapshot: a ref, or a full digest.
-            token: bearer token for a service that wants one.
+            token: bearer token for a service that wants one; `EVOFEED_TOKEN` if None.
             cache: keep shards of a remote dataset in a local folder, capped in bytes.
 
         Raises:

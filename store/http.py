@@ -114,7 +114,8 @@ class HttpStorage:
             raise ShardMissing("the service has no such file", path=self._url(key))
         if status in (401, 403):
             raise StoreError(
-                f"HTTP {status}: give a token that may read this dataset", path=self._url(key)
+                f"HTTP {status}: put a token that may read this dataset into EVOFEED_TOKEN",
+                path=self._url(key),
             )
         if status == 416:
             raise StoreError("range beyond the end of the file: truncated", path=self._url(key))

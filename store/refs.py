@@ -34,8 +34,19 @@ def read_ref(storage: Storage, name: str) -> Ref:
         return _parse(storage.read(f"refs/{check_name(name, 'ref')}"), name, storage.uri)
     except ShardMissing:
         raise DatasetMissing(
-            f"no ref {name!r}: `evofeed snapshots ls` lists what is there", path=storage.uri
+            f"no ref {name!r}: {_what_is_there(storage)}", path=storage.uri
         ) from None
+
+
+def _what_is_there(storage: Storage) -> str:
+    try:
+        names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
+        names = [name for name in names if not name.startswith(".")]
+    except ReadOnlyStorage:
+        return "is that the dataset's address, and is anything published there?"
+    if not names:
+        return f"nothing is published here; `evofeed featurize INPUT {storage.uri}` does it"
+    return f"there are {', '.join(names)}"
 
 
 def _parse(data: bytes, name: str, uri: str) -> Ref:

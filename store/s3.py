@@ -73,6 +73,11 @@ class S3Storage:
             raise
         except (s3.BaseError, OSError) as error:
             first = str(error).strip().splitlines()[0]
+            if "169.254.169.254" in first:  # where a machine of AWS has its own credentials
+                first = (
+                    "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                    "AWS_SKIP_SIGNATURE=true for a public bucket"
+                )
             raise StoreError(f"S3: {first}", path=self._path(key)) from None
 
     def read(self, key: str) -> bytes:

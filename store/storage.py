@@ -252,12 +252,17 @@ def now() -> str:
 
 
 def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> Storage:
-    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://` (with a token)."""
+    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
+
+    Args:
+        uri: where.
+        token: bearer token for a service; the variable `EVOFEED_TOKEN` if None.
+    """
     text = os.fspath(uri)
     if text.startswith(("http://", "https://")):
         from evofeed.store.http import HttpStorage
 
-        return HttpStorage(text, token)
+        return HttpStorage(text, token or os.environ.get("EVOFEED_TOKEN"))
     if text.startswith("s3://"):
         from evofeed.store.s3 import S3Storage
 

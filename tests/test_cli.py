@@ -75,6 +75,40 @@ def test_what_is_not_installed_is_named(command: list[str], absent: str) -> None
     assert (done.returncode, done.stderr) == (1, wanted)
 
 
+def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["synth", "/proc/nowhere", "--chains", "1"])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.strip() == "evofeed: /proc/nowhere: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["train", "tiny", "--device", "warp"], "'warp' cannot be used here"),
+        (
+            ["predict", "data", "x", "--checkpoint", "x", "--out", "x.pdb", "--device", "cuda:99"],
+            "cuda:99",
+        ),
+        (["bench", "loader", "data", "--device", "warp"], "'warp' cannot be used here"),
+        (["plot", "msa", "data", "x", "--out", "x.txt"], "must end in .png"),
+        (["train", "--report", "run", "--plot", "x"], "must end in .png"),
+        (["featurize", ".", "data", "--search-db", "x"], "INPUT is a FASTA file"),
+        (
+            ["tokens", "create", "me", "--scope", "read", "--days", "-1"],
+            "greater than or equal to 0",
+        ),
+    ],
+)
+def test_a_wrong_option_is_a_wrong_call(
+    command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command)
+    assert stop.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 def test_our_errors_are_one_line_and_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

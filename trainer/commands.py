@@ -9,6 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.options import picture_name, usable_device
+
+Device = Annotated[
+    str,
+    typer.Option(help="cpu or cuda; default: a GPU if there is one.", callback=usable_device),
+]
+
 
 def train(
     config: Annotated[
@@ -27,13 +34,15 @@ def train(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
     validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
+    device: Device = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
     wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
     report: Annotated[
         Path | None, typer.Option(help="Report on the run in this folder; train nothing.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="With --report: draw it into a PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --report: draw it into a PNG.", callback=picture_name)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:  # fmt: skip
     """Train AlphaFold2 on a dataset, or report on a run.
@@ -122,10 +131,11 @@ def predict(
     ],
     out: Annotated[Path, typer.Option(help="Structure file to write: .pdb or .cif.")],
     picture: Annotated[
-        Path | None, typer.Option(help="Contacts, distances and pLDDT as a PNG.")
+        Path | None,
+        typer.Option(help="Contacts, distances and pLDDT as a PNG.", callback=picture_name),
     ] = None,
     recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
-    device: Annotated[str, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = "",
+    device: Device = "",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Predict the structure of a chain, pLDDT in the B column.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from evofeed.errors import InputError, JobError
+from evofeed.featurize.caches import read_cluster_sizes
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.job import tables as states
@@ -83,6 +84,8 @@ def run_job(
     """
     options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
     config = config or FeaturizeConfig()
+    if options.clusters:
+        read_cluster_sizes(options.clusters)  # needed at the end only; a wrong name is told now
     problems: list[InputError] = []
     sources = discover(input_uri, problems=problems, **(discover_args or {}))
     unusable = [_unusable(problem, input_uri) for problem in problems]

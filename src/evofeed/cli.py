@@ -49,7 +49,7 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; our own errors become one line and exit code 1."""
+    """Run the command line; our own errors and the system's become one line and exit code 1."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h", "help"):
         print(help_text())
@@ -62,6 +62,9 @@ def main(argv: list[str] | None = None) -> None:
             _load(name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
+        except OSError as error:  # no such folder, no right to write there, a full disk, ...
+            place = f"{error.filename}: " if error.filename else ""
+            sys.exit(_fail(f"{place}{error.strerror or error}", 1))
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("evofeed"):
                 raise

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from evofeed.options import picture_name
+
 plot = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -17,7 +19,7 @@ plot = typer.Typer(
 
 Uri = Annotated[str, typer.Argument(help="Path, s3:// or http(s):// of a dataset.")]
 Chain = Annotated[str, typer.Argument(help="Chain id.")]
-Out = Annotated[Path, typer.Option(help="PNG to write.")]
+Out = Annotated[Path, typer.Option(help="PNG to write.", callback=picture_name)]
 Json = Annotated[bool, typer.Option("--json", help="Print the path as JSON.")]
 
 

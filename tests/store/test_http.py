@@ -112,6 +112,12 @@ def test_a_token_goes_with_every_request(service, closing):
     assert {auth for _, _, auth in service.seen} == {"Bearer secret"}
 
 
+def test_a_token_may_come_from_the_environment(service, closing, monkeypatch):
+    monkeypatch.setenv("EVOFEED_TOKEN", "hidden")
+    closing(service.url)
+    assert {auth for _, _, auth in service.seen} == {"Bearer hidden"}
+
+
 @pytest.mark.parametrize("fault", ["hang up", "short", 503, 429, 500])
 def test_passing_trouble_is_tried_again(service, closing, fault):
     dataset = closing(service.url)
@@ -180,7 +186,7 @@ def test_what_the_service_lacks_is_missing(service, closing):
     with pytest.raises(ShardMissing):
         dataset[0]
     service.faults.append(403)
-    with pytest.raises(StoreError, match="token"):
+    with pytest.raises(StoreError, match="EVOFEED_TOKEN"):
         dataset[0]
 
 

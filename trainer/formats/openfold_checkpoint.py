@@ -68,11 +68,19 @@ def read_weights(path: str | Path, *, ema: bool = True) -> dict[str, Tensor]:
         CheckpointError: it cannot be read.
     """
     path = Path(path)
+    if not path.is_file():
+        raise CheckpointError("no such run, checkpoint or file", path=str(path))
     try:
         if path.suffix == ".safetensors":
             return current_names(_read_safetensors(path))
         file = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "no checkpoint, or one that holds more than weights, which is not executed: "
+            "save its state dict alone as .pt or .safetensors",
+            path=str(path),
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"cannot read it ({str(error).splitlines()[0]}); expected .pt, .safetensors or .npz",
             path=str(path),

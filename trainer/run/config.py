@@ -7,6 +7,7 @@ those configurations.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -197,5 +198,25 @@ def _replaced(base: _C, values: Mapping[str, Any], prefix: str) -> _C:
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"no setting {prefix}{unknown[0]}; there are {', '.join(sorted(known))}")
-    changed: _C = dataclasses.replace(base, **values)
+    checked = {
+        name: _like(getattr(base, name), value, prefix + name) for name, value in values.items()
+    }
+    changed: _C = dataclasses.replace(base, **checked)
     return changed
+
+
+def _like(default: Any, value: Any, name: str) -> Any:
+    """A value of the default's type, or of its own where the default is none of these.
+
+    YAML takes `5e-4` for text and only `5.0e-4` for a number; both are meant.
+    """
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    wanted = type(default)
+    if wanted not in kinds:
+        return value
+    if wanted is float and not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
+    if type(value) is not wanted:
+        raise ValueError(f"{name} is {value!r} and must be {kinds[wanted]}")
+    return value

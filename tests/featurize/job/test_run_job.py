@@ -270,6 +270,12 @@ def test_cluster_sizes_reach_the_index(raw: Path, tmp_path: Path) -> None:
             assert sizes[name[:4].lower() + name[4:]] == len(line.split())
 
 
+def test_a_wrong_cluster_file_is_told_before_the_work(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.txt"):
+        run_job(str(raw), str(tmp_path / "data"), executor="local", clusters="none.txt")
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:

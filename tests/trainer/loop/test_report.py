@@ -196,11 +196,23 @@ def test_a_config_written_as_yaml_reads_back_equal(tmp_path: Path, name: str) ->
         ({"precision": "fp8"}, "fp8"),
         ({"steps": 0}, "at least 1"),
         ({"preset": "huge"}, "huge"),
+        ({"steps": "abc"}, "steps is 'abc' and must be a whole number"),
+        ({"steps": 1.5}, "must be a whole number"),
+        ({"steps": None}, "must be a whole number"),
+        ({"deterministic": "yes, please"}, "must be true or false"),
+        ({"optim": {"learning_rate": "fast"}}, r"optim\.learning_rate is 'fast'"),
     ],
 )
 def test_a_wrong_setting_is_named(values: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=says):
         from_dict(values)
+
+
+def test_a_rate_may_be_written_as_people_do(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: tiny\noptim: {learning_rate: 5e-4, max_norm: 1}\n")
+    optim = load_config(str(path)).optim
+    assert (optim.learning_rate, optim.max_norm) == (5e-4, 1.0)
 
 
 def test_a_broken_yaml_file_names_the_line(tmp_path: Path) -> None:
