@@ -25,7 +25,7 @@ from evofeed.kernels.modules import (
     triangle_weights,
 )
 from evofeed.kernels.outer import outer_product_mean_fits, outer_product_mean_through
-from evofeed.kernels.swap import Fused, register
+from evofeed.kernels.swap import Fused, Recordable, register
 from evofeed.kernels.triangle import (
     triangle_multiplication,
     triangle_multiplication_fits,
@@ -42,7 +42,7 @@ def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
     return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), p, training=True)
 
 
-class FusedPairStack(Fused):
+class FusedPairStack(Recordable):
     """Forward of the pair half of a block."""
 
     def forward(
@@ -100,7 +100,7 @@ def _masks_transition(
     return bool(positional[0] if positional else options.get("mask_trans", False))
 
 
-class FusedEvoformerBlock(Fused):
+class FusedEvoformerBlock(Recordable):
     """Forward of an Evoformer or extra-MSA block."""
 
     def forward(

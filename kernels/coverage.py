@@ -12,6 +12,7 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from evofeed.kernels.recorded import paused
 from evofeed.kernels.swap import Fused
 
 __all__ = ["swapped_share"]
@@ -25,7 +26,8 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
     Args:
         model: a model that `to_fused` has seen.
         step: runs the model once, and its backward pass if that is to count. It is
-            called twice; the first call compiles. Without a GPU it is CPU time that counts.
+            called twice; the first call compiles. Without a GPU it is CPU time that counts;
+            modules with CUDA graphs run without them.
 
     Returns:
         0 to 1; 0 if nothing was measured.
@@ -33,7 +35,7 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     step()
-    with _marked(model), profile(activities=activities, acc_events=True) as measured:
+    with paused(), _marked(model), profile(activities=activities, acc_events=True) as measured:
         step()
         if on_gpu:
             torch.cuda.synchronize()

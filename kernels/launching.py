@@ -47,7 +47,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     found = _compiled.get(found_by := tuple(key))
     if found is None:
         compiled = kernel[grid](*args, **meta)
-        if compiled is not None and first.is_cuda:
+        if compiled is not None:
             names = kernel.arg_names[len(args) :]
             _compiled[found_by] = compiled, tuple(meta[name] for name in names)
         return

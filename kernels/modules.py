@@ -30,7 +30,7 @@ from evofeed.kernels.outer import (
     outer_product_mean_fits,
 )
 from evofeed.kernels.pair import pair_bias, pair_bias_through
-from evofeed.kernels.swap import Fused, register
+from evofeed.kernels.swap import Fused, Recordable, register
 from evofeed.kernels.triangle import (
     TriangleWeights,
     triangle_multiplication,
@@ -110,7 +110,7 @@ def _is_transposed(x: Tensor) -> bool:
     return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
 
 
-class FusedTriangleAttention(Fused):
+class FusedTriangleAttention(Recordable):
     """Forward of TriangleAttention, around either node."""
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -193,7 +193,7 @@ def biased_row_attention(
     return update.transpose(-2, -3) if swap else update
 
 
-class FusedMSAAttention(Fused):
+class FusedMSAAttention(Recordable):
     """Forward of row attention with pair bias, and of the plain one inside column attention."""
 
     def forward(
@@ -230,7 +230,7 @@ def global_attention(
     ).view(m.shape)
 
 
-class FusedGlobalColumnAttention(Fused):
+class FusedGlobalColumnAttention(Recordable):
     """Forward of global column attention."""
 
     def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -241,7 +241,7 @@ class FusedGlobalColumnAttention(Fused):
         return super().forward(m, mask=mask, **options)  # type: ignore[misc,no-any-return]
 
 
-class FusedTriangleMultiplication(Fused):
+class FusedTriangleMultiplication(Recordable):
     """Forward of both triangle multiplications."""
 
     def forward(self: Any, z: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -261,7 +261,7 @@ def is_outgoing(module: Any) -> bool:
     return bool(module.outgoing if hasattr(module, "outgoing") else module._outgoing)
 
 
-class FusedTransition(Fused):
+class FusedTransition(Recordable):
     """Forward of both transitions."""
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -272,7 +272,7 @@ class FusedTransition(Fused):
         return transition(x, weights, mask=mask, eps=self.layer_norm.eps)
 
 
-class FusedOuterProductMean(Fused):
+class FusedOuterProductMean(Recordable):
     """Forward of the outer product mean."""
 
     def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:

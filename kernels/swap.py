@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-__all__ = ["Fused", "SwapReport", "drop_in", "register", "to_fused", "to_torch"]
+from evofeed.kernels.recorded import run
+
+__all__ = ["Fused", "Recordable", "SwapReport", "drop_in", "register", "to_fused", "to_torch"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Module = TypeVar("Module", bound=nn.Module)
@@ -26,10 +28,25 @@ class Fused:
 
     torch_class: type[nn.Module]
     mixin: type[Fused]
+    recorded: bool = False
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The swapped class is made at run time: pickle and deepcopy rebuild it.
-        return _rebuild, (self.torch_class, self.mixin), self.__getstate__()
+        return _rebuild, (self.torch_class, self.mixin, self.recorded), self.__getstate__()
+
+
+class Recordable(Fused):
+    """A fused module whose calls are tensors and constants: CUDA graphs of it can be recorded."""
+
+
+class _Recorded(Fused):
+    """Forward of a module with recordings: stands before the fused one."""
+
+    recorded = True
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the original's."""
+        return run(self, super().forward, args, kwargs)  # type: ignore[misc]
 
 
 class SwapReport:
@@ -63,7 +80,7 @@ class SwapReport:
 # Each rule looks at a module and answers with a mixin, a reason to keep it, or None.
 Rule = Callable[[nn.Module], "type[Fused] | str | None"]
 _rules: list[Rule] = []
-_classes: dict[tuple[type[nn.Module], type[Fused]], type[nn.Module]] = {}
+_classes: dict[tuple[type[nn.Module], type[Fused], bool], type[nn.Module]] = {}
 
 
 def register(rule: Rule) -> Rule:
@@ -74,20 +91,21 @@ def register(rule: Rule) -> Rule:
 
 def drop_in(cls: type[Module]) -> type[Module]:
     """Class decorator: `cls` is what its `torch_class` is swapped to, and can be used as it is."""
-    _classes[cls.torch_class, cls.mixin] = cls  # type: ignore[attr-defined]
+    _classes[cls.torch_class, cls.mixin, False] = cls  # type: ignore[attr-defined]
     return cls
 
 
-def _fused_class(cls: type[nn.Module], mixin: type[Fused]) -> type[nn.Module]:
-    key = (cls, mixin)
+def _fused_class(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> type[nn.Module]:
+    key = (cls, mixin, recorded)
     if key not in _classes:
         names = {"torch_class": cls, "mixin": mixin, "__module__": cls.__module__}
-        _classes[key] = type(f"Fused{cls.__name__}", (mixin, cls), names)
+        bases = (_Recorded, mixin, cls) if recorded else (mixin, cls)
+        _classes[key] = type(f"Fused{cls.__name__}", bases, names)
     return _classes[key]
 
 
-def _rebuild(cls: type[nn.Module], mixin: type[Fused]) -> nn.Module:
-    fused = _fused_class(cls, mixin)
+def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Module:
+    fused = _fused_class(cls, mixin, recorded)
     return fused.__new__(fused)
 
 
@@ -99,7 +117,7 @@ def _frozen(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)  # its forward is compiled already
 
 
-def to_fused(model: Model, report: SwapReport | None = None) -> Model:
+def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: bool = False) -> Model:
     """Swaps every module of `model` that has a fused form, in place, and returns it.
 
     Idempotent; reaches modules inside DDP or other wrappers, and a module that
@@ -108,24 +126,36 @@ def to_fused(model: Model, report: SwapReport | None = None) -> Model:
     Args:
         model: any module.
         report: filled with what was swapped and what was kept, if given.
+        cuda_graphs: record each outermost fused module of AF2 at its first call with
+            inputs of a shape, and replay it from then on (see `recorded.py`): for loops
+            that call the model eagerly. Calls that cannot be recorded run as they would
+            without, and one warning says why.
     """
     # Here and not above: they register their rules, and need this module for it.
     from evofeed.kernels import blocks, lstm, modules, multihead_attention, norm_module
 
     assert blocks and lstm and modules and multihead_attention and norm_module
     report = SwapReport() if report is None else report
+    outer: list[str] = []  # prefixes of the modules that are recorded
     for name, module in _walk(model):
-        if isinstance(module, Fused):
-            report.swapped.append(name)
-            continue
-        answers = (rule(module) for rule in _rules)
-        answer = next((found for found in answers if found is not None), None)
+        answer = module.mixin if isinstance(module, Fused) else _answer(module)
         if isinstance(answer, str):
             report.kept[name] = answer
         elif answer is not None:
-            object.__setattr__(module, "__class__", _fused_class(type(module), answer))
+            record = cuda_graphs and issubclass(answer, Recordable)
+            record = record and not any(name.startswith(prefix) for prefix in outer)
+            if record:
+                outer.append(f"{name}." if name else "")
+            if not isinstance(module, Fused) or module.recorded != record:
+                cls = getattr(module, "torch_class", type(module))
+                object.__setattr__(module, "__class__", _fused_class(cls, answer, record))
             report.swapped.append(name)
     return model
+
+
+def _answer(module: nn.Module) -> type[Fused] | str | None:
+    answers = (rule(module) for rule in _rules)
+    return next((found for found in answers if found is not None), None)
 
 
 def to_torch(model: Model) -> Model:

@@ -1,0 +1,273 @@
+# mypy: disable-error-code="no-untyped-call"
+"""One forward pass of a module and its backward, recorded as two CUDA graphs.
+
+What a graph reads and writes lies at fixed addresses. Inputs and gradients are copied
+there and results are copied from there: nothing a caller holds changes in his hands.
+Parameters are read where they are. The recording differentiates stand-ins on their
+memory, and their gradients leave through autograd: hooks, DDP and accumulation see
+what they always see. Random numbers come from PyTorch's generator at every replay, as
+many as the eager module draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
+from torch.autograd.function import once_differentiable
+
+from evofeed.errors import KernelError
+
+__all__ = ["Homes", "Recording", "autocast_type", "stream_number"]
+
+WARM_UP = 2  # eager runs that compile kernels and let libraries choose theirs
+
+Homes = list[tuple[dict[str, Any], str]]
+"""Where parameters and buffers are: a module's dictionary, and the name in it."""
+
+
+class _Turn:
+    """One forward pass on its way to its backward; dies with the caller's autograd graph."""
+
+    done = False
+
+
+class Recording:
+    """Replays `forward`, and its backward, over copies of the inputs.
+
+    Args:
+        forward: from tensors to a tensor or a sequence of tensors; must not wait for the device.
+        given: the inputs; later ones have the same shapes, types and device.
+        homes: of the parameters and buffers that `forward` reads.
+
+    Raises:
+        RuntimeError: `forward` cannot be recorded.
+    """
+
+    def __init__(
+        self, forward: Callable[[list[Tensor]], Any], given: Sequence[Tensor], homes: Homes
+    ) -> None:
+        device, grad = given[0].device, torch.is_grad_enabled()
+        self._inputs = [torch.empty_like(t, requires_grad=grad and t.requires_grad) for t in given]
+        self._results: list[Tensor] = []  # hold the autograd graph, and so what it saved
+        self._given: list[Tensor] = []
+        self._joined: list[list[int]] = []
+        self._turn: Callable[[], _Turn | None] = lambda: None
+
+        def forth() -> list[Tensor]:
+            with _autocast_without_cache(device):
+                found = forward(self._inputs)
+            self._single = isinstance(found, Tensor)
+            self._results = [found] if self._single else list(found)
+            if not all(isinstance(t, Tensor) for t in self._results):
+                raise RuntimeError("it returns something else than tensors")
+            return self._results
+
+        def back() -> list[Tensor]:
+            results = [t for t in self._results if t.requires_grad]
+            grads = torch.autograd.grad(
+                results, leaves, self._given, retain_graph=True, allow_unused=True
+            )
+            of_inputs, of_weights = list(grads[:count]), grads[count:]
+            self._joined = _alike(of_weights)
+            flat = [torch.cat([of_weights[n].reshape(-1) for n in ns]) for ns in self._joined]
+            self._used = [g is not None for g in of_inputs]
+            return [g for g in of_inputs if g is not None] + flat
+
+        with torch.no_grad():
+            _copy(self._inputs, given)
+        with _stand_ins(homes) as found:
+            learnt = [(home, leaf) for home, leaf in found if grad and leaf.requires_grad]
+            self._learnt = [home for home, _ in learnt]
+            self._weights = [leaf for _, leaf in learnt]
+            leaves = [t for t in self._inputs if t.requires_grad]
+            count = len(leaves)
+            leaves += self._weights
+            with _beside(device):
+                for _ in range(WARM_UP):
+                    made = forth()
+                    self._wanted = [t.requires_grad for t in made]
+                    self._given = [torch.zeros_like(t) for t in made if t.requires_grad]
+                    grads = back() if self._given else []
+            if self._given:
+                # What a forward pass saves must outlive other replays: it has its own memory.
+                self._made, self._replay = _capture(device, None, forth)
+                self._grads, self._replay_back = _onto(device, grads, back)
+            else:
+                self._made, self._replay = _onto(device, made, forth)
+
+    def taken(self) -> bool:
+        """Whether a forward pass still waits for its backward."""
+        turn = self._turn()
+        return turn is not None and not turn.done
+
+    def __call__(self, given: Sequence[Tensor]) -> Any:
+        """What the module's forward returns for these inputs."""
+        if self._given:
+            weights = [home[name] for home, name in self._learnt]
+            results = _Replayed.apply(self, len(given), *given, *weights)
+        else:
+            results = self.forth(given)
+        return results[0] if self._single else tuple(results)
+
+    def forth(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The results, in memory of their own."""
+        with torch.no_grad():
+            _copy(self._inputs, given)
+            self._replay()
+            return [t.detach().clone() for t in self._made]
+
+    def begin(self) -> _Turn:
+        """Takes the recording for one forward pass."""
+        turn = _Turn()
+        self._turn = weakref.ref(turn)
+        return turn
+
+    def back(self, turn: _Turn, grads: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients of the inputs and of the weights, in memory of their own."""
+        if self._turn() is not turn:
+            raise KernelError(
+                "a recorded module's backward pass was asked for again after another forward "
+                "pass: call to_fused(model) without cuda_graphs to keep graphs for longer"
+            )
+        _copy(self._given, [g for g, wanted in zip(grads, self._wanted, strict=True) if wanted])
+        self._replay_back()
+        turn.done = True
+        made = (t.clone() for t in self._grads)
+        used = iter(self._used)
+        of_inputs = [next(made) if t.requires_grad and next(used) else None for t in self._inputs]
+        of_weights: list[Tensor | None] = [None] * len(self._weights)
+        for numbers, flat in zip(self._joined, made, strict=True):
+            parts = _unflatten_dense_tensors(flat, [self._weights[n] for n in numbers])
+            for n, part in zip(numbers, parts, strict=True):
+                of_weights[n] = part
+        return of_inputs + of_weights
+
+    def marked(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the results that have no gradient."""
+        return [t for t, wanted in zip(results, self._wanted, strict=True) if not wanted]
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, count: int, *tensors: Tensor) -> Any:
+        ctx.recording, ctx.turn = recording, recording.begin()
+        results = recording.forth(tensors[:count])
+        ctx.mark_non_differentiable(*recording.marked(results))
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *ctx.recording.back(ctx.turn, grads)
+
+
+def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    torch._foreach_copy_(list(to), list(source))
+
+
+def _alike(grads: Sequence[Tensor | None]) -> list[list[int]]:
+    """Numbers of gradients of one type; those of odd sizes last, so that the others are aligned."""
+    present = [(n, g) for n, g in enumerate(grads) if g is not None]
+    found: dict[torch.dtype, list[int]] = {}
+    for n, g in sorted(present, key=lambda pair: pair[1].numel() % 8 != 0):
+        found.setdefault(g.dtype, []).append(n)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], Tensor]]]:
+    """Puts leaves on the same memory in the place of parameters; yields each and its home."""
+    real = [home[name] for home, name in homes]
+    made: dict[int, Tensor] = {}
+    found = []
+    for at, value in zip(homes, real, strict=True):
+        if id(value) not in made:
+            made[id(value)] = value.detach().requires_grad_(value.requires_grad)
+            found.append((at, made[id(value)]))
+    for (home, name), value in zip(homes, real, strict=True):
+        home[name] = made[id(value)]
+    try:
+        yield found
+    finally:
+        for (home, name), value in zip(homes, real, strict=True):
+            home[name] = value
+
+
+# --- the device -----------------------------------------------------------------------------------
+
+_pools: dict[Hashable, Any] = {}
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def autocast_type(device: torch.device) -> torch.dtype | None:
+    """What autocast computes in, None where it is off."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
+
+
+@contextlib.contextmanager
+def _autocast_without_cache(device: torch.device) -> Iterator[None]:
+    """A cached cast of a parameter would be replayed with its old numbers."""
+    dtype = autocast_type(device)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+        yield
+
+
+def stream_number(device: torch.device) -> int:
+    """The stream in use: recordings of two streams share no memory."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """Runs on the stream that is recorded, random numbers put back."""
+    generator, stream = torch.cuda.default_generators[device.index], _stream(device)
+    state = generator.get_state()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+    generator.set_state(state)
+
+
+def _onto(
+    device: torch.device, like: Sequence[Tensor], function: Callable[[], list[Tensor]]
+) -> tuple[list[Tensor], Callable[[], None]]:
+    """As `_capture`, with the results in memory of their own: nothing else outlives a replay.
+
+    So all such graphs of a stream share what they need meanwhile.
+    """
+    kept = [torch.empty_like(t, requires_grad=False) for t in like]
+    pool = _pools.setdefault((device, stream_number(device)), torch.cuda.graph_pool_handle())
+    _, replay = _capture(device, pool, lambda: _copy(kept, function()))
+    return kept, replay
+
+
+def _capture(
+    device: torch.device, pool: Any, function: Callable[[], Any]
+) -> tuple[Any, Callable[[], None]]:
+    """What `function` makes, at addresses that stay, and what makes it anew there."""
+    generator = torch.cuda.default_generators[device.index]
+    state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
+    # thread_local: a loader's thread goes on allocating meanwhile.
+    how = {"pool": pool, "stream": _stream(device), "capture_error_mode": "thread_local"}
+    try:
+        with torch.cuda.device(device), torch.cuda.graph(graph, **how):
+            found = function()
+    except RuntimeError:
+        # A recording cut short leaves a generator that believes it still goes on.
+        generator.graphsafe_set_state(state)
+        raise
+    return found, graph.replay
