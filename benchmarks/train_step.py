@@ -141,7 +141,7 @@ class Step:
             with self._autocast():
                 return self.model.recycle(batch, previous)
 
-        return Replay(self._forward, one_pass, self.model.per_recycle)
+        return Replay(self._forward, one_pass, self.model.per_recycle, self.optimizer.backward)
 
     def run(self, batch: dict[str, Tensor], number: int) -> list[float]:
         """One step; milliseconds of each of `PARTS`."""
@@ -153,7 +153,7 @@ class Step:
         else:
             loss, _ = self._forward(batch)
             clock.mark()
-            loss.backward()
+            self.optimizer.backward(loss)
         clock.mark()
         self.optimizer.gather(1)
         self.optimizer.step(number)

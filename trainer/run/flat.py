@@ -63,10 +63,9 @@ class FlatOptimizer:
                 raise ValueError(f"{name} is {parameter.dtype}; master weights must be float32")
             view.copy_(parameter.data)
             parameter.data = view
-        for (_, view), parameter in zip(
-            self.views(self.grad), _trainable(module).values(), strict=True
-        ):
-            parameter.grad = view
+        self._parameters = self.parameters(module)
+        self._grads = [view for _, view in self.views(self.grad)]
+        self._point_at_grad()
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._fused = self._fuse() if fused else None
@@ -83,6 +82,28 @@ class FlatOptimizer:
     def zero_grad(self) -> None:
         """Forget all gradients."""
         self.grad.zero_()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a loss's gradients to `grad`: all at once when they are there.
+
+        Autograd would add them one by one to `.grad`, a kernel for each parameter.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            torch.autograd.backward(loss)
+            there = [
+                (view.view(-1), parameter.grad.view(-1))
+                for view, parameter in zip(self._grads, self._parameters, strict=True)
+                if parameter.grad is not None
+            ]
+        finally:
+            self._point_at_grad()
+        torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
+
+    def _point_at_grad(self) -> None:
+        for view, parameter in zip(self._grads, self._parameters, strict=True):
+            parameter.grad = view
 
     def end_sample(self) -> None:
         """Clip what the last backward pass left and keep it (only for `per_example`)."""

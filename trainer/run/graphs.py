@@ -29,6 +29,8 @@ Forward = Callable[[dict[str, Tensor], "State | None"], tuple[Tensor, Tensor]]
 """From a batch, and what earlier passes gave, the loss and the numbers to report."""
 Pass = Callable[[dict[str, Tensor], "State | None"], State]
 """One pass without gradient over the first recycle of a batch."""
+Backward = Callable[[Tensor], None]
+"""Adds a loss's gradients to where they are kept."""
 
 
 @runtime_checkable
@@ -56,6 +58,7 @@ class Replay:
         forward: see `Forward`; must not wait for the device.
         one_pass: see `Pass`; None records whole batches.
         per_recycle: entries whose first axis counts the recycles.
+        backward: see `Backward`.
     """
 
     def __init__(
@@ -63,8 +66,9 @@ class Replay:
         forward: Forward,
         one_pass: Pass | None = None,
         per_recycle: frozenset[str] = frozenset(),
+        backward: Backward = torch.autograd.backward,
     ) -> None:
-        self._forward, self._pass = forward, one_pass
+        self._forward, self._pass, self._backward = forward, one_pass, backward
         self._per_recycle = per_recycle if one_pass else frozenset()
         self._seen: set[tuple[torch.Size, ...]] = set()
         self._recorded: dict[tuple[torch.Size, ...], _Recording] = {}
@@ -85,7 +89,7 @@ class Replay:
             return self._recorded[kind](batch, between)
         loss, numbers = self._forward(batch, None)
         between()
-        torch.autograd.backward(loss)
+        self._backward(loss)
         return numbers
 
     def _record(self, kind: tuple[torch.Size, ...], batch: dict[str, Tensor]) -> None:
@@ -96,7 +100,7 @@ class Replay:
         random = generator.clone_state()
         try:
             self._recorded[kind] = _Recording(
-                self._forward, self._pass, batch, self._per_recycle, self._pool
+                self._forward, self._pass, self._backward, batch, self._per_recycle, self._pool
             )
         except RuntimeError as error:  # an operator that waits or allocates, or memory is short
             self.why_not = str(error).splitlines()[0]
@@ -114,6 +118,7 @@ class _Recording:
         self,
         forward: Forward,
         one_pass: Pass | None,
+        backward: Backward,
         batch: Mapping[str, Tensor],
         per_recycle: frozenset[str],
         pool: Any,
@@ -139,7 +144,7 @@ class _Recording:
         with torch.cuda.graph(self._forward, **how):
             loss, self._numbers = forward(self._batch, self._state or None)
         with torch.cuda.graph(self._backward, **how):
-            torch.autograd.backward(loss)
+            backward(loss)
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         for name, value in self._batch.items():

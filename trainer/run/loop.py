@@ -232,10 +232,12 @@ class Loop:
         else:
             loss, numbers = self._forward(batch)
             self.clock.part("backward")
-            torch.autograd.backward(loss)
-            if self._overlapped:
+            if self._overlapped:  # it needs every gradient in its place at once
+                torch.autograd.backward(loss)
                 self.clock.part("communication")
                 self._overlapped.finish()
+            else:
+                self.optimizer.backward(loss)
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
@@ -257,13 +259,13 @@ class Loop:
         """Steps as CUDA graphs: pass by pass if the model can, else whole."""
         model = self.model
         if not isinstance(model, Recycling):
-            return Replay(self._forward)
+            return Replay(self._forward, backward=self.optimizer.backward)
 
         def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
             with self._autocast():
                 return model.recycle(batch, previous)
 
-        return Replay(self._forward, one_pass, model.per_recycle)
+        return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)
 
     def _overlap(self) -> OverlappedMean | None:
         """Communication during the backward pass, where a step has one and clips its mean.

@@ -21,7 +21,12 @@ class Counted:
     replays: ClassVar[list[int]] = []
 
     def __init__(
-        self, forward: object, one_pass: object, batch: Mapping[str, Tensor], *rest: object
+        self,
+        forward: object,
+        one_pass: object,
+        backward: object,
+        batch: Mapping[str, Tensor],
+        *rest: object,
     ) -> None:
         self.made.append(batch["x"].shape)
 

@@ -52,14 +52,31 @@ def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(tmp_path: Path)
 
 
 @pytest.mark.parametrize("clip", ["global", "per_example"])
-def test_accumulating_is_the_same_as_a_larger_step_of_one_pass_each(
+def test_a_step_of_two_passes_moves_by_the_mean_of_both_samples_gradients(
     tmp_path: Path, clip: str
 ) -> None:
-    optim = OptimConfig(warmup_steps=0, clip=clip)
-    a = loop(config(3, accumulate=2, optim=optim), tmp_path / "a")
-    a.run()
-    assert a.optimizer.updates.item() == 3
-    assert a.loader.state_dict() == {"position": 6}
+    optim = OptimConfig(warmup_steps=0, clip=clip, ema_decay=0.9)
+    run = loop(config(1, accumulate=2, optim=optim), tmp_path)
+    by_hand = TinyModel()
+    by_hand.load_state_dict(run.model.state_dict())
+    means: dict[str, torch.Tensor] = {}
+    for number, batch in zip(range(2), TinyLoader(), strict=False):
+        torch.manual_seed(run._sample_seed(0, number))  # of the dropout
+        by_hand.zero_grad()
+        squared_error(by_hand(batch), batch)[0].backward()
+        if clip == "per_example":
+            torch.nn.utils.clip_grad_norm_(by_hand.parameters(), optim.max_norm)
+        for name, parameter in by_hand.named_parameters():
+            assert parameter.grad is not None
+            means[name] = means.get(name, 0) + parameter.grad / 2
+    run.run()
+    assert run.optimizer.updates.item() == 1
+    assert run.loader.state_dict() == {"position": 2}
+    norm = torch.stack([mean.norm() for mean in means.values()]).norm()
+    factor = min(1.0, optim.max_norm / float(norm)) if clip == "global" else 1.0
+    for name, moment in run.optimizer.views(run.optimizer.exp_avg):
+        wanted = (1 - optim.beta1) * factor * means[name]
+        torch.testing.assert_close(moment, wanted, rtol=1e-4, atol=1e-9, msg=name)
 
 
 def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(

@@ -174,6 +174,23 @@ def test_parameters_stay_views_and_per_example_clipping_weighs_samples_alike() -
     assert names == [name for name, _ in model.named_parameters()]
 
 
+def test_gradients_put_in_place_all_at_once_are_those_added_one_by_one() -> None:
+    models = [_linear_pair(), _linear_pair()]
+    at_once, one_by_one = (FlatOptimizer(model, OptimConfig()) for model in models)
+    for scale in (1.0, 3.0):  # the second adds to the first
+        for model, flat in zip(models, (at_once, one_by_one), strict=True):
+            loss = (scale * model(torch.ones(2, 5))).square().sum()
+            flat.backward(loss) if flat is at_once else loss.backward()
+    assert at_once.grad.any() and torch.equal(at_once.grad, one_by_one.grad)
+    at_once.zero_grad()
+    at_once.backward(models[0][0](torch.ones(2, 5)).sum())  # the second layer gets none
+    assert models[0][0].weight.grad.any() and not models[0][1].weight.grad.any()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        at_once.backward(torch.ones(()))
+    at_once.grad.fill_(2.0)
+    assert all((p.grad == 2).all() for p in models[0].parameters())
+
+
 def test_half_precision_master_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="bfloat16"):
         FlatOptimizer(nn.Linear(2, 2).bfloat16(), OptimConfig())
