@@ -103,8 +103,9 @@ def test_every_layout_gives_the_same_records(
 
 
 def test_the_recorded_alignment_db_gives_the_recorded_rows(golden: Path) -> None:
+    index = next((GOLDEN[0] / "alignment_db").glob("*.index"))
     sources = discover(GOLDEN[0] / "alignment_db", structure_dir=INPUTS[0] / "mmcif")
-    assert len(sources) >= 3
+    assert {source.chain_id for source in sources} == set(read_index(str(index)))
     for source in sources:
         record = featurize_chain(source, OPENFOLD)
         assert np.array_equal(record.msa, openfold_record(source.chain_id).msa)
@@ -137,11 +138,16 @@ def test_caches_equal_openfolds(path: Path, golden: Path) -> None:
         assert all(dates[name] == entry["release_date"] for name, entry in want.items())
 
 
-def test_cache_writers_list_what_they_cannot_read(golden: Path) -> None:
+def no_structure(folder: Path) -> list[str]:
+    (folder / "broken.cif").write_text("data_broken\n_entry.id broken\n")
+    return [str(folder / "broken.cif")]
+
+
+def test_cache_writers_list_what_they_cannot_read(tmp_path: Path, golden: Path) -> None:
     failures: list[InputError] = []
     files = [str(p) for p in sorted((INPUTS[0] / "mmcif").iterdir())]
-    cache = mmcif_cache(files, None, OPENFOLD, failures)
-    assert len(cache) + len(failures) == len(files) and failures
+    cache = mmcif_cache([*files, *no_structure(tmp_path)], None, OPENFOLD, failures)
+    assert len(cache) + len(failures) == len(files) + 1 and "broken" not in cache
     assert all(failure.path for failure in failures)
 
 
@@ -186,10 +192,15 @@ def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path, go
     assert record.all_atom_mask.sum() <= chain.all_atom_mask.sum()
 
 
-def test_structures_alone_are_all_their_protein_chains(golden: Path) -> None:
+def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: Path) -> None:
+    shutil.copytree(INPUTS[0] / "mmcif", tmp_path / "mmcif")
+    no_structure(tmp_path / "mmcif")
     faults: list[InputError] = []
-    sources = discover(INPUTS[0] / "mmcif", problems=faults)
-    assert len(sources) > len(list((INPUTS[0] / "mmcif").iterdir())) and faults
+    sources = discover(tmp_path / "mmcif", problems=faults)
+    parsed = json.loads((GOLDEN[0] / "mmcif" / "parse.json").read_text())
+    chains = {f"{n}_{c}" for n, entry in parsed.items() for c in entry.get("chain_to_seqres", ())}
+    assert chains <= {source.chain_id for source in sources}
+    assert "broken" in {Path(str(fault.path)).stem for fault in faults}
     record = featurize_chain(sources[0])
     assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
 

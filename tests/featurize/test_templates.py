@@ -201,6 +201,8 @@ def test_broken_structures_are_passed_over(tmp_path: Path, golden: Path) -> None
         data = path.read_bytes()
         broken = path.stem == best.partition("_")[0]
         (tmp_path / path.name).write_bytes(data[: len(data) // 3] if broken else data)
-    record = featurize_chain(dataclasses.replace(source, template_mmcif_dir=str(tmp_path)))
+    any_entry = FeaturizeConfig(exclude_same_pdb=False, released_before_days=None)
+    here = dataclasses.replace(source, template_mmcif_dir=str(tmp_path))
+    record = featurize_chain(here, any_entry)
     assert best not in record.template_domain_names and record.num_templates > 1
     assert "broken structure file" in " ".join(record.dropped)

@@ -39,8 +39,8 @@ def same(got: Tensor, want: np.ndarray, name: str, atol: float = 1e-5) -> None:
 
 
 def test_there_are_recorded_draws_to_replay(golden: Path) -> None:
-    assert len(DRAWS) >= 3
-    assert len(STRUCTURES) >= 3
+    assert DRAWS
+    assert STRUCTURES
 
 
 def test_the_rows_are_chosen_masked_and_clustered_as_recorded(case: Case) -> None:
