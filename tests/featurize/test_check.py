@@ -35,7 +35,7 @@ def test_every_fault_is_counted_with_an_example(tmp_path: Path, golden: Path) ->
     shutil.copytree(alignments / good, alignments / f"{good[:4]}_Q")  # no such chain
     for file in (alignments / other).iterdir():
         file.unlink()
-    (alignments / other / "hits.a3m").write_text(">q\nACDEF\n")  # another protein
+    (alignments / other / "a.a3m").write_text(">q\nACDEF\n")  # another protein
     (alignments / other / "extra.a3m").write_text("")
     report = check_input(str(tmp_path))
     kinds = report.findings
