@@ -6,7 +6,8 @@
 DATA is a featurised dataset (`evofeed featurize raw/ DATA --executor local`). Trains on
 one fixed batch and measures lDDT-Ca, TM-score and dRMSD on it every `--every` steps; at
 the end the chain is predicted as `evofeed predict` does, from other rows of its alignment.
-Writes `OUT/overfit.<preset>.json` with the curve, a picture beside it, and both structures.
+Writes `OUT/overfit.<preset>.json` with the curve, a picture of it, the run report's picture,
+and the predicted structure.
 SIGTERM ends the training early and keeps what there is.
 """
 
@@ -27,6 +28,7 @@ from evofeed.features import ChainRecord
 from evofeed.store import Dataset
 from evofeed.trainer.losses.metrics import structure_metrics
 from evofeed.trainer.predict.prediction import load_model, predict_structure, record_batch
+from evofeed.trainer.report.plot import plot_report
 from evofeed.trainer.run.config import TrainConfig, preset
 from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
@@ -89,7 +91,7 @@ def main() -> None:
     (options.out / f"{name}.json").write_text(json.dumps(content, indent=1))
     for measured in content["metrics"]:
         print(json.dumps(measured), flush=True)
-    plot(content, options.out / f"{name}.png")
+    plot(content, folder, options.out / f"{name}.png")
     content["predicted_from_other_rows"] = predicted(record, folder, options.out / "predicted.pdb")
     print(json.dumps(content["predicted_from_other_rows"]), flush=True)
     (options.out / f"{name}.json").write_text(json.dumps(content, indent=1))
@@ -110,7 +112,7 @@ def predicted(record: ChainRecord, folder: Path, path: Path) -> dict[str, float]
     return {name: float(value) for name, value in metrics.items()}
 
 
-def plot(content: dict[str, Any], path: Path) -> None:
+def plot(content: dict[str, Any], folder: Path, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -137,6 +139,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    plot_report(folder, path.with_suffix(".report.png"))
 
 
 if __name__ == "__main__":

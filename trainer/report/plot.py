@@ -1,4 +1,7 @@
-"""The run report as a picture: loss, step times, where the time went, operators."""
+"""The run report as a picture: loss, step times, where the time went, operators.
+
+A run that was validated also shows its scores and the structure of its first chain.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.clock import PARTS
-from evofeed.trainer.run.runlog import read_steps
+from evofeed.trainer.run.runlog import STRUCTURE, read_steps
 
 _COLOURS = (
     "#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b", "#bcbd22", "#c7c7c7",
@@ -23,22 +28,27 @@ def plot_report(folder: Path, path: Path) -> Path:
     from matplotlib import pyplot as plt
 
     report, steps = make_report(folder), read_steps(folder)
-    figure, ((loss, times), (parts, operators)) = plt.subplots(
-        2, 2, figsize=(12, 8), layout="constrained"
-    )
-    numbers = [line["step"] for line in steps]
-    loss.plot(numbers, [line.get("loss") for line in steps], color="#1f77b4")
-    loss.set(title="loss", xlabel="step")
     measured = [entry for entry in report["validation"] if "lddt_ca" in entry]
+    layout: Any = [["loss", "times"], ["parts", "operators"]]
     if measured:
-        scores = loss.twinx()
-        steps_of = [entry["step"] for entry in measured]
-        scores.plot(steps_of, [entry["lddt_ca"] for entry in measured], "o-", color="#d62728")
-        scores.set(ylabel="lDDT-Ca of the validation, red", ylim=(0, 1))
-    _stacked(times, steps, numbers)
-    _bars(parts, report["breakdown"]["share"], "share of wall time")
+        layout = [[*layout[0], "scores"], [*layout[1], "structure"]]
+    figure, panels = plt.subplot_mosaic(
+        layout, figsize=(6 * len(layout[0]), 8), layout="constrained",
+        per_subplot_kw={"structure": {"projection": "3d"}} if measured else {},
+    )  # fmt: skip
+    numbers = [line["step"] for line in steps]
+    losses: Any = [line.get("loss") for line in steps]
+    panels["loss"].plot(numbers, losses, color="#1f77b4")
+    panels["loss"].set(title="loss", xlabel="step")
+    _stacked(panels["times"], steps, numbers)
+    _bars(panels["parts"], report["breakdown"]["share"], "share of wall time")
+    if measured:
+        _scores(panels["scores"], measured)
+        _structure(panels["structure"], folder / STRUCTURE, measured[-1])
     groups = report["operators"].get("groups", {})
-    _bars(operators, {name: entry["share"] for name, entry in groups.items()}, "operators")
+    _bars(
+        panels["operators"], {name: entry["share"] for name, entry in groups.items()}, "operators"
+    )
     run, step = report["run"], report["figures"]["step_seconds"]
     figure.suptitle(
         f"{run['config']['preset']} on {run['world_size']} x {run['device']}: "
@@ -47,6 +57,27 @@ def plot_report(folder: Path, path: Path) -> Path:
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+def _scores(axes: Any, measured: list[dict[str, Any]]) -> None:
+    steps = [entry["step"] for entry in measured]
+    for name, label in (("lddt_ca", "lDDT-Ca"), ("tm_score", "TM-score")):
+        axes.plot(steps, [entry[name] for entry in measured], "o-", markersize=4, label=label)
+    axes.axhline(0.9, color="grey", linewidth=0.5)
+    axes.set(title="validation", xlabel="steps done", ylim=(0, 1))
+    axes.legend(fontsize=8)
+
+
+def _structure(axes: Any, path: Path, last: Mapping[str, Any]) -> None:
+    """The CA traces of the first validated chain, predicted and true."""
+    axes.set_axis_off()
+    if not path.is_file():  # a run of an earlier version
+        return
+    with np.load(path) as traces:
+        for name, colour in (("true", "#c7c7c7"), ("pred", "#d62728")):
+            axes.plot(*traces[name].T, color=colour, linewidth=2 if name == "true" else 1)
+    axes.set_aspect("equal")
+    axes.set_title(f"first chain after {last['step']} steps: predicted (red) on true")
 
 
 def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -130,15 +131,21 @@ def loader_config(config: TrainConfig, world: World) -> Any:
 
 
 def build_validation(
-    config: TrainConfig, model: nn.Module, validation: Any, loader: Loader, world: World
+    config: TrainConfig,
+    model: nn.Module,
+    validation: Any,
+    loader: Loader,
+    world: World,
+    picture: Path | None = None,
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures the model on held-out chains; without any, on fixed batches."""
     from evofeed.trainer.run.validation import Validator, held_out
 
     if validation is not None:
-        return Validator(config, model, held_out(config, _opened(validation), world), world)
+        chains = held_out(config, _opened(validation), world)
+        return Validator(config, model, chains, world, picture)
     if isinstance(loader, FixedBatches):
-        return Validator(config, model, loader.batches, world)
+        return Validator(config, model, loader.batches, world, picture)
     return None
 
 

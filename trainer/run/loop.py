@@ -89,7 +89,7 @@ class Loop:
         out: folder for logs and checkpoints.
         world: who else takes part.
         log: where step lines go, on the first rank.
-        validate: called with the step every `validate_every` steps, under averaged weights.
+        validate: called every `validate_every` steps, under averaged weights.
         watch: called before every step with its number, for the profiler.
         provenance: kept in every checkpoint: dataset digest, versions.
     """

@@ -16,6 +16,7 @@ from evofeed.trainer.run.boards import Board
 from evofeed.trainer.run.clock import StepTimes
 
 STEPS = "steps.jsonl"
+STRUCTURE = "structure.npz"
 
 
 class RunLog:

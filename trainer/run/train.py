@@ -31,7 +31,7 @@ from evofeed.trainer.run.build import (
 from evofeed.trainer.run.config import TrainConfig, save_config
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.loop import Loop, LossFunction, TrainResult
-from evofeed.trainer.run.runlog import STEPS, RunLog, forget_steps
+from evofeed.trainer.run.runlog import STEPS, STRUCTURE, RunLog, forget_steps
 from evofeed.trainer.run.stream import Loader
 
 __all__ = ["build_model", "build_plain", "loader_config", "run", "train"]
@@ -90,7 +90,7 @@ def train(
             out=out,
             resume=resume,
             began=began,
-            validate=build_validation(config, model, validation, loader, world),
+            validate=build_validation(config, model, validation, loader, world, out / STRUCTURE),
             show=show and world.is_first,
             tensorboard=tensorboard,
             wandb=wandb,

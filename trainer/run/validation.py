@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evofeed.trainer.losses.metrics import structure_metrics
+from evofeed.residues import ATOM_ORDER
+from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 
@@ -16,13 +19,15 @@ from evofeed.trainer.run.distributed import World
 class Validator:
     """Mean of the structure metrics over batches that are the same every time.
 
-    The ranks measure their own batches and share the result.
+    The ranks measure their own batches and share the result. The first rank keeps the CA atoms
+    of its first chain, as predicted last (superposed) and as they are, for the run report.
 
     Args:
         config: of the run; gives the precision.
         model: measured as it is, in evaluation mode.
         batches: gives this rank's batches anew.
         world: who shares the work.
+        picture: file for those atoms; None keeps none.
     """
 
     def __init__(
@@ -31,8 +36,10 @@ class Validator:
         model: nn.Module,
         batches: Callable[[], Iterable[dict[str, Tensor]]],
         world: World,
+        picture: Path | None = None,
     ) -> None:
         self.model, self.world, self._batches = model, world, batches
+        self._picture = picture if world.is_first else None
         self._precision = config.precision
 
     @torch.no_grad()
@@ -41,7 +48,7 @@ class Validator:
         sums: dict[str, Tensor] = {}
         count = 0
         for batch in self._batches():
-            for name, value in self._measure(batch).items():
+            for name, value in self._measure(batch, first=count == 0).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
             count += 1
         names = sorted(sums)
@@ -49,14 +56,34 @@ class Validator:
         self.world.mean(means)
         return dict(zip(names, means.tolist(), strict=True))
 
-    def _measure(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _measure(self, batch: dict[str, Tensor], first: bool) -> dict[str, Tensor]:
         device = self.world.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._precision == "bf16"):
             outputs = self.model(batch)
-        metrics = structure_metrics(
-            outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"]
-        )
+        atoms = (
+            outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
+        )  # fmt: skip
+        if first and self._picture:
+            save_traces(atoms[0][0], atoms[1][0], atoms[2][0], self._picture)
+        metrics = structure_metrics(*atoms)
         return {name: value.float().mean() for name, value in metrics.items()}
+
+
+def save_traces(pred: Tensor, true: Tensor, mask: Tensor, path: Path) -> None:
+    """CA atoms of a chain, `pred` superposed on `true`, where both are known.
+
+    Args:
+        pred: predicted atoms `[L, 37, 3]`, ångström.
+        true: known atoms, likewise.
+        mask: 1 where an atom is known, `[L, 37]`.
+        path: `.npz` file for `pred` and `true`, `[n, 3]` each.
+    """
+    ca = ATOM_ORDER["CA"]
+    known = mask[:, ca] > 0
+    kept, wanted = pred[known, ca].double(), true[known, ca].double()
+    moved = superpose(kept, wanted, torch.ones_like(kept[:, 0]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, pred=moved.cpu().numpy(), true=wanted.cpu().numpy())
 
 
 def held_out(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +28,7 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.loop import TrainResult
 from evofeed.trainer.run.optim import OptimConfig
-from evofeed.trainer.run.runlog import read_steps
+from evofeed.trainer.run.runlog import STRUCTURE, read_steps
 from evofeed.trainer.run.train import build_model, train
 from evofeed.trainer.run.validation import Validator, held_out
 from evofeed.trainer.synthetic_batch import synthetic_batch
@@ -196,7 +197,13 @@ def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
     report = make_report(tmp_path / "run")
     assert [entry["step"] for entry in report["validation"]] == [2, 4]
     assert any("lddt_ca" in text for _, text in report_rows(report))
-    assert plot_report(tmp_path / "run", tmp_path / "run.png").stat().st_size > 10_000
+    with np.load(tmp_path / "run" / STRUCTURE) as traces:
+        assert traces["pred"].shape == traces["true"].shape and len(traces["true"]) > 10
+        error = ((traces["pred"] - traces["true"]) ** 2).sum(-1).mean() ** 0.5
+    assert error == pytest.approx(lines[-1]["metrics"]["rmsd_ca"], rel=1e-3)
+    with_structure = plot_report(tmp_path / "run", tmp_path / "run.png").read_bytes()
+    (tmp_path / "run" / STRUCTURE).unlink()
+    assert len(with_structure) > len(plot_report(tmp_path / "run", tmp_path / "2.png").read_bytes())
     assert ["metrics" in line for line in lines] == [False, True, False, True]
     assert len({line["recycles"] for line in lines}) == 1
     run = json.loads((tmp_path / "run" / "run.json").read_text())
