@@ -87,7 +87,7 @@ def discover(
     twins = _given(duplicate_chains) or first_file(home, ("duplicate_pdb_chains.txt",))
     if twins:
         sources += _duplicates(sources, twins, beside)
-    sources = _once(sources, faults)
+    sources = once(sources, faults, str(root))
     if problems is not None:
         problems += faults
     elif faults:
@@ -153,12 +153,15 @@ def _duplicates(sources: list[ChainSource], path: str, beside: Beside) -> list[C
     return copies
 
 
-def _once(sources: Iterable[ChainSource], faults: list[InputError]) -> list[ChainSource]:
+def once(sources: Iterable[ChainSource], faults: list[InputError], place: str) -> list[ChainSource]:
+    """The first of each chain id; a fault, in `place` at least, for each further one."""
     seen: dict[str, ChainSource] = {}
     for source in sources:
         if source.chain_id in seen:
-            where = source.fasta or source.alignment_dir or source.structure
-            faults.append(InputError("there twice", path=where, item=source.chain_id))
+            where = source.fasta or source.alignment_dir or source.structure or place
+            faults.append(
+                InputError("there twice: give each a name", path=where, item=source.chain_id)
+            )
         else:
             seen[source.chain_id] = source
     return list(seen.values())

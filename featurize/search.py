@@ -21,6 +21,7 @@ from evofeed.errors import InputError
 from evofeed.featurize import external_search as external
 from evofeed.featurize import hmmer
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.discovery import once
 from evofeed.featurize.layouts import Beside, from_fasta
 from evofeed.featurize.sources import ChainSource, role_of
 
@@ -88,9 +89,11 @@ def search_fasta(
     """
     faults: list[InputError] = []
     nothing = Beside({}, {}, {}, template_mmcif_dir, None, None, False, faults)
-    sources = from_fasta(Path(fasta), nothing)
+    sources = once(from_fasta(Path(fasta), nothing), faults, fasta)
     if faults:
         raise faults[0]
+    if not sources:
+        raise InputError("there is no sequence in it", path=fasta)
     config = config or SearchConfig()
     where: dict[str, Any] = {
         "out_dir": out_dir,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,8 +126,21 @@ def summary(report: JobReport) -> list[str]:
         if report.num_broken > _SHOWN:
             lines.append(f"  and {report.num_broken - _SHOWN} more")
     if report.notes:
-        lines.append(f"{len(report.notes)} good chains with something left out (templates, rows)")
+        lines.append(escape(f"good, with something left out: {_why(report.notes)}"))
     if report.message:
         lines.append(f"[red]{report.state}[/red]: {escape(report.message)}")
     lines.append(f"report: {escape(report.path)}")
     return lines
+
+
+def _why(notes: Mapping[str, Sequence[str]]) -> str:
+    """The commonest reasons, each with the number of its chains; the report has them all."""
+    # "2 template hits passed over, e.g. 1abc_A: released too late", "3 atoms outside the sequence"
+    reasons = Counter(
+        reason
+        for chain in notes.values()
+        for reason in {note.rpartition(": ")[2].lstrip("0123456789 ") for note in chain}
+    )
+    told = [f"{reason} ({count})" for reason, count in reasons.most_common(_SHOWN)]
+    more = len(reasons) - len(told)
+    return ", ".join(told) + (f" and {more} more reasons" if more else "")

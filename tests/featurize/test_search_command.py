@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from evofeed.errors import InputError
+from evofeed.featurize import search_fasta
 from evofeed.store import Dataset
 
 QUERY = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQFEVVHSLAKWKR"
@@ -39,3 +43,22 @@ def test_a_template_database_alone_is_a_wrong_call(tmp_path: Path) -> None:
     done = run("a.fasta", str(tmp_path / "data"), "--template-db", "pdb.fasta")
     assert done.returncode == 2
     assert "--search-db" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f">a\n{QUERY}\n>a\n{QUERY[:30]}\n", "a: "),
+        ("", "there is no sequence in it"),
+        (QUERY, "before the first '>'"),
+    ],
+)
+def test_sequences_that_cannot_be_told_apart_or_are_none_are_refused(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    fasta = tmp_path / "query.fasta"
+    fasta.write_text(text)
+    with pytest.raises(InputError, match=r"query\.fasta") as caught:
+        search_fasta(str(fasta), str(tmp_path / "out"), search_dbs=[str(fasta)])
+    assert says in str(caught.value)
+    assert not (tmp_path / "out").exists()

@@ -43,6 +43,7 @@ def test_featurize_says_what_it_made_what_is_broken_and_where_the_report_is(
     assert "18 of 20 chains" in again.stdout
     assert "2 broken" in again.stdout
     assert "main -> " in again.stdout
+    assert "the query's own entry (" in again.stdout, "why templates were left out"
     assert ".report.json" in again.stdout
 
 
