@@ -10,7 +10,7 @@ from evofeed.kernels import masked_softmax, reference
 Check = Callable[..., None]
 
 
-@pytest.mark.parametrize("keys", [5, 33])
+@pytest.mark.parametrize("keys", [5, 33, 60])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_softmax_with_mask_and_bias(keys: int, rows: int, device: str, three_way: Check) -> None:
     x = torch.randn(2, rows, 2, 6, keys, device=device)
