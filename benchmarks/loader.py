@@ -14,6 +14,8 @@ import datetime
 import json
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +26,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import pyarrow as pa
 import torch
 from openfold_peer import import_openfold
 
@@ -35,6 +38,7 @@ from evofeed.loader.making import BatchMaker, FilledSlot
 from evofeed.loader.order import pass_order
 from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
 from evofeed.store import Dataset, DatasetWriter
+from evofeed.store.index import INDEX_FIELDS, index_schema
 
 
 def best_ms(work: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -149,6 +153,69 @@ def sampling(repeats: int) -> dict[str, Any]:
         "af2_weights": best_ms(lambda: pass_order(count, probability, 0, 0, 0, 0), repeats),
         "openfold_reroll_published_ms": 33_600,
     }
+
+
+def index_memory(folder: Path, count: int = 634_434) -> dict[str, float]:
+    """MB that the index of so many chains takes: mapped, which ranks of a host share, and a
+    rank's own, with its filters, weights and the order of an epoch."""
+    rng = np.random.default_rng(0)
+    letters = rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), [count, 4])
+    shards = [f"{number:064x}.arrow" for number in range(1 + count // 400)]
+    known = {
+        "chain_id": pa.array([f"{''.join(four)}_A" for four in letters], pa.utf8()),
+        "shard": pa.DictionaryArray.from_arrays(
+            pa.array(np.arange(count) // 400, pa.int32()), pa.array(shards)
+        ),
+        "release_date": pa.array(["2015-06-17"] * count, pa.utf8()),
+        "method": pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(count), pa.int32()), pa.array(["x-ray diffraction"])
+        ),
+        "has_structure": pa.array(np.ones(count, bool)),
+        "max_aa_fraction": pa.array(np.full(count, 0.2, np.float32)),
+        "cluster_size": pa.array(rng.integers(1, 195, count), pa.int32()),
+        "num_res": pa.array(rng.integers(30, 900, count), pa.int32()),
+        "column_offsets": pa.FixedSizeListArray.from_arrays(
+            pa.array(np.zeros(20 * count), pa.uint32()), 20
+        ),
+    }
+    columns = [
+        known[name] if name in known else pa.array(np.zeros(count), pa.float64()).cast(kind)
+        for name, kind in INDEX_FIELDS
+    ]
+    path = folder / "index.arrow"
+    schema = index_schema()
+    with pa.ipc.new_file(str(path), schema) as sink:
+        sink.write_table(pa.Table.from_arrays(columns, schema=schema))
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(path)], capture_output=True, text=True, check=True
+    )
+    return {"file_mb": path.stat().st_size / 1e6, **json.loads(done.stdout)}
+
+
+RANK = """
+import json, sys
+import pyarrow as pa
+from evofeed.loader import LoaderConfig
+from evofeed.loader.catalog import Catalog
+from evofeed.loader.plan import Planner
+
+def memory():
+    lines = [line.split() for line in open("/proc/self/smaps_rollup")]
+    sizes = {words[0]: int(words[1]) / 1e3 for words in lines[1:]}
+    own = sizes["Private_Dirty:"]
+    return own, sizes["Rss:"] - own
+
+own, shared = memory()
+table = pa.ipc.open_file(pa.memory_map(sys.argv[1])).read_all()
+class Opened: index = table
+catalog = Catalog(Opened, 0, LoaderConfig.initial_training())
+config = LoaderConfig.initial_training(epoch_len=10_000)
+planner = Planner([catalog], [1.0], config, rank=0, world_size=1, seed=0)
+for batch, _ in zip(planner.batches(0, 0), range(100)):
+    catalog.place(batch.samples[0].row)
+after = memory()
+print(json.dumps({"own_mb": after[0] - own, "mapped_and_read_mb": after[1] - shared}))
+"""
 
 
 def cpu_name() -> str:

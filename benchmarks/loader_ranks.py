@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 4 --out ranks.json
     PYTHONPATH=src python benchmarks/loader_ranks.py --ranks 2 --device cpu --small --out r.json
 
-Every rank loads, runs a step of matrix products, and meets the others at a barrier. The share of
-the barrier that data causes is, step by step, the longest wait of any rank less one's own.
+Every rank loads, runs a step of matrix products, and meets the others in an all-reduce: through
+NCCL if each has a GPU of its own, else through gloo. The share of that meeting that data causes
+is, step by step, the longest wait of any rank less one's own.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ from evofeed.store import Dataset  # noqa: E402
 
 def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) -> None:
     store = dist.FileStore(meeting, args.ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks)
     torch.set_num_threads(1)
-    device = "cpu"
-    if args.device == "cuda":
+    device = args.device
+    if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-        device = "cuda"
+    dist.init_process_group(backend(args), store=store, rank=rank, world_size=args.ranks)
     dataset = Dataset.open(folder)
     slow = Dataset(SlowStorage(folder, 0.05), dataset.digest, dataset.manifest, dataset.index)
     result: dict[str, Any] = {}
@@ -56,6 +56,24 @@ def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) ->
     dist.destroy_process_group()
 
 
+def backend(args: argparse.Namespace) -> str:
+    own = args.device == "cuda" and torch.cuda.device_count() >= args.ranks
+    return "cpu:gloo,cuda:nccl" if own else "gloo"
+
+
+def meeting_of(args: argparse.Namespace, consumer: Consumer) -> Callable[[], None]:
+    """What the ranks do together at the end of a step, and wait for without spinning."""
+    on_gpu = "nccl" in backend(args)
+    token = torch.zeros(1, device="cuda" if on_gpu else "cpu")
+
+    def meet() -> None:
+        dist.all_reduce(token)
+        if on_gpu:
+            consumer.wait()
+
+    return meet
+
+
 def train(
     dataset: Dataset, args: argparse.Namespace, rank: int, device: str, seconds: float, steps: int
 ) -> dict[str, Any]:
@@ -64,22 +82,25 @@ def train(
         epoch_len=steps * args.ranks, global_batch_size=args.ranks
     )
     consumer = Consumer(device, seconds, sleeps=args.sleep)
+    meet = meeting_of(args, consumer)
     with FeatureLoader(dataset, config, rank=rank, world_size=args.ranks, device=device) as loader:
         stream = iter(loader)
         batch = next(stream)
         consumer.step(batch)
         cpu = cpu_seconds(loader)
-        fed = loop(lambda: next(stream), consumer, steps - 1)
+        fed = loop(lambda: next(stream), consumer, meet, steps - 1)
         fed["cores"] = (cpu_seconds(loader) - cpu) / fed["wall"]
         fed["causes"] = loader.stats()["wait_seconds_by_cause"]
         fed["make_host_ms"] = loader.stats()["make_host"]
         fed["make_device_ms"] = loader.stats()["make_device"]
-    return {"fed": fed, "alone": loop(lambda: batch, consumer, max(steps // 4, 10))}
+    return {"fed": fed, "alone": loop(lambda: batch, consumer, meet, max(steps // 4, 10))}
 
 
-def loop(take: Callable[[], Any], consumer: Consumer, steps: int) -> dict[str, Any]:
+def loop(
+    take: Callable[[], Any], consumer: Consumer, meet: Callable[[], None], steps: int
+) -> dict[str, Any]:
     waits, barriers, walls = [], [], []
-    dist.barrier()
+    meet()
     begun = time.perf_counter()
     for _ in range(steps):
         asked = time.perf_counter()
@@ -87,7 +108,7 @@ def loop(take: Callable[[], Any], consumer: Consumer, steps: int) -> dict[str, A
         taken = time.perf_counter()
         consumer.step(batch)
         met = time.perf_counter()
-        dist.barrier()
+        meet()
         walls.append(met - taken)
         waits.append(taken - asked)
         barriers.append(time.perf_counter() - met)
@@ -132,6 +153,7 @@ def save(args: argparse.Namespace, result: dict[str, Any]) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": args.ranks,
         "gpus": torch.cuda.device_count(),
+        "backend": backend(args),
         "consumer": "sleeps" if args.sleep or args.device == "cpu" else "matrix products",
         "slow_reads": "1 in 20 waits 50 ms",
         **result,

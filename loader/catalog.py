@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.order import accept_probability, column, eligible_rows
+from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
 from evofeed.store import Dataset
 from evofeed.store.layout import COLUMNS
 from evofeed.store.shard import shard_key
@@ -17,8 +16,7 @@ from evofeed.store.shard import shard_key
 __all__ = ["Catalog", "ChainPlace"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPlace:
+class ChainPlace(NamedTuple):
     """Where a chain lies: everything a reader needs, so that it opens no index."""
 
     dataset: int
@@ -43,14 +41,15 @@ class Catalog:
         self.cost = column(index, "cost")
         self.resolution = column(index, "resolution")
         self.is_distillation = column(index, "is_distillation")
+        # Held, and not looked up by name each time: that costs more than the rest of `place`.
+        self._chain_id, self._shard = index["chain_id"], index["shard"]
         self._offset = column(index, "offset")
         self._sizes = [
             column(index, name)
             for name in ("num_res", "num_alignments", "num_deletions", "num_templates")
         ]
-        self._starts = np.asarray(
-            index["column_offsets"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        ).reshape(-1, len(COLUMNS) + 1)
+        starts = whole_column(index, "column_offsets").flatten().to_numpy(zero_copy_only=False)
+        self._starts = np.asarray(starts).reshape(-1, len(COLUMNS) + 1)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,13 +65,12 @@ class Catalog:
 
     def place(self, row: int) -> ChainPlace:
         """Where the chain of an index row lies."""
-        index: Any = self.dataset.index
         return ChainPlace(
             dataset=self.number,
-            chain_id=index["chain_id"][row].as_py(),
-            key=shard_key(index["shard"][row].as_py()),
+            chain_id=self._chain_id[row].as_py(),
+            key=shard_key(self._shard[row].as_py()),
             offset=int(self._offset[row]),
-            starts=tuple(int(start) for start in self._starts[row]),
+            starts=tuple(self._starts[row].tolist()),
             sizes=self.sizes(row),
         )
 

@@ -7,7 +7,7 @@ verified before, so this guards against a wrong writer, not against bit rot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,8 @@ _STORED: Final[dict[Codec, np.dtype]] = {
     Codec.ROW_COUNTS32: np.dtype("<u4"),
 }
 _ROW_COUNTS: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_DTYPES: Final = {name: np.dtype(f.dtype) for name, f in FEATURES.items() if f.dtype != "str"}
+_INT32: Final = np.dtype(np.int32)
 _LIMITS: Final[dict[str, int | str]] = {
     "aatype": UNKNOWN,
     "msa": GAP,
@@ -37,7 +39,7 @@ _LIMITS: Final[dict[str, int | str]] = {
 
 
 def check_part(
-    name: str, column: PackedColumn, dims: Mapping[str, int], where: Place
+    name: str, column: PackedColumn, dims: dict[str, int], where: Place
 ) -> tuple[int, ...]:
     """Check one decompressed column; for FIXED coordinates, its counts.
 
@@ -53,7 +55,7 @@ def check_part(
     return ()
 
 
-def _check_plain(name: str, column: PackedColumn, dims: Mapping[str, int]) -> None:
+def _check_plain(name: str, column: PackedColumn, dims: dict[str, int]) -> None:
     count, dtype = _extent(name, dims)
     codec, nbytes = column.codec, len(column.payload)
     if codec == Codec.MSA5:
@@ -78,21 +80,21 @@ def _check_plain(name: str, column: PackedColumn, dims: Mapping[str, int]) -> No
         _check_range(name, np.frombuffer(column.payload, _STORED.get(codec, dtype)), dims)
 
 
-def _check_range(name: str, values: np.ndarray, dims: Mapping[str, int]) -> None:
+def _check_range(name: str, values: np.ndarray, dims: dict[str, int]) -> None:
     limit = _LIMITS[name]
     top = dims[limit] - 1 if isinstance(limit, str) else limit
     if values.max() > top or (values.dtype.kind == "i" and values.min() < 0):
         raise ValueError(f"values outside 0 to {top}")
 
 
-def _extent(name: str, dims: Mapping[str, int]) -> tuple[int, np.dtype]:
+def _extent(name: str, dims: dict[str, int]) -> tuple[int, np.dtype]:
     if name == "msa_order":
-        return dims["N"], np.dtype(np.int32)
+        return dims["N"], _INT32
     feature = FEATURES[name]
-    return int(np.prod(feature.shape(dict(dims)), dtype=np.int64)), np.dtype(feature.dtype)
+    return math.prod(feature.shape(dims)), _DTYPES[name]
 
 
-def _check_fixed(name: str, column: PackedColumn, dims: Mapping[str, int]) -> tuple[int, ...]:
+def _check_fixed(name: str, column: PackedColumn, dims: dict[str, int]) -> tuple[int, ...]:
     payload = column.payload
     if len(payload) < 16:
         raise ValueError(f"{len(payload)} bytes are no coordinates")

@@ -59,6 +59,11 @@ class LoaderConfig:
     to keep batches the same when the world size changes."""
     epoch_len: int | None = None
     """Samples in an epoch; None: every eligible chain once."""
+    drop_last: bool = False
+    """Leave out the samples that fill no whole optimiser step; else the next pass's fill it."""
+    shuffle_window: int | None = None
+    """Chains shuffled among each other, neighbours in the dataset: as many as a shard holds, and
+    far shards are read one by one. None: all of them; 0: none, the dataset's own order."""
     weighted: bool = False
     """Accept chains with AF2's length and cluster-size probabilities."""
     max_resolution: float = 9.0
@@ -85,8 +90,11 @@ class LoaderConfig:
         for name in ("max_msa_clusters", "batch_size", "balance_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"):
-            if getattr(self, name) < 0:
+        for name in (
+            *("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"),
+            "shuffle_window",
+        ):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         for name in ("block_fraction", "masked_fraction", "clamp_prob"):
             if not 0 <= getattr(self, name) <= 1:
@@ -143,6 +151,8 @@ class LoaderConfig:
         fields = dataclasses.asdict(self)
         for name in ("batch_size", "global_batch_size", "max_bad_chains"):
             del fields[name]
-        if self.balance_steps == 1:  # as states say that were saved before there was a choice
-            del fields["balance_steps"]
+        # States that were saved before there was a choice do not name it.
+        for name, plain in (("balance_steps", 1), ("drop_last", False), ("shuffle_window", None)):
+            if fields[name] == plain:
+                del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -51,7 +50,7 @@ class FeatureLoader:
         prefetch: batches read ahead.
         num_threads: of the reader.
         reader: `process` (one subprocess, the default) or `thread` (in this process).
-        ready: finished batches that may wait on the device.
+        ready: finished batches that may wait on the device; more are made when one is left.
         in_order: False hands over whichever batch of an optimiser step is ready first; which
             samples a step holds stays the same. For slow storage and accumulated gradients.
         arena_nbytes: shared memory for samples under way; None: by the largest chain.
@@ -72,10 +71,10 @@ class FeatureLoader:
         world_size: int = 1,
         seed: int = 0,
         device: str | torch.device | None = None,
-        prefetch: int = 8,
+        prefetch: int = 16,
         num_threads: int = 4,
         reader: str = "process",
-        ready: int = 2,
+        ready: int = 3,
         in_order: bool = True,
         arena_nbytes: int | None = None,
         fused: bool = True,
@@ -135,12 +134,13 @@ class FeatureLoader:
             self._forget()  # forked: thread and reader stayed with the parent
         feeder = self._feeder or self._start()
         asked = time.perf_counter()
-        cause = "handing over" if feeder.ready.qsize() else feeder.busy_with
+        cause = "handing over" if len(feeder.ready) else feeder.busy_with
         batch = self._take(feeder)
         waited = time.perf_counter() - asked
         tensors = batch.hand_over()
         self._stats.delivered(batch, waited, cause)
         self._note(batch.plan)
+        feeder.ready.refill()  # only now: making the next ones would hold up this one
         return tensors
 
     def _note(self, plan: BatchPlan) -> None:
@@ -155,17 +155,13 @@ class FeatureLoader:
         self._stats.out_of_order += bool(self._ahead)
 
     def _take(self, feeder: Feeder) -> ReadyBatch:
-        while True:
-            try:
-                item = feeder.ready.get(timeout=5.0)
-            except queue.Empty:
-                if not feeder.is_alive():
-                    raise LoaderError("the loader was closed while a batch was wanted") from None
-                continue
-            if isinstance(item, BaseException):
-                self.close()
-                raise item
-            return item
+        while (item := feeder.ready.take(5.0)) is None:
+            if not feeder.is_alive():
+                raise LoaderError("the loader was closed while a batch was wanted")
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        return item
 
     def _start(self) -> Feeder:
         arena = Arena(self._arena_nbytes)

@@ -7,10 +7,7 @@ allowed, as they come within an optimiser step.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
-import queue
 import threading
 import time
 from collections import deque
@@ -20,10 +17,11 @@ from typing import Final
 
 from evofeed.errors import EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
-from evofeed.loader.making import BatchMaker, FilledSlot, ReadyBatch
+from evofeed.loader.making import BatchMaker, FilledSlot
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
 from evofeed.loader.readers import Readers
 from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.shelf import Shelf
 from evofeed.loader.stats import Stats
 
 __all__ = ["Feeder"]
@@ -56,9 +54,11 @@ class _Batch:
     plan: BatchPlan
     samples: list[_Sample] = field(default_factory=list)
 
+    def is_asked_for(self) -> bool:
+        return len(self.samples) == len(self.plan.samples)
+
     def is_filled(self) -> bool:
-        asked_all = len(self.samples) == len(self.plan.samples)
-        return asked_all and all(sample.slab is not None for sample in self.samples)
+        return self.is_asked_for() and all(sample.slab is not None for sample in self.samples)
 
 
 class Feeder(threading.Thread):
@@ -83,10 +83,10 @@ class Feeder(threading.Thread):
         self._stats, self._prefetch, self._in_order = stats, prefetch, in_order
         self._structure = planner.config.supervised
         self._templates = planner.config.max_templates > 0
-        self.ready: queue.Queue[ReadyBatch | BaseException] = queue.Queue(ready)
-        self._stopping = threading.Event()
+        self.ready = Shelf(ready)
         self._under_way: deque[_Batch] = deque()
         self._asked: dict[int, _Sample] = {}
+        self._unsent: list[ReadRequest] = []
         self._homeless: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
         self._last_success = 0.0
@@ -97,7 +97,7 @@ class Feeder(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and everything it started; returns when they are gone."""
-        self._stopping.set()
+        self.ready.close()
         if self.is_alive():
             self.join()
 
@@ -106,10 +106,10 @@ class Feeder(threading.Thread):
         readers = None
         try:
             readers = self._start_readers()
-            while not self._stopping.is_set():
+            while self.ready.wait_for_room():
                 self._round(readers)
         except BaseException as error:
-            self._put(error)
+            self.ready.put(error)
         finally:
             if readers is not None:
                 self._stats.reader_done(readers)
@@ -118,13 +118,18 @@ class Feeder(threading.Thread):
 
     def _round(self, readers: Readers) -> None:
         self._maker.reclaim()
-        self._retry(readers)
-        self._house(readers)
-        self._ask(readers)
         filled = self._next_filled()
         if filled is not None:
             self._under_way.remove(filled)
             self._deliver(filled)
+        self._retry()
+        self._house()
+        self._ask()
+        if self._unsent:
+            readers.submit(self._unsent)
+            self._unsent = []
+        if filled is not None:
+            self.busy_with = "waking up"
         elif self._asked or self._retries:
             self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
@@ -137,8 +142,8 @@ class Feeder(threading.Thread):
 
     def _next_filled(self) -> _Batch | None:
         """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
-        head = self._under_way[0]
         for batch in self._under_way:
+            head = self._under_way[0]
             if (batch.plan.epoch, batch.plan.step) != (head.plan.epoch, head.plan.step):
                 break
             if batch.is_filled():
@@ -147,18 +152,25 @@ class Feeder(threading.Thread):
                 break
         return None
 
-    def _ask(self, readers: Readers) -> None:
-        """Request samples of the next batches as far as prefetch and memory allow."""
+    def _ask(self) -> None:
+        """Request samples of the next batches as far as prefetch and memory allow.
+
+        While the consumer has enough, only once half of them have been used, and then all at
+        once: a reader that is woken for each sample spends more on waking than on reading.
+        """
+        most = self._prefetch
+        if len(self.ready) and len(self._under_way) > self._prefetch // 2:
+            most = 0  # but what was begun is asked for to the end
         while not self._homeless:
             batch = self._under_way[-1] if self._under_way else None
-            if batch is None or len(batch.samples) == len(batch.plan.samples):
-                if len(self._under_way) >= self._prefetch:
+            if batch is None or batch.is_asked_for():
+                if len(self._under_way) >= most:
                     return
                 batch = _Batch(next(self._batches))
                 self._under_way.append(batch)
             plan = self._readable(batch.plan.samples[len(batch.samples)])
             sample = _Sample(plan, self._number)
-            if not self._request(readers, sample):
+            if not self._request(sample):
                 return
             batch.samples.append(sample)
 
@@ -168,7 +180,7 @@ class Feeder(threading.Thread):
             return self._planner.substitute(plan, self._bad)
         return plan
 
-    def _request(self, readers: Readers, sample: _Sample) -> bool:
+    def _request(self, sample: _Sample) -> bool:
         """Give the sample a slot and ask for it; False if there is no room."""
         plan = sample.plan
         place = self._planner.catalogs[plan.dataset].place(plan.row)
@@ -181,25 +193,24 @@ class Feeder(threading.Thread):
             return False
         sample.offset, sample.asked = offset, time.perf_counter()
         self._submit(
-            readers,
             sample,
             ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes),
         )
         return True
 
-    def _submit(self, readers: Readers, sample: _Sample, request: ReadRequest) -> None:
+    def _submit(self, sample: _Sample, request: ReadRequest) -> None:
         sample.request = request
         self._asked[request.number] = sample
         self._number += 1
-        readers.submit(request)
+        self._unsent.append(request)
 
-    def _retry(self, readers: Readers) -> None:
+    def _retry(self) -> None:
         """Ask again for what a storage would not give a while ago."""
         now = time.perf_counter()
         for due, sample in [one for one in self._retries if one[0] <= now]:
             self._retries.remove((due, sample))
             assert sample.request is not None
-            self._submit(readers, sample, dataclasses.replace(sample.request, number=self._number))
+            self._submit(sample, sample.request._replace(number=self._number))
 
     def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
         sample = self._asked.pop(number)
@@ -237,14 +248,14 @@ class Feeder(threading.Thread):
         )
         return True
 
-    def _house(self, readers: Readers) -> None:
+    def _house(self) -> None:
         """Ask for substitutes. If there is no room, the youngest samples make it.
 
         Without that, a full arena of samples that wait for their elder, and an
         elder that waits for room, would wait for ever.
         """
         while self._homeless:
-            if self._request(readers, self._homeless[0]):
+            if self._request(self._homeless[0]):
                 self._homeless.pop(0)
                 continue
             if not self._under_way[-1].samples:
@@ -259,8 +270,11 @@ class Feeder(threading.Thread):
             self._under_way[-1].samples.pop()
 
     def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
-        self._bad.add((sample.plan.dataset, sample.plan.row))
         self._stats.substituted += 1
+        chain = sample.plan.dataset, sample.plan.row
+        if chain in self._bad:  # it was asked for twice before its first answer came
+            return
+        self._bad.add(chain)
         self._stats.bad_chains.append(str(why))
         limit = self._planner.config.max_bad_chains
         if len(self._bad) > limit:
@@ -278,10 +292,4 @@ class Feeder(threading.Thread):
         self.busy_with = "making"
         made = self._maker.make(batch.plan, slots)
         self._stats.made(made, len(slots))
-        self._put(made)
-
-    def _put(self, item: ReadyBatch | BaseException) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Full):
-                self.ready.put(item, timeout=_POLL_SECONDS)
-                return
+        self.ready.put(made)

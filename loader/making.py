@@ -1,8 +1,7 @@
 """Slots to batches on the device: the copy, the unpacking and the features, in one stream.
 
-On a GPU everything here only *queues* work on a side stream; a sample's slot may
-be reused once its copy's event has passed, and a batch is ready once its own event
-has. On a CPU the work is done on the spot.
+On a GPU everything here only *queues* work on a side stream; a batch is ready, and its
+samples' slots may be reused, once its event has passed. On a CPU the work is done on the spot.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from evofeed.loader.reading import Slab
 from evofeed.loader.unpack import unpack_chain
 
 __all__ = ["BatchMaker", "FilledSlot", "ReadyBatch", "can_fuse"]
+
+_TIMED: Final = 8
+"""One batch in so many has its time on the device taken: events cost the host time too."""
 
 
 def can_fuse(device: torch.device) -> bool:
@@ -54,14 +57,17 @@ class ReadyBatch:
     event: torch.cuda.Event | None
     nbytes: int
     host_seconds: float
-    timing: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    blocks: Sequence[Tensor] = ()
+    """What the tensors are views of, one for each dtype."""
+    started: torch.cuda.Event | None = None
+    """When the device began with it; only of some."""
 
     def hand_over(self) -> dict[str, Tensor]:
         """The tensors, safe to use on the caller's current stream."""
         if self.event is not None:
-            stream = torch.cuda.current_stream(self.tensors["aatype"].device)
+            stream = torch.cuda.current_stream(self.blocks[0].device)
             stream.wait_event(self.event)
-            for tensor in blocks_of(self.tensors):
+            for tensor in self.blocks:
                 tensor.record_stream(stream)
         return self.tensors
 
@@ -90,7 +96,8 @@ class BatchMaker:
         self._arena, self._device = arena, device
         self._fused = fused
         self._memory = torch.from_numpy(arena.array)
-        self._copied: deque[tuple[torch.cuda.Event, int]] = deque()
+        self._copied: deque[tuple[torch.cuda.Event, list[int]]] = deque()
+        self._made = 0
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             # Above the model's priority: a few short kernels that others wait for.
@@ -98,10 +105,12 @@ class BatchMaker:
 
     @torch.no_grad()
     def make(self, plan: BatchPlan, slots: Sequence[FilledSlot]) -> ReadyBatch:
-        """Queue all work for one batch; its slots are freed as their copies finish."""
+        """Queue all work for one batch; its slots are freed when that is done."""
         begun = time.perf_counter()
+        timed = self._made % _TIMED == 0
+        self._made += 1
         with self._on_stream():
-            started = self._mark(timing=True)
+            started = self._mark(timing=True) if timed else None
             tensors = empty_batch(
                 self._config,
                 num_res=self._config.crop_size or self._length(slots[0]),
@@ -113,12 +122,15 @@ class BatchMaker:
             fill = self._fill_fused if self._fused else self._fill
             for number, slot in enumerate(slots):
                 fill(tensors, number, plan.recycles, slot)
-                if self._stream is None:
-                    self._arena.free(slot.offset)
-            event = self._mark(timing=True)
+            event = self._mark(timing=timed)
+        if event is None:
+            for slot in slots:
+                self._arena.free(slot.offset)
+        else:
+            self._copied.append((event, [slot.offset for slot in slots]))
         nbytes = sum(slot.slab.stop - slot.slab.start for slot in slots)
-        timing = (started, event) if started is not None and event is not None else None
-        return ReadyBatch(plan, tensors, event, nbytes, time.perf_counter() - begun, timing)
+        seconds = time.perf_counter() - begun
+        return ReadyBatch(plan, tensors, event, nbytes, seconds, blocks_of(tensors), started)
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
@@ -202,18 +214,15 @@ class BatchMaker:
         if self._stream is None:
             return self._memory[start:stop]
         data = torch.empty(stop - start, dtype=torch.uint8, device=self._device)
-        data.copy_(self._memory[start:stop], non_blocking=True)
-        event = self._mark()
-        assert event is not None
-        self._copied.append((event, slot.offset))
-        return data
+        return data.copy_(self._memory[start:stop], non_blocking=True)
 
     def reclaim(self, *, wait: bool = False) -> None:
-        """Free the slots whose copies are done; with `wait`, at least one."""
+        """Free the slots of batches that are made; with `wait`, of one at least."""
         while self._copied and (wait or self._copied[0][0].query()):  # type: ignore[no-untyped-call]
-            event, offset = self._copied.popleft()
+            event, offsets = self._copied.popleft()
             event.synchronize()
-            self._arena.free(offset)
+            for offset in offsets:
+                self._arena.free(offset)
             wait = False
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ Nothing here depends on ranks, workers or time. AF2's rules (SI 1.2.5): chains
 coarser than 9 ångström or made of one amino acid by more than 80 % are left out;
 the others are accepted with probability `max(min(L, 512), 256) / 512`, divided by
 the size of their sequence cluster. An epoch runs through its chains in random
-order, each at most once a pass, as many passes as its length needs.
+order, each at most once a pass, as many passes as its length needs. `shuffle_window`
+keeps neighbours of the dataset together, for storage that reads them together.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ _MAX_PASSES: Final = 10_000
 _CHUNK: Final = 1 << 15
 
 
+def whole_column(index: pa.Table, name: str) -> pa.Array:
+    """A column of the index in one piece; the mapped file's own bytes if it lies in one."""
+    chunks = index[name]
+    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+
+
 def column(index: pa.Table, name: str) -> np.ndarray:
     """A column of the index as numpy."""
-    return np.asarray(index[name].combine_chunks().to_numpy(zero_copy_only=False))
+    return np.asarray(whole_column(index, name).to_numpy(zero_copy_only=False))
 
 
 def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
@@ -50,13 +57,13 @@ def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
     if config.supervised:
         filters["no structure"] = ~column(index, "has_structure")
     if config.released_from or config.released_until:
-        dates = index["release_date"].combine_chunks()
+        dates = whole_column(index, "release_date")
         early = pc.less(dates, config.released_from or "0")  # no date at all is early
         late = pc.greater(dates, config.released_until or "9999-99-99")
         filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
     if config.chains is not None:
         wanted = pa.array(config.chains, pa.utf8())
-        chosen = pc.is_in(index["chain_id"].combine_chunks(), value_set=wanted)
+        chosen = pc.is_in(whole_column(index, "chain_id"), value_set=wanted)
         filters["not among the chosen chains"] = ~chosen.to_numpy(zero_copy_only=False)
     out = np.zeros(index.num_rows, bool)
     for mask in filters.values():
@@ -78,7 +85,13 @@ def accept_probability(index: pa.Table) -> np.ndarray:
 
 
 def pass_order(
-    count: int, probability: np.ndarray | None, seed: int, epoch: int, dataset: int, number: int
+    count: int,
+    probability: np.ndarray | None,
+    seed: int,
+    epoch: int,
+    dataset: int,
+    number: int,
+    window: int | None = None,
 ) -> np.ndarray:
     """One pass over `count` chains: the accepted ones in random order, `i64`.
 
@@ -89,10 +102,21 @@ def pass_order(
         epoch: of the run.
         dataset: which dataset of a mixture.
         number: of the pass within the epoch.
+        window: of neighbours that stay together, in random order, while the windows come in
+            random order too; 0: the dataset's own order; None: all are one window.
     """
     words = (seed, epoch, dataset, number)
     chains = _accepted(count, probability, random.stream_key(*words, Purpose.ACCEPT))
+    if window == 0:
+        return chains.astype(np.int64)
     keys = random.draws64_at(random.stream_key(*words, Purpose.ORDER), chains)
+    if window is not None:
+        windows = -(-count // window)
+        turn = np.argsort(random.draws64(random.stream_key(*words, Purpose.WINDOWS), windows))
+        first = np.empty(windows, np.uint64)
+        first[turn] = np.arange(windows, dtype=np.uint64)
+        top = np.uint64(64 - windows.bit_length())
+        keys = (first[chains // np.uint64(window)] << top) | (keys >> np.uint64(64) - top)
     # The chain's number in the low bits: sorting values is several times faster
     # than sorting an index, and ties cannot depend on the machine.
     bits = np.uint64(max(count - 1, 1).bit_length())
@@ -113,16 +137,25 @@ def _accepted(count: int, probability: np.ndarray | None, key: int) -> np.ndarra
 
 
 def _dataset_order(
-    count: int, probability: np.ndarray | None, seed: int, epoch: int, dataset: int, length: int
+    count: int,
+    probability: np.ndarray | None,
+    seed: int,
+    epoch: int,
+    dataset: int,
+    length: int,
+    window: int | None,
 ) -> np.ndarray:
     parts: list[np.ndarray] = []
     have = 0
     for number in itertools.count():
         if have >= length:
             break
-        if number == _MAX_PASSES:
-            raise LoaderError(f"{number} passes gave {have} of {length} samples: raise the weights")
-        parts.append(pass_order(count, probability, seed, epoch, dataset, number))
+        if number >= _MAX_PASSES and have < number:
+            raise LoaderError(
+                f"AF2's probabilities let through {have} chains in {number} passes over {count}, "
+                f"and the epoch wants {length}: use weighted=False or a smaller epoch_len"
+            )
+        parts.append(pass_order(count, probability, seed, epoch, dataset, number, window))
         have += len(parts[-1])
     return np.concatenate(parts)[:length] if parts else np.zeros(0, np.int64)
 
@@ -135,6 +168,7 @@ def epoch_order(
     seed: int,
     epoch: int,
     length: int,
+    window: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dataset and chain at each position of an epoch, `i64[length]` each.
 
@@ -145,6 +179,7 @@ def epoch_order(
         seed: of the run.
         epoch: of the run.
         length: positions.
+        window: of neighbours, see `pass_order`.
     """
     which = np.zeros(length, np.int64)
     if len(counts) > 1:
@@ -154,7 +189,8 @@ def epoch_order(
     chain = np.empty(length, np.int64)
     for dataset, count in enumerate(counts):
         here = np.flatnonzero(which == dataset)
-        chain[here] = _dataset_order(count, probabilities[dataset], seed, epoch, dataset, len(here))
+        chance = probabilities[dataset]
+        chain[here] = _dataset_order(count, chance, seed, epoch, dataset, len(here), window)
     return which, chain
 
 

@@ -73,9 +73,15 @@ class Planner:
                 f"({world_size} x {config.batch_size})"
             )
         length = config.epoch_len or sum(len(catalog) for catalog in catalogs)
-        self.steps = -(-length // self.step_size)
+        whole = length // self.step_size
+        self.steps = whole if config.drop_last else -(-length // self.step_size)
+        if not self.steps:
+            raise LoaderError(
+                f"{length} samples do not fill one optimiser step of {self.step_size}, and "
+                f"drop_last=True drops what does not"
+            )
         self.epoch_len = self.steps * self.step_size
-        """Samples in an epoch: the wanted length, rounded up to whole optimiser steps."""
+        """Samples in an epoch: the wanted length, in whole optimiser steps."""
         self._window: tuple[tuple[int, int], np.ndarray] = (-1, -1), np.zeros(0, np.int64)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -108,6 +114,7 @@ class Planner:
                 seed=self.seed,
                 epoch=epoch,
                 length=self.epoch_len,
+                window=self.config.shuffle_window,
             )
             rows = np.empty_like(chain)
             for number, catalog in enumerate(self.catalogs):

@@ -42,6 +42,7 @@ class Purpose(enum.IntEnum):
     EXTRA_ORDER = 15
     SUBSTITUTE = 16
     BALANCE = 17
+    WINDOWS = 18
 
 
 def _mix_word(z: int) -> int:

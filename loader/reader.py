@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import pickle
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -25,7 +26,9 @@ from evofeed.loader.arena import Pulse
 from evofeed.loader.reading import ReadRequest, Slab, read_chain
 from evofeed.store.storage import Storage
 
-BEAT_SECONDS: Final = 0.5
+BEAT_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 0.005
+"""So long may a request wait behind another before one more thread helps."""
 
 Result = tuple[int, Slab | EvofeedError]
 """A request's number, and what its slot holds or why it could not be filled."""
@@ -37,7 +40,7 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
     begun = time.perf_counter()
     try:
         slab = read_chain(storages[request.place.dataset], request, slot)
-        return request.number, replace(slab, seconds=time.perf_counter() - begun)
+        return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error
     except OSError as error:
@@ -60,7 +63,7 @@ def main(pipe: int, arena: int, nbytes: int) -> None:
     pulse = Pulse(memory)
     threading.Thread(target=_beat, args=(pulse, parent, stopping), daemon=True).start()
     try:
-        storages, num_threads = connection.recv()
+        storages, num_threads = pickle.loads(connection.recv_bytes())
         _serve(connection, pulse, storages, memoryview(memory), num_threads)
     except (EOFError, ConnectionError, KeyboardInterrupt):
         pass
@@ -75,18 +78,40 @@ def _serve(
     memory: memoryview,
     num_threads: int,
 ) -> None:
+    """Read what is asked for, a message's requests one after another in one thread.
+
+    While the storage is quick, handing them to several threads would cost more than reading
+    them. More join, twice as many each time, while some still wait after `_PATIENCE_SECONDS`.
+    """
+    waiting: deque[ReadRequest] = deque()
+    free = threading.Semaphore(num_threads)
     sending = threading.Lock()
 
-    def work(request: ReadRequest) -> None:
-        pulse.reads(request.number)
-        answer: Any = read_request(storages, memory, request)
-        pulse.reads(-1)
-        with sending, contextlib.suppress(OSError):
-            connection.send(answer)
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            while True:
+                request = waiting.popleft()
+                pulse.reads(request.number)
+                answer: Any = read_request(storages, memory, request)
+                pulse.reads(-1)
+                with sending, contextlib.suppress(OSError):
+                    connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+        pulse.beat(time.monotonic(), time.process_time())
+        free.release()
 
     with ThreadPoolExecutor(num_threads, "evofeed-read") as pool:
-        while (request := connection.recv()) is not None:
-            pool.submit(work, request)
+        while True:
+            more = 1
+            while waiting and not connection.poll(_PATIENCE_SECONDS):
+                for _ in range(more):
+                    if waiting and free.acquire(blocking=False):
+                        pool.submit(work)
+                more *= 2
+            if (requests := pickle.loads(connection.recv_bytes())) is None:
+                return
+            waiting.extend(requests)
+            if free.acquire(blocking=False):
+                pool.submit(work)
 
 
 def _beat(pulse: Pulse, parent: int, stopping: threading.Event) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
+import select
 import subprocess
 import sys
 import tempfile
@@ -44,8 +46,8 @@ class Readers(Protocol):
 
     respawns: int
 
-    def submit(self, request: ReadRequest) -> None:
-        """Take a request; returns at once."""
+    def submit(self, requests: Sequence[ReadRequest]) -> None:
+        """Take some requests; returns at once."""
 
     def poll(self, timeout: float) -> list[Result]:
         """Results that have come in, after waiting for the first at most so long."""
@@ -67,9 +69,10 @@ class ThreadReaders:
         self._pool = ThreadPoolExecutor(num_threads, "evofeed-read")
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
 
-    def submit(self, request: ReadRequest) -> None:
-        """Take a request."""
-        self._pool.submit(self._work, request)
+    def submit(self, requests: Sequence[ReadRequest]) -> None:
+        """Take some requests."""
+        for request in requests:
+            self._pool.submit(self._work, request)
 
     def _work(self, request: ReadRequest) -> None:
         self._results.put(read_request(self._storages, self._memory, request))
@@ -117,6 +120,8 @@ class ProcessReaders:
     def _start(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
         self._connection, theirs = Pipe()
+        self._poller = select.poll()
+        self._poller.register(self._connection, select.POLLIN)
         self._pulse.beat(time.monotonic(), 0.0)
         self._pulse.reads(-1)
         # Our own place first, then whatever this process can import, for a user's own
@@ -135,33 +140,34 @@ class ProcessReaders:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
-        with contextlib.suppress(OSError):
-            self._connection.send(self._setup)
+        self._send(self._setup)
 
-    def submit(self, request: ReadRequest) -> None:
-        """Take a request."""
-        self._open[request.number] = request
+    def submit(self, requests: Sequence[ReadRequest]) -> None:
+        """Take some requests, in one message."""
+        self._open.update((request.number, request) for request in requests)
         self._send_open()
 
     def _send_open(self) -> None:
         """Send what has not been sent; after a death one at a time, to find the culprit."""
-        for number, request in self._open.items():
-            if number in self._sent:
-                continue
-            if self._careful and self._sent:
-                return
-            self._sent.add(number)
-            with contextlib.suppress(OSError):  # a dead reader is found by poll
-                self._connection.send(request)
+        requests = [self._open[number] for number in self._open if number not in self._sent]
+        if self._careful:
+            requests = [] if self._sent else requests[:1]
+        if requests:
+            self._sent.update(request.number for request in requests)
+            self._send(requests)
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # a dead reader is found by poll
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def poll(self, timeout: float) -> list[Result]:
         """Results that have come in; replaces the reader if it is dead."""
         results: list[Result] = []
         try:
-            if self._connection.poll(timeout):
-                results.append(self._connection.recv())
-                while self._connection.poll(0):
-                    results.append(self._connection.recv())
+            if self._poller.poll(timeout * 1e3):
+                results.append(self._receive())
+                while self._poller.poll(0):
+                    results.append(self._receive())
             elif time.monotonic() - self._pulse.last_beat()[0] > SILENCE_SECONDS:
                 self._process.kill()
         except (EOFError, OSError):
@@ -174,6 +180,10 @@ class ProcessReaders:
             self._careful = self._careful and bool(self._sent)
             self._send_open()
         return results
+
+    def _receive(self) -> Result:
+        result: Result = pickle.loads(self._connection.recv_bytes())
+        return result
 
     def _replace(self) -> list[Result]:
         """Start another reader and send it what is open; gives up on a chain that kills."""
@@ -222,6 +232,5 @@ class ProcessReaders:
     def close(self) -> None:
         """Close the pipe, which ends the reader, and wait for it."""
         if not self._connection.closed:
-            with contextlib.suppress(OSError):
-                self._connection.send(None)
+            self._send(None)
             self._end()

@@ -9,17 +9,16 @@ processes and imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
+    COLUMN_NUMBER,
     COLUMNS,
     HEADER_NBYTES,
-    Codec,
     Compression,
     PackedColumn,
     unpack_column,
@@ -50,8 +49,7 @@ _END: Final = COLUMNS.index("msa_source")
 _NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
+class ReadRequest(NamedTuple):
     """One chain to read into one slot."""
 
     number: int
@@ -62,20 +60,19 @@ class ReadRequest:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One column in a slot: its codec, where its payload lies from the slot's start,
     and for coordinates how many residues, atoms and exceptions it holds."""
 
     name: str
-    codec: Codec
+    codec: int
+    """A `Codec`, as a plain number: these cross from process to process with every sample."""
     offset: int
     nbytes: int
     counts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Slab:
+class Slab(NamedTuple):
     """What a slot holds: the columns, and the range of bytes worth copying."""
 
     parts: tuple[Part, ...]
@@ -135,14 +132,14 @@ def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
     parts, end = [], stop - start
     for name in _wanted(request, decoder):
         column = columns[name]
-        offset = starts[COLUMNS.index(name)] - start + HEADER_NBYTES
+        offset = starts[COLUMN_NUMBER[name]] - start + HEADER_NBYTES
         if column.compression != Compression.NONE:
             column = decoder.raw(name)
             offset = end + -end % 64
             end = offset + len(column.payload)
             slot[offset:end] = column.payload
         counts = check_part(name, column, decoder.dims, where)
-        parts.append(Part(name, column.codec, offset, len(column.payload), counts))
+        parts.append(Part(name, int(column.codec), offset, len(column.payload), counts))
     first = min(part.offset for part in parts)
     last = max(part.offset + part.nbytes for part in parts)
     return Slab(tuple(parts), first - first % 64, last)

@@ -85,6 +85,13 @@ class Stats:
         self.recycles += samples * batch.plan.recycles
         self.nbytes += batch.nbytes
         self.host.add(batch.host_seconds)
+        if batch.event is None:
+            self.device.add(batch.host_seconds)
+        elif batch.started is not None:
+            self._pending.append((batch.started, batch.event))
+        while self._pending and self._pending[0][1].query():  # asking must not wait
+            begin, end = self._pending.popleft()
+            self.device.add(begin.elapsed_time(end) / 1e3)
 
     def delivered(self, batch: ReadyBatch, waited: float, cause: str) -> None:
         """A batch reached the consumer, who waited so long, and for this."""
@@ -93,15 +100,6 @@ class Stats:
         self.causes[cause] = self.causes.get(cause, 0.0) + waited
         place = {"epoch": batch.plan.epoch, "consumed": batch.plan.consumed}
         self.trace.add("consumer", f"wait: {cause}", now - waited, now, **place)
-        if batch.timing is None:
-            self.device.add(batch.host_seconds)
-            return
-        self._pending.append(batch.timing)
-        # An event is only asked long after it has passed: asking must not wait.
-        if len(self._pending) > 4:
-            begin, end = self._pending.popleft()
-            end.synchronize()
-            self.device.add(begin.elapsed_time(end) / 1e3)
 
     def reader_alive(self, readers: Readers) -> None:
         """Take over what the readers count themselves."""

@@ -72,6 +72,8 @@ class Compression(IntEnum):
     ZSTD = 1
 
 
+_CODECS: Final = {int(codec): codec for codec in Codec}
+_COMPRESSIONS: Final = {int(compression): compression for compression in Compression}
 _HEADER: Final = struct.Struct("<BBHIIIQ")
 HEADER_NBYTES: Final = _HEADER.size
 MAX_PAYLOAD: Final = 2**32 - 8
@@ -131,7 +133,7 @@ def unpack_column(
     if len(data) < HEADER_NBYTES:
         raise _corrupt(*place, f"{len(data)} bytes are too few for a column header")
     codec, compression, zero, nbytes, raw_nbytes, spare, total = _HEADER.unpack_from(data)
-    if zero or spare or codec not in Codec.__members__.values() or compression > 1:
+    if zero or spare or codec not in _CODECS or compression not in _COMPRESSIONS:
         raise _corrupt(*place, f"unknown codec {codec} or compression {compression}")
     if HEADER_NBYTES + nbytes > len(data) or (not compression and raw_nbytes != nbytes):
         raise _corrupt(
@@ -140,7 +142,7 @@ def unpack_column(
     payload = data[HEADER_NBYTES : HEADER_NBYTES + nbytes]
     if verify and total != _checksum(bytes(data[:8]), payload, column_seed(chain_id, column)):
         raise _corrupt(*place, "checksum does not match")
-    return PackedColumn(Codec(codec), payload, Compression(compression), raw_nbytes)
+    return PackedColumn(_CODECS[codec], payload, _COMPRESSIONS[compression], raw_nbytes)
 
 
 def _corrupt(chain_id: str, column: str, path: str, why: str) -> ShardCorrupt:

@@ -33,4 +33,5 @@ class Kernel:
         if compiled is None:  # the interpreter compiles nothing
             self._compiled[key] = self._function[grid](*tensors, **constants, **self._options)
         else:
-            compiled[grid](*tensors, *constants.values())
+            # Of a tensor the launcher would ask its address, and of that the driver, one by one.
+            compiled[grid](*[tensor.data_ptr() for tensor in tensors], *constants.values())

@@ -120,25 +120,28 @@ class SampleKernels:
         self.rows = max(recycle.rows for recycle in recycles)
         self.centres = max(recycle.centres for recycle in recycles)
         self.extra = max(recycle.extra_count for recycle in recycles)
-        count, most, centres = len(recycles), sample.max_rows, sample.out_centres
-        self.stored, self.place = self._empty(sample.rows), self._empty(count, sample.rows)
-        self.deletion_row = self._empty(max(sample.deletions, 1))
-        self.order, self.rank = self._empty(count, 3, most), self._empty(count, 3, most)
-        self.cluster = self._empty(count, most)
-        self.codes = self._empty(count, most, sample.pitch, dtype=torch.uint8)
-        self.masked = self._empty(count, centres, sample.pitch, dtype=torch.uint8)
-        self.asked = self._empty(count, centres, sample.pitch, dtype=torch.uint8)
+        count, most = len(recycles), sample.max_rows
+        centres, pitch = sample.out_centres, sample.pitch
         cells = count * centres * sample.out_residues
-        sums = [cells * _CODES, cells, cells, count * centres]
-        pieces = [size + -size % _ALIGNED for size in sums]
-        zeros = self._empty(sum(pieces)).zero_()
-        self.counts, self.deleted, self.own, self.size = torch.split(zeros, pieces)
         structures = 1 + min(sample.chosen, sample.out_templates)
-        self.xyz = self._empty(structures, sample.out_residues + 1, 111, dtype=torch.float32)
-        self.known = self._empty(structures, sample.out_residues + 1, 37, dtype=torch.float32)
-
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        coordinates = structures * (sample.out_residues + 1)
+        self.structures = structures
+        # One block of memory, cut: each allocation costs the host as much as a launch.
+        words32 = [
+            *(sample.rows, count * sample.rows, max(sample.deletions, 1)),
+            *(3 * count * most, 3 * count * most, count * most),
+            *(cdiv(count * rows * pitch, 4) for rows in (most, centres, centres)),
+            *(coordinates * 111, coordinates * 37),
+        ]
+        sums = [cells * _CODES, cells, cells, count * centres]
+        sizes = [size + -size % _ALIGNED for size in (*words32, *sums)]
+        memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        pieces = torch.split(memory, sizes)
+        memory[-sum(sizes[-len(sums) :]) :].zero_()
+        self.stored, self.place, self.deletion_row, self.order, self.rank, self.cluster = pieces[:6]
+        self.codes, self.masked, self.asked = (piece.view(torch.uint8) for piece in pieces[6:9])
+        self.xyz, self.known = (piece.view(torch.float32) for piece in pieces[9:11])
+        self.counts, self.deleted, self.own, self.size = pieces[11:]
 
     def run(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
         """All features of the sample into its place in the batch."""
@@ -150,7 +153,7 @@ class SampleKernels:
 
     def unpack(self, words: Tensor, data: Tensor) -> None:
         """Coordinates; where each row lies in the store; random orders of the rows."""
-        sample, structures = self.sample, self.xyz.shape[0]
+        sample, structures = self.sample, self.structures
         blocks = cdiv(sample.rows, 64) + 3 * self.recycles * cdiv(sample.max_rows, 32)
         _UNPACK_AND_SHUFFLE(
             (blocks + structures * cdiv(sample.out_residues + 1, 16), 1, 1),

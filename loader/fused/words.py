@@ -28,7 +28,7 @@ __all__ = ["Recycle", "Sample", "pack_words", "recycle_words", "sample_words", "
 
 INT32, UINT8, UINT16, RANGE = range(4)
 """How a column of integers is stored."""
-_KINDS: Final = {
+_KINDS: Final[dict[int, int]] = {
     Codec.UINT8: UINT8,
     Codec.UINT16: UINT16,
     Codec.RANGE: RANGE,

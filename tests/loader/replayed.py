@@ -102,19 +102,23 @@ def replay_fused(
     kernels.unpack(on_device, data)
     counts = rows[0].row_count, rows[0].extra_count
     orders = draws.row_order(counts[0]), draws.extra_order(counts[1])
+    most, pitch = kernels.sample.max_rows, kernels.sample.pitch
     for purpose, order in enumerate(orders, 1):
         order = order.to(device, torch.int32)
-        kernels.order[0, purpose, : len(order)] = order
+        kernels.order[purpose * most :][: len(order)] = order
         steps = torch.arange(len(order), device=device, dtype=torch.int32)
-        kernels.rank[0, purpose, order.long()] = steps
+        kernels.rank[purpose * most :][order.long()] = steps
     kernels.gather(on_device, data)
     centres, length = rows[0].centres, case.chain.num_res
     kernels.mask(on_device, data, batch)
     asked = draws.mask_position(centres, length).to(device)
-    true = kernels.codes[0, :centres, :length]
-    new = draws.replacement(true, case.chain.profile_counts).to(device, torch.uint8)
-    kernels.masked[0, :centres, :length] = torch.where(asked, new, true)
-    kernels.asked[0, :centres, :length] = asked.to(torch.uint8)
+    codes, masked, where = (
+        scratch[: centres * pitch].view(centres, pitch)[:, :length]
+        for scratch in (kernels.codes, kernels.masked, kernels.asked)
+    )
+    new = draws.replacement(codes, case.chain.profile_counts).to(device, torch.uint8)
+    masked[:] = torch.where(asked, new, codes)
+    where[:] = asked.to(torch.uint8)
     kernels.features_of_recycles(on_device, data, batch)
     kernels.constant_features(on_device, data, batch)
     return case, kernels, batch

@@ -98,6 +98,54 @@ def test_a_pass_without_weights_is_a_permutation(count: int, seed: int, epoch: i
     assert sorted(order.tolist()) == list(range(count))
 
 
+@given(st.integers(1, 300), st.integers(1, 320), st.integers(0, 2**40))
+def test_neighbours_stay_together_in_windows_and_windows_are_shuffled(
+    count: int, window: int, seed: int
+) -> None:
+    order = pass_order(count, None, seed, 0, 0, 0, window)
+    assert sorted(order.tolist()) == list(range(count))
+    windows = [number for number, _ in itertools.groupby(order // window)]
+    assert len(windows) == len(set(windows)) == -(-count // window)
+    assert pass_order(count, None, seed, 0, 0, 0, 0).tolist() == list(range(count))
+
+
+def test_windows_and_their_chains_come_in_every_order() -> None:
+    orders = [pass_order(6, None, seed, 0, 0, 0, 3).tolist() for seed in range(2000)]
+    firsts = np.bincount([order[0] for order in orders], minlength=6)
+    assert abs(firsts - 2000 / 6).max() < 5 * np.sqrt(2000 / 6)
+    assert len({tuple(order) for order in orders}) == 2 * 6 * 6
+    half = pass_order(6, np.full(6, 0.5), 1, 0, 0, 0, 3)
+    assert set(half) == set(pass_order(6, np.full(6, 0.5), 1, 0, 0, 0))  # who is accepted stays
+
+
+def test_one_chain_may_be_read_for_ever_but_a_weight_that_accepts_nobody_is_told() -> None:
+    _, chain = epoch_order([1], [None], [1.0], seed=0, epoch=0, length=12_000)
+    assert chain.tolist() == [0] * 12_000
+    with pytest.raises(LoaderError, match="weighted=False"):
+        epoch_order([2], [np.full(2, 1e-9)], [1.0], seed=0, epoch=0, length=1)
+
+
+def test_an_epoch_is_filled_up_or_cut_to_whole_steps(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "d", [make_record(f"e{i}_A", 20, 9, 0) for i in range(7)])
+    config = LoaderConfig(crop_size=8, global_batch_size=3)
+    lengths = {
+        drop: len(FeatureLoader(dataset, config.replace(drop_last=drop), device="cpu"))
+        for drop in (False, True)
+    }
+    assert lengths == {False: 9, True: 6}
+    with pytest.raises(LoaderError, match="drop_last"):
+        FeatureLoader(dataset, config.replace(drop_last=True, global_batch_size=8), device="cpu")
+    with pytest.raises(ValueError, match="shuffle_window"):
+        config.replace(shuffle_window=-1)
+
+
+def test_a_state_saved_before_there_were_windows_still_fits() -> None:
+    config = LoaderConfig()
+    assert config.digest == config.replace(shuffle_window=None, drop_last=False).digest
+    others = {config.replace(shuffle_window=0).digest, config.replace(drop_last=True).digest}
+    assert len(others | {config.digest}) == 3
+
+
 def test_chains_are_accepted_as_often_as_their_probability_says() -> None:
     probability = np.array([1.0, 0.5, 0.1, 0.01])
     passes = 5_000

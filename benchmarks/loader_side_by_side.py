@@ -1,0 +1,98 @@
+"""The loader's main figures in one go: runs that mostly sleep share a machine and a GPU.
+
+    PYTHONPATH=src python benchmarks/loader_side_by_side.py --openfold CHECKOUT --out h200.json
+
+At the same time: steps of 250 ms for both presets, two processes that sleep, `--steps` each; and
+beside them, one after another, steps of 50 ms of matrix products for both presets, then the same
+with a torch DataLoader of 14 workers that runs OpenFold's transforms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from made_up_chains import write_chains
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(out: Path, common: list[str], *words: str) -> subprocess.Popen[bytes]:
+    script = str(HERE / "loader_gpu.py")
+    return subprocess.Popen([sys.executable, script, "--out", str(out), *common, *words])
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    """All that is there so far, by preset."""
+    result: dict[str, Any] = {"runs": {}, "presets": {}}
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text())
+        result["machine"] = {k: v for k, v in one["machine"].items() if k != "command"}
+        result["data"] = one.get("data")
+        result["runs"][path.stem] = one["machine"]["command"]
+        for preset, figures in one["presets"].items():
+            result["presets"].setdefault(preset, {}).update(figures)
+    for figures in result["presets"].values():
+        peer = figures.get("step_50_ms_openfold_dataloader")
+        for key in ("step_50_ms", "step_250_ms"):
+            if peer and key in figures:
+                ours = figures[key]["cpu_ms_a_sample"]
+                figures[key]["times_less_cpu_than_openfold"] = peer["cpu_ms_a_sample"] / ours
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--openfold", type=Path, help="a checkout of OpenFold, for the peer")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--peer-steps", type=int, default=200)
+    parser.add_argument("--chains", type=int, default=96)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to prove the script")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, data = Path(temporary), str(Path(temporary) / "d")
+        count, scale = (12, 0.15) if args.small else (args.chains, 1.0)
+        write_chains(Path(data), count, scale=scale)
+        common = ["--data", data, "--device", args.device, *["--small"] * args.small]
+        steps = str(args.steps)
+        sleeping = [
+            run(
+                folder / f"250_ms_{preset}.json", common,
+                *("--preset", preset, "--stages", "feed", "--sleep"),
+                *("--steps", "0", "--slow-steps", steps),
+            )
+            for preset in ("initial_training", "finetuning")
+        ]  # fmt: skip
+        try:
+            fifty = ["--steps", steps, "--slow-steps", "0"]
+            host = run(folder / "50_ms.json", common, "--stages", "host cold feed", *fifty)
+            assert host.wait() == 0
+            args.out.write_text(json.dumps(merged(folder), indent=1))
+            if args.openfold is not None:
+                words = ["--stages", "peer", "--sleep", "--openfold", str(args.openfold)]
+                peer = run(
+                    folder / "peer.json",
+                    common,
+                    *words,
+                    "--peer-steps",
+                    str(args.peer_steps),
+                    *fifty,
+                )
+                assert peer.wait() == 0
+                args.out.write_text(json.dumps(merged(folder), indent=1))
+            assert [process.wait() for process in sleeping] == [0, 0]
+        finally:
+            for process in sleeping:
+                process.kill()
+        args.out.write_text(json.dumps(merged(folder), indent=1))
+
+
+if __name__ == "__main__":
+    main()
