@@ -45,7 +45,7 @@ def _what_is_there(storage: Storage) -> str:
     except ReadOnlyStorage:
         return "is that the dataset's address, and is anything published there?"
     if not names:
-        return f"nothing is published here; `evofeed featurize INPUT {storage.uri}` does it"
+        return "nothing is published here; `evofeed featurize INPUT DATASET` does it"
     return f"there are {', '.join(names)}"
 
 

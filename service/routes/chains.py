@@ -192,5 +192,8 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise Problem(
-            422, "bad_filter", "`where` is not JSON", next="see /v1/config for the operators"
+            422,
+            "bad_filter",
+            "`where` is not JSON",
+            next='write a filter such as {"column": "num_res", "op": "<=", "value": 384}',
         ) from None
