@@ -5,12 +5,12 @@ from __future__ import annotations
 import http.server
 import itertools
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.bucket import local_bucket
 from tests.loader.records import small_dataset
 from torch import Tensor
 
@@ -107,36 +107,15 @@ def test_a_cache_smaller_than_the_dataset_keeps_its_cap(
         assert sum(kept) <= cap
 
 
-def test_a_bucket_that_goes_and_comes_back_costs_no_sample(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moto = pytest.importorskip("moto.server")
-    import boto3
-
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    bucket = f"data-{uuid.uuid4().hex}"
-    client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket=bucket)
-    for path in Path(dataset.uri).rglob("*"):
-        if path.is_file():
-            key = f"set/{path.relative_to(dataset.uri)}"
-            client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
-    client.close()
+def test_a_bucket_that_goes_and_comes_back_costs_no_sample(dataset: Dataset) -> None:
     want = batches(dataset)
-    there = Dataset.open(f"s3://{bucket}/set")
-    with FeatureLoader(there, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
-        stream = iter(loader)
-        got = list(itertools.islice(stream, 5))
-        server.stop()
-        again = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-        threading.Timer(1.0, again.start).start()
-        got += list(stream)
-        assert loader.stats()["bad_chains"] == []
-    again.stop()
+    with local_bucket() as bucket:
+        there = Dataset.open(bucket.fill(Path(dataset.uri)))
+        with FeatureLoader(there, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
+            stream = iter(loader)
+            got = list(itertools.islice(stream, 5))
+            bucket.go_away()
+            threading.Timer(1.0, bucket.come_back).start()
+            got += list(stream)
+            assert loader.stats()["bad_chains"] == []
     assert_equal(got, want)

@@ -5,37 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-import boto3
 import httpx
 import pytest
 from conftest_service import Start
-from moto.server import ThreadedMotoServer
+from tests.bucket import local_bucket
 
 from evofeed.store import Dataset
 
 
 @pytest.fixture
-def bucket(folder, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(folder) -> Iterator[str]:
     """The dataset in a bucket of a local S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket="proteins")
-    for path in sorted(folder[0].rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
-            key = f"set/{path.relative_to(folder[0]).as_posix()}"
-            client.put_object(Bucket="proteins", Key=key, Body=path.read_bytes())
-    yield "s3://proteins/set"
-    client.close()
-    server.stop()
+    with local_bucket() as made:
+        yield made.fill(folder[0])
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from store_records import assert_same, random_record
+from tests.bucket import local_bucket
 
 from evofeed.errors import DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (
@@ -30,30 +31,15 @@ from evofeed.store.storage import open_storage
 
 @pytest.fixture(scope="module")
 def s3_bucket():
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        _, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_REGION", "us-east-1")
-        import boto3
-
-        client = boto3.client("s3", region_name="us-east-1")
-        client.create_bucket(Bucket="data")
-        client.close()
-        yield "data"
-    server.stop()
+    with local_bucket() as bucket:
+        yield bucket.uri
 
 
 @pytest.fixture(params=["folder", "s3"])
 def uri(request, tmp_path):
     if request.param == "folder":
         return str(tmp_path / "dataset")
-    return f"s3://{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}"
+    return f"{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}"
 
 
 def test_bytes_put_are_bytes_read_whole_and_in_ranges(uri):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bucket import local_bucket
 from tests.featurize.job.stage import kill_tree
 
 from evofeed.store import Dataset, gc
@@ -28,27 +29,12 @@ print(report.state, report.snapshot, report.resumed, report.num_shards)
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[str]:
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An empty bucket in an S3 server of our own, and a ledger of our own for it."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        _, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_REGION", "us-east-1")
-        patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        import boto3
-
-        client = boto3.client("s3", region_name="us-east-1")
-        client.create_bucket(Bucket="job")
-        client.close()
-        yield "s3://job"
-    server.stop()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with local_bucket() as made:
+        yield made.uri
 
 
 def start(raw: Path, uri: str) -> subprocess.Popen[str]:
