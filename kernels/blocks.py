@@ -20,11 +20,16 @@ from evofeed.kernels.modules import (
     is_outgoing,
     outer_weights,
     row_attention_through,
+    shaped,
     three_axes,
     transition_weights,
     triangle_weights,
 )
-from evofeed.kernels.outer import outer_product_mean_fits, outer_product_mean_through
+from evofeed.kernels.outer import (
+    OuterWeights,
+    outer_product_mean_fits,
+    outer_product_mean_through,
+)
 from evofeed.kernels.swap import Fused, Recordable, register
 from evofeed.kernels.triangle import (
     triangle_multiplication,
@@ -50,45 +55,40 @@ class FusedPairStack(Recordable):
     ) -> Tensor:
         """As the original's."""
         flat = four_axes(z)
-        if options.get("inplace_safe", False) or not self._fits(flat):
+        multiplications = [(m, triangle_weights(m)) for m in (self.tri_mul_out, self.tri_mul_in)]
+        attentions = [
+            (m, attention_weights(m.layer_norm, m.mha, m.linear.weight))
+            for m in (self.tri_att_start, self.tri_att_end)
+        ]
+        last = transition_weights(self.pair_transition)
+        fits = (
+            not options.get("inplace_safe", False)
+            and all(triangle_multiplication_fits(flat, w) for _, w in multiplications)
+            and all(m.starting for m, _ in attentions)
+            and all(gated_attention_fits(flat, w, m.mha.no_heads) for m, w in attentions)
+            and transition_fits(flat, last)
+        )
+        if not fits:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
         R = flat.shape[1]
-        for module in (self.tri_mul_out, self.tri_mul_in):
+        for module, weights in multiplications:
             flat = triangle_multiplication(
-                flat, triangle_weights(module), outgoing=is_outgoing(module), mask=mask,
-                residual=True, drop_mask=drop_mask(drop, flat, R), eps=module.layer_norm_in.eps,
+                flat, weights, outgoing=is_outgoing(module), mask=mask, residual=True,
+                drop_mask=drop_mask(drop, flat, R), eps=module.layer_norm_in.eps,
             )  # fmt: skip
-        for module, ending in ((self.tri_att_start, False), (self.tri_att_end, True)):
+        for (module, projections), ending in zip(attentions, (False, True), strict=True):
             flat = gated_attention(
-                flat, attention_weights(module.layer_norm, module.mha, module.linear.weight),
-                module.mha.no_heads, mask=mask, columns=ending, residual=True,
+                flat, projections, module.mha.no_heads, mask=mask, columns=ending, residual=True,
                 drop_mask=drop_mask(drop, flat, R), drop_columnwise=ending,
                 eps=module.layer_norm.eps,
             )  # fmt: skip
         masked = _masks_transition(positional, options, self.torch_class)
         flat = transition(
-            flat, transition_weights(self.pair_transition), mask=mask if masked else None,
-            residual=True, eps=self.pair_transition.layer_norm.eps,
+            flat, last, mask=mask if masked else None, residual=True,
+            eps=self.pair_transition.layer_norm.eps,
         )  # fmt: skip
-        return flat.view(z.shape)
-
-    def _fits(self: Any, z: Tensor) -> bool:
-        attention = (self.tri_att_start, self.tri_att_end)
-        return (
-            all(
-                triangle_multiplication_fits(z, triangle_weights(module))
-                for module in (self.tri_mul_out, self.tri_mul_in)
-            )
-            and all(
-                module.starting
-                and gated_attention_fits(
-                    z, attention_weights(module.layer_norm, module.mha), module.mha.no_heads
-                )
-                for module in attention
-            )
-            and transition_fits(z, transition_weights(self.pair_transition))
-        )
+        return shaped(flat, z)
 
 
 def _masks_transition(
@@ -108,36 +108,50 @@ class FusedEvoformerBlock(Recordable):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As the original's."""
-        if options.get("inplace_safe", False) or not self._fits(m, z):
+        rows, last, outer = (
+            attention_weights(self.msa_att_row.layer_norm_m, self.msa_att_row.mha),
+            transition_weights(self.msa_transition), outer_weights(self.outer_product_mean),
+        )  # fmt: skip
+        flat = four_axes(m)
+        fits = (
+            not options.get("inplace_safe", False)
+            and gated_attention_fits(flat, rows, self.msa_att_row.mha.no_heads)
+            and transition_fits(m, last)
+            and outer_product_mean_fits(flat, outer)
+            and m.dtype == z.dtype
+        )
+        if not fits:
             return super().forward(m, z, msa_mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         if self.opm_first:
-            m, z = self._outer(m, z, msa_mask)
-        flat = four_axes(m)
+            m, z = self._outer(m, z, msa_mask, outer)
+            flat = four_axes(m)
         update, z = row_attention_through(
             self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
             drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
         )  # fmt: skip
-        m = update.view(m.shape)
+        m = shaped(update, m)
         m = self._column_attention(m, msa_mask)
         masked = _masks_transition(positional, options, self.torch_class)
         if hasattr(self, "_masks_msa"):
             masked = self._masks_msa(masked)
         m = transition(
-            m, transition_weights(self.msa_transition), mask=msa_mask if masked else None,
-            residual=True, eps=self.msa_transition.layer_norm.eps,
+            m, last, mask=msa_mask if masked else None, residual=True,
+            eps=self.msa_transition.layer_norm.eps,
         )  # fmt: skip
         if not self.opm_first:
-            m, z = self._outer(m, z, msa_mask)
+            m, z = self._outer(m, z, msa_mask, outer)
         return m, self.pair_stack(z, pair_mask, *positional, **options)
 
-    def _outer(self: Any, m: Tensor, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _outer(
+        self: Any, m: Tensor, z: Tensor, mask: Tensor, weights: OuterWeights
+    ) -> tuple[Tensor, Tensor]:
         module, rows = self.outer_product_mean, three_axes(mask)
         assert rows is not None
         update, flat = outer_product_mean_through(
-            four_axes(m), outer_weights(module), rows, z=four_axes(z), eps=module.eps,
+            four_axes(m), weights, rows, z=four_axes(z), eps=module.eps,
             norm_eps=module.layer_norm.eps,
         )  # fmt: skip
-        return flat.view(m.shape), update.view(z.shape)
+        return shaped(flat, m), shaped(update, z)
 
     def _column_attention(self: Any, m: Tensor, mask: Tensor) -> Tensor:
         module = getattr(self, "msa_att_col", None)
@@ -148,20 +162,11 @@ class FusedEvoformerBlock(Recordable):
             fused = global_attention(module, m, mask, residual=True)
             return m + module(m, mask) if fused is None else fused
         flat = four_axes(m)
-        return gated_attention(
+        update = gated_attention(
             flat, attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,
             mask=three_axes(mask), columns=True, residual=True, eps=inner.layer_norm_m.eps,
-        ).view(m.shape)  # fmt: skip
-
-    def _fits(self: Any, m: Tensor, z: Tensor) -> bool:
-        row = self.msa_att_row
-        weights = attention_weights(row.layer_norm_m, row.mha)
-        return (
-            gated_attention_fits(four_axes(m), weights, row.mha.no_heads)
-            and transition_fits(m, transition_weights(self.msa_transition))
-            and outer_product_mean_fits(four_axes(m), outer_weights(self.outer_product_mean))
-            and m.dtype == z.dtype
-        )
+        )  # fmt: skip
+        return shaped(update, m)
 
 
 @register

@@ -1,8 +1,9 @@
 """Launches of Triton kernels that cost a few microseconds of the CPU's time instead of twenty.
 
-Triton finds the compiled kernel of every launch anew from all its arguments. Here the
-arguments that it specialises on make a short key, and a kernel seen before is launched
-as it is; the first time, Triton's own launch runs.
+Triton finds the compiled kernel of every launch anew from all that it specialises on.
+Here numbers, types and compile-time arguments are the key, and a launch seen before is
+repeated as it was; the first time, Triton's own runs. Tensors go to the launcher as
+addresses: of a tensor object it would ask the driver where it lies, one by one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from evofeed.kernels.backend import INTERPRETER
 
 __all__ = ["launch"]
 
+MOST = 1 << 16
+
 _compiled: dict[tuple[Any, ...], Any] = {}
-_hooks = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-    """Runs `kernel[grid](*args, **meta)`.
+    """Runs `kernel[grid](*args, **meta)` on the device of the first argument.
 
     Args:
         kernel: a `triton.jit` function whose parameters are those of `args`, in order, and
@@ -33,30 +35,42 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     if INTERPRETER or type(first) not in _TENSORS:  # a fake tensor: somebody traces
         kernel[grid](*args, **meta)
         return
-    device = first.device.index
-    key: list[Any] = [kernel, device, *meta.values()]
+    device = first.get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, args, meta)
+        return
+    key: list[Any] = [id(kernel), device, *meta.values()]
+    values: list[Any] = []
+    lowest = 0
     for arg in args:
-        kind = type(arg)
-        if kind in _TENSORS:
+        if type(arg) in _TENSORS:
+            at = arg.data_ptr()
+            lowest |= at
+            values.append(at)
             key.append(arg.dtype)
-            key.append(arg.data_ptr() & 15 == 0)
-        elif kind is int:  # Triton compiles for 1, for multiples of 16, and for 64 bits
-            key.append(1 if arg == 1 else 2 + (arg & 15 == 0) + 2 * (arg > 2147483647))
         else:
-            key.append(kind)
+            values.append(arg)
+            key.append(arg)
+    if lowest & 15:  # Triton compiles for multiples of 16 bytes
+        key += [value & 15 for value in values if type(value) is int]
     found = _compiled.get(found_by := tuple(key))
     if found is None:
         compiled = kernel[grid](*args, **meta)
-        if compiled is not None:
-            names = kernel.arg_names[len(args) :]
-            _compiled[found_by] = compiled, tuple(meta[name] for name in names)
+        if compiled is not None and device >= 0:
+            constants = [meta[name] for name in kernel.arg_names[len(args) :]]
+            if len(_compiled) >= MOST:  # sizes are part of the key: ever new ones would pile up
+                _compiled.clear()
+            _compiled[found_by] = (
+                compiled.run, compiled.function, compiled.packed_metadata, constants,
+            )  # fmt: skip
         return
-    compiled, constants = found
-    x, y, z = (*grid, 1, 1)[:3]
-    compiled.run(
-        x, y, z, torch._C._cuda_getCurrentRawStream(device), compiled.function,
-        compiled.packed_metadata, None, None, None, *args, *constants,
+    run, function, metadata, constants = found
+    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    run(
+        x, y, z, torch._C._cuda_getCurrentRawStream(device), function, metadata,
+        None, None, None, *values, *constants,
     )  # fmt: skip
 
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))

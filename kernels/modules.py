@@ -96,13 +96,20 @@ def outer_weights(module: Any) -> OuterWeights:
 
 
 def four_axes(x: Tensor) -> Tensor:
-    """`[B, I, J, C]` view of `[..., I, J, C]`."""
-    return x.reshape(-1, *x.shape[-3:])
+    """`[B, I, J, C]` view of `[..., I, J, C]`; x itself where it is that: a view costs 10 us."""
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
 
 
 def three_axes(mask: Tensor | None) -> Tensor | None:
     """`[B, I, J]` view of `[..., I, J]`, or None."""
-    return None if mask is None else mask.reshape(-1, *mask.shape[-2:])
+    if mask is None or mask.dim() == 3:
+        return mask
+    return mask.reshape(-1, *mask.shape[-2:])
+
+
+def shaped(x: Tensor, like: Tensor) -> Tensor:
+    """x with the leading axes of `like`."""
+    return x if x.dim() == like.dim() else x.view(like.shape)
 
 
 def _is_transposed(x: Tensor) -> bool:
@@ -127,7 +134,8 @@ class FusedTriangleAttention(Recordable):
         update = gated_attention(
             flat, weights, self.mha.no_heads, mask=three_axes(mask), columns=columns != swap,
             eps=self.layer_norm.eps,
-        ).view(natural.shape)  # fmt: skip
+        )  # fmt: skip
+        update = shaped(update, natural)
         return update.transpose(-2, -3) if swap else update
 
 
@@ -148,7 +156,7 @@ def row_attention_through(
     bias, through = pair_bias_through(four_axes(z), *_bias_arguments(module))
     update = biased_row_attention(module, m, bias, mask, **options)
     assert update is not None
-    return update, through.view(z.shape)
+    return update, shaped(through, z)
 
 
 def _bias_scale(module: Any) -> float:
@@ -189,7 +197,8 @@ def biased_row_attention(
     update = gated_attention(
         flat, weights, heads, bias=bias, mask=three_axes(mask), columns=swap,
         eps=module.layer_norm_m.eps, **options,
-    ).view(natural.shape)  # fmt: skip
+    )  # fmt: skip
+    update = shaped(update, natural)
     return update.transpose(-2, -3) if swap else update
 
 
@@ -225,9 +234,10 @@ def global_attention(
         return None
     rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
     assert rows is not None
-    return global_column_attention(
+    update = global_column_attention(
         flat, weights, mha.no_heads, rows, residual=residual, norm_eps=norm.eps, eps=mha.eps
-    ).view(m.shape)
+    )
+    return shaped(update, m)
 
 
 class FusedGlobalColumnAttention(Recordable):
@@ -250,10 +260,14 @@ class FusedTriangleMultiplication(Recordable):
         inplace = options.get("inplace_safe", False)  # also changes what is returned
         if inplace or not triangle_multiplication_fits(flat, weights):
             return super().forward(z, mask, **options)  # type: ignore[misc,no-any-return]
-        return triangle_multiplication(
-            flat, weights, outgoing=is_outgoing(self), mask=three_axes(mask),
+        update = triangle_multiplication(
+            flat,
+            weights,
+            outgoing=is_outgoing(self),
+            mask=three_axes(mask),
             eps=self.layer_norm_in.eps,
-        ).view(z.shape)  # fmt: skip
+        )
+        return shaped(update, z)
 
 
 def is_outgoing(module: Any) -> bool:
