@@ -156,8 +156,9 @@ def sampling(repeats: int) -> dict[str, Any]:
 
 
 def index_memory(folder: Path, count: int = 634_434) -> dict[str, float]:
-    """MB that the index of so many chains takes: mapped, which ranks of a host share, and a
-    rank's own, with its filters, weights and the order of an epoch."""
+    """MB that the index of so many chains takes: the mapped file, which ranks of a host share,
+    and a rank's own, with its filters, weights and the order of an epoch; the peak includes
+    what was freed and the allocator keeps."""
     rng = np.random.default_rng(0)
     letters = rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), [count, 4])
     shards = [f"{number:064x}.arrow" for number in range(1 + count // 400)]
@@ -186,6 +187,8 @@ def index_memory(folder: Path, count: int = 634_434) -> dict[str, float]:
     schema = index_schema()
     with pa.ipc.new_file(str(path), schema) as sink:
         sink.write_table(pa.Table.from_arrays(columns, schema=schema))
+    with path.open("rb") as file:
+        os.fsync(file)  # pages not yet written would count as the rank's own
     done = subprocess.run(
         [sys.executable, "-c", RANK, str(path)], capture_output=True, text=True, check=True
     )
@@ -193,7 +196,7 @@ def index_memory(folder: Path, count: int = 634_434) -> dict[str, float]:
 
 
 RANK = """
-import json, sys
+import ctypes, json, sys
 import pyarrow as pa
 from evofeed.loader import LoaderConfig
 from evofeed.loader.catalog import Catalog
@@ -213,8 +216,10 @@ config = LoaderConfig.initial_training(epoch_len=10_000)
 planner = Planner([catalog], [1.0], config, rank=0, world_size=1, seed=0)
 for batch, _ in zip(planner.batches(0, 0), range(100)):
     catalog.place(batch.samples[0].row)
-after = memory()
-print(json.dumps({"own_mb": after[0] - own, "mapped_and_read_mb": after[1] - shared}))
+peak = memory()
+ctypes.CDLL(None).malloc_trim(0)
+print(json.dumps({"mapped_and_read_mb": peak[1] - shared, "own_mb": memory()[0] - own,
+                  "own_peak_mb": peak[0] - own}))
 """
 
 
@@ -247,6 +252,8 @@ def main() -> None:
     }
     print(json.dumps(result["sampling"]))
     with tempfile.TemporaryDirectory() as temporary:
+        result["sampling"]["index"] = index_memory(Path(temporary))
+        print(json.dumps(result["sampling"]["index"]))
         dataset = make_dataset(args.golden, Path(temporary) / "d")
         for row, chain_id in enumerate(dataset):
             for name, config in presets.items():

@@ -208,7 +208,7 @@ def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: P
         stats = loader.stats()
     assert stats["substituted_samples"] >= 2  # once a pass, and what is read ahead
     assert len(stats["bad_chains"]) == 1
-    assert "ShardCorrupt" not in stats["bad_chains"][0]
+    assert dataset.index["chain_id"][bad].as_py() in stats["bad_chains"][0]
     assert len(one) == 24
     with open_loader(dataset, reader="process", num_threads=1, prefetch=1) as loader:
         assert sample_digests(loader) == one
@@ -232,8 +232,6 @@ def test_a_full_arena_with_a_bad_chain_does_not_lock_up(tmp_path: Path) -> None:
     shard.write_bytes(data)
     with open_loader(Dataset.open(str(tmp_path / "d"))) as loader:
         want = sample_digests(loader)
-        largest = loader._wanted_nbytes()
-    assert largest >= 64 << 20
     catalog = open_loader(dataset)._catalogs[0]
     from evofeed.loader.reading import slot_nbytes
 
@@ -282,6 +280,7 @@ def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
     loader = open_loader(dataset, reader="process")
     sample_digests(loader, 2)
     pid = reader_pid(loader)
+    assert pid is not None
     loader.close()
     loader.close()
     assert set(threading.enumerate()) <= before
@@ -292,6 +291,7 @@ def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
     abandoned = open_loader(dataset, reader="process")
     sample_digests(abandoned, 1)
     pid = reader_pid(abandoned)
+    assert pid is not None
     del abandoned
     assert set(threading.enumerate()) <= before
     assert not Path(f"/proc/{pid}").exists()

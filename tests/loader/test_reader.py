@@ -1,0 +1,122 @@
+"""The reader's own loop: one thread while storage is quick, more behind a slow read."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loader.records import small_dataset
+
+from evofeed.loader import LoaderConfig
+from evofeed.loader.arena import Pulse
+from evofeed.loader.catalog import Catalog
+from evofeed.loader.reader import _serve
+from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+
+
+class Gated(LocalStorage):
+    """Reads of some places wait until they are let; who reads is noted."""
+
+    def __init__(self, root: str, stuck: set[tuple[str, int]]) -> None:
+        super().__init__(root)
+        self.stuck, self.let = stuck, threading.Event()
+        self.threads: list[str] = []
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        self.threads.append(threading.current_thread().name)
+        if (key, offset) in self.stuck:
+            assert self.let.wait(60)
+        super().read_into(key, offset, out)
+
+
+class Serving:
+    """`_serve` in a thread, with four threads of its own."""
+
+    def __init__(self, dataset: Dataset, stuck: tuple[int, ...]) -> None:
+        catalog = Catalog(dataset, 0, LoaderConfig())
+        places = [catalog.place(int(row)) for row in catalog.rows]
+        gates = [places[number] for number in stuck]
+        self.storage = Gated(
+            dataset.uri, {(place.key, place.offset + place.starts[0]) for place in gates}
+        )
+        nbytes = [slot_nbytes(place, True) for place in places]
+        self.memory = mmap.mmap(-1, 4096 + sum(nbytes))
+        self.requests = [
+            ReadRequest(number, place, True, True, 4096 + sum(nbytes[:number]), nbytes[number])
+            for number, place in enumerate(places)
+        ]
+        self.connection, theirs = Pipe()
+        pulse, view = Pulse(self.memory), memoryview(self.memory)
+        self.thread = threading.Thread(
+            target=_serve, args=(theirs, pulse, [self.storage], view, 4), daemon=True
+        )
+        self.thread.start()
+
+    def ask(self, *numbers: int) -> None:
+        self.connection.send_bytes(pickle.dumps([self.requests[number] for number in numbers]))
+
+    def answers(self, count: int) -> list[int]:
+        got = []
+        for _ in range(count):
+            number, slab = received(self.connection)
+            assert isinstance(slab, Slab)
+            got.append(number)
+        return got
+
+
+def received(connection: Connection) -> tuple[int, Any]:
+    assert connection.poll(30), "no answer"
+    answer: tuple[int, Any] = pickle.loads(connection.recv_bytes())
+    return answer
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return small_dataset(tmp_path / "d", 8)
+
+
+@pytest.fixture
+def serving(dataset: Dataset, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    one = Serving(dataset, getattr(request, "param", ()))
+    yield one
+    one.storage.let.set()
+    one.connection.send_bytes(pickle.dumps(None))
+    one.thread.join(30)
+    assert not one.thread.is_alive()
+
+
+def test_messages_are_answered_one_after_another(serving: Serving) -> None:
+    serving.ask(3, 1, 2)
+    assert sorted(serving.answers(3)) == [1, 2, 3]
+    time.sleep(0.05)  # all threads idle
+    serving.ask(5)
+    assert serving.answers(1) == [5]
+
+
+@pytest.mark.parametrize("serving", [(0,), (0, 1, 2)], indirect=True)
+def test_who_waits_behind_slow_reads_gets_threads_of_its_own(serving: Serving) -> None:
+    slow = len(serving.storage.stuck)
+    serving.ask(*range(8))
+    assert sorted(serving.answers(8 - slow)) == list(range(slow, 8))
+    assert len(set(serving.storage.threads)) > slow
+    serving.storage.let.set()
+    assert sorted(serving.answers(slow)) == list(range(slow))
+
+
+@pytest.mark.parametrize("serving", [(0, 1, 2, 3)], indirect=True)
+def test_when_all_threads_are_stuck_the_rest_waits_and_is_read_later(serving: Serving) -> None:
+    serving.ask(*range(6))
+    serving.ask(6, 7)
+    assert not serving.connection.poll(0.3)
+    assert len(set(serving.storage.threads)) == 4
+    serving.storage.let.set()
+    assert sorted(serving.answers(8)) == list(range(8))
