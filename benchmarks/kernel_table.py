@@ -51,11 +51,28 @@ def _with_copy_share(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def _with_peer_share(rows: list[Row]) -> list[Row]:
+    """Adds to our rows what their times are of the best peer's of the same case."""
+    for name in ("both", "forward_wall", "both_wall"):
+        best: dict[str, float] = {}
+        for row in rows:
+            if name in row and row.get("who") not in (None, "evofeed", "device copy"):
+                best[row["case"]] = min(best.get(row["case"], float("inf")), _time(row[name]))
+        for row in rows:
+            if row.get("who") == "evofeed" and name in row and row["case"] in best:
+                row[f"{name}, of best peer"] = round(_time(row[name]) / best[row["case"]], 2)
+    return rows
+
+
+def _time(value: Any) -> float:
+    return float(value["us"] if isinstance(value, dict) else value)
+
+
 def table(path: Path) -> str:
     """Markdown of a result file. Times are medians in microseconds unless named otherwise."""
     lines = ["# Kernels", "", "Medians (quartiles) in microseconds unless a column says ms.", ""]
     for section, found in load(path).items():
-        env, rows = found["environment"], _with_copy_share(found["rows"])
+        env, rows = found["environment"], _with_peer_share(_with_copy_share(found["rows"]))
         lines += [f"## {section}", ""]
         note = f". {env['note']}" if "note" in env else ""
         lines += [
