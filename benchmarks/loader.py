@@ -228,6 +228,35 @@ def cpu_name() -> str:
     return next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
 
 
+def table(result: dict[str, Any]) -> str:
+    """The chains' stages as Markdown, best CPU milliseconds."""
+    lines = [
+        f"Best CPU milliseconds a sample, one thread of {result['machine']['cpu']}: "
+        f"`{result['command']}`, {result['date'][:10]}.",
+        "",
+        "| chain | residues x rows | preset | plan | read, check | ours | OpenFold: parse "
+        "| transforms | times less |",
+        "|" + " --- |" * 9,
+    ]
+    for chain_id, presets in result["chains"].items():
+        for preset, here in presets.items():
+            ours = [here["evofeed"][stage]["best_ms"] for stage in ("plan", "read_and_check")]
+            theirs = [stage["best_ms"] for stage in here.get("openfold", {}).values()]
+            cells = [
+                *(chain_id, f"{here['residues']} x {here['rows']}", preset.replace("_", " ")),
+                *(f"{ms:.3f}" for ms in (*ours, here["evofeed_cpu_ms"])),
+                *(f"{ms:.0f}" for ms in theirs or (float("nan"),) * 2),
+                f"{here.get('times_less', float('nan')):,.0f}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "What a GPU machine pays besides, for queueing the features and for waking up, is in "
+        "[loader_h200.json](loader_h200.json).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--golden", type=Path, required=True)
@@ -271,6 +300,7 @@ def main() -> None:
                     here["times_less"] = here["openfold_cpu_ms"] / spent
                 print(chain_id, name, json.dumps({k: v for k, v in here.items() if k[-2:] != "ld"}))
     args.out.write_text(json.dumps(result, indent=1))
+    args.out.with_suffix(".md").write_text(table(result))
 
 
 if __name__ == "__main__":
