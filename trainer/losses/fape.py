@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from evofeed.shapes import Float
-from evofeed.trainer.model.rigid import Rigid, from_4x4, from_tensor_7, invert_apply
+from evofeed.trainer.model.primitives import exact_products
+from evofeed.trainer.model.rigid import Rigid, from_4x4, from_tensor_7
 
 __all__ = ["backbone_fape", "compute_fape", "sidechain_fape"]
 
@@ -41,19 +42,43 @@ def compute_fape(
         clamped_share: 1 to clamp, 0 not to, per sample; None clamps.
         eps: under the root and in both denominators.
     """
-    local_pred = invert_apply(pred_frames.unsqueeze(-1), pred_positions[..., None, :, :])
-    local_target = invert_apply(target_frames.unsqueeze(-1), target_positions[..., None, :, :])
-    error = torch.sqrt(torch.sum((local_pred - local_target) ** 2, dim=-1) + eps)
+    difference = _local_difference(pred_frames, pred_positions, target_frames, target_positions)
+    error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
     if clamp_distance is not None:
         clamped = torch.clamp(error, max=clamp_distance)
         if clamped_share is not None:
             share = clamped_share[..., None, None]
             clamped = share * clamped + (1 - share) * error
         error = clamped
-    error = error / length_scale * frames_mask[..., None] * positions_mask[..., None, :]
+    per_frame = torch.sum(error * positions_mask[..., None, :], dim=-1) / length_scale
     # Two divisions, each with its eps, as in OpenFold.
-    per_frame = torch.sum(error, dim=-1) / (eps + torch.sum(frames_mask, dim=-1))[..., None]
-    return torch.sum(per_frame, dim=-1) / (eps + torch.sum(positions_mask, dim=-1))
+    total = torch.sum(per_frame * frames_mask, dim=-1) / (eps + torch.sum(frames_mask, dim=-1))
+    return total / (eps + torch.sum(positions_mask, dim=-1))
+
+
+def _local_difference(
+    pred_frames: Rigid, pred_positions: Tensor, target_frames: Rigid, target_positions: Tensor
+) -> Float[Tensor, "*C F 3 P"]:
+    """R^T (x - t) of the prediction less that of the target, for all frames and points.
+
+    One product [R^T, -R'^T, -R^T t + R'^T t'] [x; x'; 1], so that no tensor with 9 numbers for
+    each frame and point is made. Coordinates count from their centre, to lose no digits.
+    """
+    sides = []
+    for frames, points, sign in (
+        (pred_frames, pred_positions, 1.0),
+        (target_frames, target_positions, -1.0),
+    ):
+        centre = points.detach().mean(dim=-2, keepdim=True)
+        inverse = sign * frames.rots.transpose(-1, -2)  # [*, F, 3, 3]
+        moved = torch.sum(inverse * (frames.trans - centre)[..., None, :], dim=-1)
+        sides.append((inverse, moved, (points - centre).transpose(-1, -2)))
+    (r, t, x), (r_target, t_target, x_target) = sides
+    left = torch.cat([r, r_target.expand_as(r), -(t + t_target)[..., None]], dim=-1)
+    right = torch.cat([x, x_target.expand_as(x), torch.ones_like(x[..., :1, :])], dim=-2)
+    with exact_products():
+        product = torch.matmul(left.flatten(-3, -2), right)
+    return torch.unflatten(product, -2, (-1, 3))
 
 
 def backbone_fape(

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.residue_geometry import ATOM14_AMBIGUOUS
 from evofeed.shapes import Float
 
 __all__ = ["rename_ground_truth"]
 
 _EPS = 1e-10
+_ANY = np.flatnonzero(ATOM14_AMBIGUOUS.any(axis=0))
+_SLOTS = slice(int(_ANY[0]), int(_ANY[-1]) + 1)
+"""Of the 14 slots those that hold an atom with two names in some residue."""
 
 
 @torch.no_grad()
@@ -30,14 +35,15 @@ def rename_ground_truth(
         and `renamed_atom14_gt_exists`.
     """
     exists, ambiguous = batch["atom14_gt_exists"], batch["atom14_atom_is_ambiguous"]
-    from_mask = (exists * ambiguous).flatten(-2)
+    from_mask = (exists * ambiguous)[..., _SLOTS].flatten(-2)
     to_mask = (exists * (1 - ambiguous)).flatten(-2)
     mask = from_mask[..., :, None] * to_mask[..., None, :]
     pred = _distances(pred_atom14)
     errors = []
     for name in ("atom14_gt_positions", "atom14_alt_gt_positions"):
         difference = torch.sqrt((pred - _distances(batch[name])) ** 2 + _EPS)
-        errors.append(torch.unflatten(torch.sum(mask * difference, dim=-1), -1, (-1, 14)).sum(-1))
+        per_atom = torch.sum(mask * difference, dim=-1)
+        errors.append(torch.unflatten(per_atom, -1, (exists.shape[-2], -1)).sum(-1))
     better = (errors[1] < errors[0]).to(pred.dtype)
     atom, xyz = better[..., None], better[..., None, None]
     gt, alt = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]
@@ -49,7 +55,7 @@ def rename_ground_truth(
 
 
 def _distances(atom14: Tensor) -> Tensor:
-    """Distances of all atoms to all atoms, `[*, R*14, R*14]`."""
-    atoms = atom14.flatten(-3, -2)
-    square = torch.sum((atoms[..., :, None, :] - atoms[..., None, :, :]) ** 2, dim=-1)
+    """Distances of the atoms in `_SLOTS` to all atoms, `[*, R*slots, R*14]`."""
+    some, atoms = atom14[..., _SLOTS, :].flatten(-3, -2), atom14.flatten(-3, -2)
+    square = torch.sum((some[..., :, None, :] - atoms[..., None, :, :]) ** 2, dim=-1)
     return torch.sqrt(square + _EPS)

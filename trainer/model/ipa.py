@@ -6,6 +6,7 @@ Source: AF2 SI 1.8.2, algorithm 22. Letters: R residues, H heads, P points.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,27 +14,33 @@ from torch import Tensor, nn
 
 from evofeed.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
-from evofeed.trainer.model.primitives import Linear, mask_bias
-from evofeed.trainer.model.rigid import Rigid, apply, invert_apply
+from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
+from evofeed.trainer.model.rigid import Rigid
 
-__all__ = ["InvariantPointAttention", "PointProjection"]
+__all__ = ["InvariantPointAttention", "PointProjection", "SharedTerms"]
+
+
+class SharedTerms(NamedTuple):
+    """What all layers of the structure module share, made once.
+
+    Letters: D output channels of all projections of `s`.
+    """
+
+    weight: Float[Tensor, "D c_s"]
+    weight_bias: Float[Tensor, " D"]
+    bias: Float[Tensor, "*B H R R"]
+    gamma: Float[Tensor, " H"]
 
 
 class PointProjection(nn.Module):
-    """A linear layer whose output is points in each residue's frame, moved to the global one.
+    """Holds the linear layer whose output is points in each residue's frame.
 
     The output channels are all x, then all y, then all z; within each, heads are outermost.
     """
 
     def __init__(self, c_s: int, no_points: int, no_heads: int) -> None:
         super().__init__()
-        self.no_heads = no_heads
         self.linear = Linear(c_s, no_heads * no_points * 3)
-
-    def forward(self, s: Float[Tensor, "*B R c_s"], frames: Rigid) -> Float[Tensor, "*B R H P 3"]:
-        """Global points of each head."""
-        local = self.linear(s).unflatten(-1, (3, -1)).transpose(-1, -2)  # [*, R, H*P, 3]
-        return torch.unflatten(apply(frames.unsqueeze(-1), local), -2, (self.no_heads, -1))
 
 
 class InvariantPointAttention(nn.Module):
@@ -70,43 +77,84 @@ class InvariantPointAttention(nn.Module):
         concat = no_heads * (c_z + c_hidden + no_v_points * 4)
         self.linear_out = Linear(concat, c_s, init="final")
 
+    def share(self, z: Float[Tensor, "*B R R c_z"], mask: Float[Tensor, "*B R"]) -> SharedTerms:
+        """What does not change from layer to layer: all of it but the frames and `s`."""
+        pair_mask = mask[..., :, None] * mask[..., None, :]
+        bias = math.sqrt(1 / 3) * self.linear_b(z) + mask_bias(pair_mask, self.inf)[..., None]
+        points = (self.linear_q_points.linear, self.linear_kv_points.linear)
+        layers = (self.linear_q, self.linear_kv, *points)
+        return SharedTerms(
+            weight=torch.cat([layer.weight for layer in layers]),
+            weight_bias=torch.cat([layer.bias for layer in layers]),
+            bias=bias.movedim(-1, -3).contiguous(),
+            gamma=F.softplus(self.head_weights) * math.sqrt(2 / (27 * self.no_qk_points)),
+        )
+
     def forward(
         self,
         s: Float[Tensor, "*B R c_s"],
         z: Float[Tensor, "*B R R c_z"],
         frames: Rigid,
         mask: Float[Tensor, "*B R"],
+        shared: SharedTerms | None = None,
     ) -> Float[Tensor, "*B R c_s"]:
-        """Update of `s`; `frames` are the current backbone frames."""
-        q = self.linear_q(s).unflatten(-1, (self.no_heads, -1)).transpose(-2, -3)
-        kv = self.linear_kv(s).unflatten(-1, (self.no_heads, -1)).transpose(-2, -3)
-        k, v = kv.chunk(2, dim=-1)  # [*, H, R, C]
-        q_points = self.linear_q_points(s, frames)
-        kv_points = self.linear_kv_points(s, frames)
-        k_points, v_points = kv_points.split([self.no_qk_points, self.no_v_points], dim=-2)
+        """Update of `s`; `frames` are the current backbone frames, `shared` what `share` gave."""
+        shared = self.share(z, mask) if shared is None else shared
+        # All that follows is blind to where the origin is: near it the squares lose no digits.
+        centre = frames.trans.detach().mean(dim=-2, keepdim=True)
+        frames = Rigid(frames.rots, frames.trans - centre)
+        H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
+        projected = F.linear(s, shared.weight, shared.weight_bias)
+        q, kv, q_local, kv_local = torch.split(
+            projected, [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1
+        )
+        q = torch.unflatten(q, -1, (H, -1))
+        k, v = torch.unflatten(kv, -1, (H, -1)).chunk(2, dim=-1)  # [*, R, H, C]
+        q_points, k_points, v_points = self._points(q_local, kv_local, frames)
+        weights = torch.softmax(self._logits(q, k, q_points, k_points, shared), dim=-1)
+        return self._output(weights, torch.cat([v, v_points], dim=-1), z, frames)
 
-        logits = torch.matmul(q, k.transpose(-1, -2)) * math.sqrt(1 / (3 * self.c_hidden))
-        logits = logits + math.sqrt(1 / 3) * self.linear_b(z).movedim(-1, -3)
-        logits = logits + self._point_logits(q_points, k_points)
-        pair_mask = mask[..., :, None] * mask[..., None, :]
-        logits = logits + mask_bias(pair_mask, self.inf)[..., None, :, :]
-        weights = torch.softmax(logits, dim=-1)  # [*, H, R, R]
-        return self._output(weights, v, v_points, z, frames)
+    def _points(
+        self, q_local: Tensor, kv_local: Tensor, frames: Rigid
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Global points of queries, keys and values, `[*, R, H, 3 P]` (all x, then y, then z)."""
+        sides = [torch.unflatten(side, -1, (3, -1)) for side in (q_local, kv_local)]
+        local = torch.cat(sides, dim=-1)
+        moved = torch.sum(frames.rots[..., None] * local[..., None, :, :], dim=-2)
+        points = moved + frames.trans[..., None]  # [*, R, 3, points]
+        q, kv = torch.split(points, [side.shape[-1] for side in sides], dim=-1)
+        q, kv = (torch.unflatten(side, -1, (self.no_heads, -1)) for side in (q, kv))
+        k, v = torch.split(kv, [self.no_qk_points, self.no_v_points], dim=-1)
+        q, k, v = (part.transpose(-2, -3).flatten(-2) for part in (q, k, v))
+        return q, k, v
 
-    def _point_logits(self, q_points: Tensor, k_points: Tensor) -> Tensor:
-        """-1/2 sum over points of gamma |T_i q - T_j k|^2, `[*, H, R, R]`."""
-        gamma = F.softplus(self.head_weights) * math.sqrt(1 / (3 * (self.no_qk_points * 9 / 2)))
-        difference = q_points[..., :, None, :, :, :] - k_points[..., None, :, :, :, :]
-        square = torch.sum(difference**2, dim=(-1, -2))  # [*, R, R, H]
-        return (-0.5 * gamma * square).movedim(-1, -3)
+    def _logits(
+        self, q: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, shared: SharedTerms
+    ) -> Float[Tensor, "*B H R R"]:
+        """Scalar products, pair bias and -1/2 sum over points of gamma |q - k|^2, as one product.
 
-    def _output(
-        self, weights: Tensor, v: Tensor, v_points: Tensor, z: Tensor, frames: Rigid
-    ) -> Tensor:
-        scalar = torch.matmul(weights, v).transpose(-2, -3).flatten(-2)
-        points = torch.einsum("...hij,...jhpx->...ihpx", weights, v_points).flatten(-3, -2)
-        points = invert_apply(frames.unsqueeze(-1), points)  # [*, R, H*P, 3]
-        norm = torch.sqrt(torch.sum(points**2, dim=-1) + self.eps)
+        The term of |q|^2 alone is left out: the softmax over the keys does not see it.
+        """
+        scaled = shared.gamma[:, None] * k_points
+        square = -0.5 * torch.unflatten(scaled * k_points, -1, (3, -1)).sum(dim=-2)  # [*, R, H, P]
+        left = torch.cat([q, q_points, torch.ones_like(square)], dim=-1)
+        right = torch.cat([math.sqrt(1 / (3 * self.c_hidden)) * k, scaled, square], dim=-1)
+        left, right = left.transpose(-2, -3), right.transpose(-2, -3)  # [*, H, R, channels]
+        bias = shared.bias
+        with exact_products():
+            product = torch.baddbmm(
+                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
+            )
+        return product.view(bias.shape)
+
+    def _output(self, weights: Tensor, values: Tensor, z: Tensor, frames: Rigid) -> Tensor:
+        """The attended `values [*, R, H, C + 3 P]` and pairs, through the last linear layer."""
+        attended = torch.matmul(weights, values.transpose(-2, -3)).transpose(-2, -3)
+        scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
+        points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]
+        points = points - frames.trans[..., None]
+        local = torch.sum(frames.rots[..., None] * points[..., None, :], dim=-3)
+        norm = torch.sqrt(torch.sum(local**2, dim=-2) + self.eps)
         pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
-        x, y, w = torch.unbind(points, dim=-1)
-        return self.linear_out(torch.cat([scalar, x, y, w, norm, pair], dim=-1))  # type: ignore[no-any-return]
+        parts = [scalar.flatten(-2), local.flatten(-2), norm, pair]
+        return self.linear_out(torch.cat(parts, dim=-1))  # type: ignore[no-any-return]

@@ -8,8 +8,8 @@ Letters: S sequences, R residues, Q queries, K keys, H heads, C channels of a he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ __all__ = [
     "Linear",
     "SharedDropout",
     "at_least_float32",
+    "exact_products",
     "full_precision",
     "gated_attention",
     "mask_bias",
@@ -98,6 +99,17 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
     return context
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """A context in which float32 matrix products are never TF32, whatever the run's precision."""
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` in float32 if it came in a half type, else as it is (float64 stays)."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -134,12 +146,21 @@ def gated_attention(
 
     Source: AF2 SI algorithm 7, lines 2 to 6.
     """
-    logits = torch.matmul(q, k.transpose(-1, -2))
+    one_query = q.shape[-2] == 1  # one product for each key: a matrix product would be all overhead
+    logits = (
+        torch.sum(q * k, dim=-1)[..., None, :]
+        if one_query
+        else torch.matmul(q, k.transpose(-1, -2))
+    )
     for bias in biases:
         logits = logits + bias
     with full_precision(logits):  # autocast would keep the weights in float32
         weights = torch.softmax(logits, dim=-1)
-    out = torch.matmul(weights, v)
+        out = (
+            torch.sum(weights.transpose(-1, -2) * v, dim=-2, keepdim=True)
+            if one_query
+            else torch.matmul(weights, v)
+        )
     return out if gate is None else out * torch.sigmoid(gate)
 
 

@@ -6,7 +6,8 @@ unit of their input. Source: AF2 SI 1.1, algorithms 21 to 23.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,13 +70,9 @@ def quaternion_to_matrix(quaternion: Float[Tensor, "*B 4"]) -> Float[Tensor, "*B
 
     Source: AF2 SI algorithm 23, without its normalisation.
     """
-    w, x, y, z = torch.unbind(quaternion, dim=-1)
-    entries = [
-        w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y),
-        2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x),
-        2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z,
-    ]  # fmt: skip
-    return torch.unflatten(torch.stack(entries, dim=-1), -1, (3, 3))
+    products = (quaternion[..., :, None] * quaternion[..., None, :]).flatten(-2)
+    entries = _combined(products, "matrix")
+    return torch.unflatten(entries, -1, (3, 3))
 
 
 def compose_quaternion_update(
@@ -85,17 +82,37 @@ def compose_quaternion_update(
 
     Source: AF2 SI algorithm 23, where the update's real part is 1.
     """
-    w, x, y, z = torch.unbind(quaternion, dim=-1)
-    a, b, c = torch.unbind(update, dim=-1)
-    product = [
-        -x * a - y * b - z * c,
-        w * a + y * c - z * b,
-        w * b + z * a - x * c,
-        w * c + x * b - y * a,
-    ]
-    new = quaternion + torch.stack(product, dim=-1)
+    products = (quaternion[..., :, None] * update[..., None, :]).flatten(-2)
+    new = quaternion + _combined(products, "update")
     norm: Tensor = torch.linalg.vector_norm(new, dim=-1, keepdim=True)
     return new / norm
+
+
+# Row by row the terms of each result, e.g. `+ww` for w * w; unit vectors i, j, k are x, y, z.
+_TERMS: Final = {
+    "matrix": """
+        +ww+xx-yy-zz  +xy+yx-wz-zw  +xz+zx+wy+yw
+        +xy+yx+wz+zw  +ww-xx+yy-zz  +yz+zy-wx-xw
+        +xz+zx-wy-yw  +yz+zy+wx+xw  +ww-xx-yy+zz""",
+    "update": "-xx-yy-zz  +wx+yz-zy  +wy+zx-xz  +wz+xy-yx",
+}
+
+
+@lru_cache(maxsize=32)
+def _signs(name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`[results, products]` of 0 and +-1: which product of two quaternion parts goes where."""
+    second = "wxyz" if name == "matrix" else "xyz"
+    signs = [
+        [result.count("+" + a + b) - result.count("-" + a + b) for a in "wxyz" for b in second]
+        for result in _TERMS[name].split()
+    ]
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.tensor(signs, dtype=dtype).to(device)
+
+
+def _combined(products: Tensor, name: str) -> Tensor:
+    """Signed sums of products, all at once: a few kernels instead of one for every sign."""
+    return torch.sum(products[..., None, :] * _signs(name, products.device, products.dtype), dim=-1)
 
 
 def from_tensor_7(tensor: Float[Tensor, "*B 7"]) -> Rigid:

@@ -50,12 +50,16 @@ class BackboneUpdate(nn.Module):
 
 
 def update_frames(
-    quaternion: Float[Tensor, "*B 4"], trans: Float[Tensor, "*B 3"], update: Float[Tensor, "*B 6"]
+    quaternion: Float[Tensor, "*B 4"],
+    frames: Rigid,
+    update: Float[Tensor, "*B 6"],
 ) -> tuple[Float[Tensor, "*B 4"], Float[Tensor, "*B 3"]]:
-    """Quaternion and translation after a backbone update given in the old local frame."""
-    rots = quaternion_to_matrix(quaternion)
-    step = torch.sum(rots * update[..., None, 3:], dim=-1)
-    return compose_quaternion_update(quaternion, update[..., :3]), trans + step
+    """Quaternion and translation after a backbone update given in the old local frame.
+
+    `frames` are the old ones, their rotation being that of `quaternion`.
+    """
+    step = torch.sum(frames.rots * update[..., None, 3:], dim=-1)
+    return compose_quaternion_update(quaternion, update[..., :3]), frames.trans + step
 
 
 class StructureModuleTransitionLayer(nn.Module):
@@ -154,11 +158,12 @@ class StructureModule(nn.Module):
         trans = torch.zeros_like(s[..., :3])
         quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
         states, frames = [], []
+        shared = self.ipa.share(z, mask)
         for layer in range(self.no_blocks):
-            rots = quaternion_to_matrix(quaternion)
-            s = s + self.ipa(s, z, Rigid(rots, trans), mask)
+            old = Rigid(quaternion_to_matrix(quaternion), trans)
+            s = s + self.ipa(s, z, old, mask, shared)
             s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
-            quaternion, trans = update_frames(quaternion, trans, self.bb_update(s))
+            quaternion, trans = update_frames(quaternion, old, self.bb_update(s))
             states.append(s)
             frames.append(torch.cat([quaternion, trans * self.trans_scale_factor], dim=-1))
             if layer < self.no_blocks - 1:  # no gradient through the chain of rotations

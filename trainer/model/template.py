@@ -159,12 +159,14 @@ class TemplatePointwiseAttention(nn.Module):
         self,
         t: Float[Tensor, "*B T R R c_t"],
         z: Float[Tensor, "*B R R c_z"],
-        template_mask: Float[Tensor, "*B T"],
+        template_mask: Float[Tensor, "*B T"] | None = None,
     ) -> Float[Tensor, "*B R R c_z"]:
         """Update of the pair representation (not yet zero where every template is masked)."""
-        bias = mask_bias(template_mask, self.inf)[..., None, None, None, None, :]
+        biases = []
+        if template_mask is not None:
+            biases = [mask_bias(template_mask, self.inf)[..., None, None, None, None, :]]
         kv = t.movedim(-4, -2)  # [*, R, R, T, c_t]
-        return self.mha(z[..., None, :], kv, [bias]).squeeze(-2)  # type: ignore[no-any-return]
+        return self.mha(z[..., None, :], kv, biases).squeeze(-2)  # type: ignore[no-any-return]
 
 
 class TemplateEmbedder(nn.Module):

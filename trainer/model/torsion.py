@@ -78,7 +78,11 @@ def torsion_angles_to_frames(
     sin = torch.cat([zero, angles[..., 0]], dim=-1)
     cos = torch.cat([zero + 1, angles[..., 1]], dim=-1)
     local = Rigid(_rotate_default_about_x(default.rots, sin, cos), default.trans)
-    groups = [Rigid(local.rots[..., g, :, :], local.trans[..., g, :]) for g in range(8)]
+    # unbind: its backward is one stack, that of eight slices eight tensors of zeros.
+    groups = [
+        Rigid(rots, trans)
+        for rots, trans in zip(local.rots.unbind(-3), local.trans.unbind(-2), strict=True)
+    ]
     for chi in (5, 6, 7):  # each further chi turns in the frame of the one before
         groups[chi] = compose(groups[chi - 1], groups[chi])
     local = Rigid(

@@ -14,7 +14,7 @@ is seeded before every sample.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -147,9 +147,8 @@ class _Recording:
             backward(loss)
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
-        for name, value in self._batch.items():
-            if name not in self._per_recycle:
-                value.copy_(batch[name], non_blocking=True)
+        constant = self._batch.keys() - self._per_recycle
+        _copy_all([(self._batch[name], batch[name]) for name in sorted(constant)])
         for value in self._state:
             value.zero_()
         last = self._load_recycle(batch, 0)
@@ -164,8 +163,15 @@ class _Recording:
 
     def _load_recycle(self, batch: Mapping[str, Tensor], cycle: int) -> int:
         """Take in the features of one recycle; returns the number of the last."""
-        last = 0
-        for name in self._per_recycle & batch.keys():
-            last = batch[name].shape[0] - 1
-            self._batch[name][0].copy_(batch[name][cycle], non_blocking=True)
-        return last
+        names = sorted(self._per_recycle & batch.keys())
+        _copy_all([(self._batch[name][0], batch[name][cycle]) for name in names])
+        return batch[names[0]].shape[0] - 1 if names else 0
+
+
+def _copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into its first: one launch for many of the same type."""
+    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for to, source in pairs:
+        by_type.setdefault(to.dtype, []).append((to, source))
+    for group in by_type.values():
+        torch._foreach_copy_([to for to, _ in group], [source for _, source in group], True)

@@ -167,7 +167,8 @@ def _backbone_update(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, structure_module.BackboneUpdate(**_hparams(case)))
     update = module(x["s"])
     quaternion, trans = x["frames7"][..., :4], x["frames7"][..., 4:]
-    new = structure_module.update_frames(quaternion, trans, update)
+    frames = Rigid(quaternion_to_matrix(quaternion), trans)
+    new = structure_module.update_frames(quaternion, frames, update)
     return module, {"update": update, "new_frames7": torch.cat(new, dim=-1)}
 
 
