@@ -106,13 +106,14 @@ class Feeder(threading.Thread):
         readers = None
         try:
             readers = self._start_readers()
+            self._stats.follow(readers)
             while self.ready.wait_for_room():
                 self._round(readers)
         except BaseException as error:
             self.ready.put(error)
         finally:
             if readers is not None:
-                self._stats.reader_done(readers)
+                self._stats.follow(None)
                 readers.close()
             self._maker.close()
 
@@ -134,7 +135,6 @@ class Feeder(threading.Thread):
             self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
                 self._answered(number, answer)
-            self._stats.reader_alive(readers)
         else:  # nothing to wait for but room in the arena
             self.busy_with = "room in shared memory"
             self._maker.reclaim(wait=True)

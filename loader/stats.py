@@ -66,6 +66,8 @@ class Stats:
         self.respawns = 0
         self.retries = 0
         self.reader_cpu_seconds = 0.0
+        self._readers: Readers | None = None
+        self._before = 0, 0.0
         self.bad_chains: list[str] = []
         self.causes: dict[str, float] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
@@ -101,15 +103,21 @@ class Stats:
         place = {"epoch": batch.plan.epoch, "consumed": batch.plan.consumed}
         self.trace.add("consumer", f"wait: {cause}", now - waited, now, **place)
 
-    def reader_alive(self, readers: Readers) -> None:
-        """Take over what the readers count themselves."""
-        self.respawns = readers.respawns
-        self.reader_cpu_seconds = readers.cpu_seconds()
+    def follow(self, readers: Readers | None) -> None:
+        """From now on these read; None: nobody."""
+        self._look_at_readers()
+        self._before = self.respawns, self.reader_cpu_seconds
+        self._readers = readers
 
-    reader_done = reader_alive
+    def _look_at_readers(self) -> None:
+        readers, (respawns, seconds) = self._readers, self._before
+        if readers is not None:
+            self.respawns = respawns + readers.respawns
+            self.reader_cpu_seconds = seconds + readers.cpu_seconds()
 
     def summary(self) -> dict[str, Any]:
         """Everything, JSON-ready. Times in milliseconds or seconds as the names say."""
+        self._look_at_readers()
         return {
             "pid": os.getpid(),
             "seconds": time.perf_counter() - self.begun,

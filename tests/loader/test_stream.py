@@ -102,6 +102,11 @@ def test_batch_size_and_number_of_threads_change_nothing(
 def test_a_reader_process_gives_the_same_bytes(dataset: Dataset, reference: list[str]) -> None:
     with open_loader(dataset, reader="process") as loader:
         assert sample_digests(loader) == reference
+        used = loader.stats()["reader_cpu_seconds"]
+        assert used > 0
+        loader.close()
+        sample_digests(loader, 1)
+        assert loader.stats()["reader_cpu_seconds"] > used  # of all readers so far
 
 
 def test_another_seed_or_epoch_gives_other_samples(dataset: Dataset, reference: list[str]) -> None:
