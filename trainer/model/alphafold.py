@@ -71,6 +71,16 @@ class AlphaFold(nn.Module):
             if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
+    def half_weights(self) -> frozenset[str]:
+        """Names of the weights that are only used in autocast's type: all matrices but the
+        structure module's.
+        """
+        return frozenset(
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.dim() > 1 and not name.startswith("structure_module.")
+        )
+
     per_recycle: Final = RECYCLE_FEATURES
     """Features whose first axis counts the recycles."""
 

@@ -51,16 +51,22 @@ def test_a_resumed_run_goes_on_within_a_millionth(
     assert losses(4, "parts") + losses(8, "parts", resume=True) == pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "fused"])
+@pytest.mark.parametrize(
+    ("precision", "kernels"), [("fp32", "torch"), ("fp32", "fused"), ("bf16", "fused")]
+)
 def test_steps_as_cuda_graphs_are_the_same_steps_whatever_the_recycles(
-    tiny_dataset: str, tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: str,
+    tmp_path: Path,
+    precision: str,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replays = []
     recorded = graphs._Recording.__call__
     monkeypatch.setattr(
         graphs._Recording, "__call__", lambda *args: replays.append(1) or recorded(*args)
     )
-    settings = config(10, kernels=kernels, loader={"max_recycling_iters": 3})
+    settings = config(10, precision=precision, kernels=kernels, loader={"max_recycling_iters": 3})
     eager = train(settings.replace(cuda_graphs=False), tiny_dataset, out=tmp_path / "eager")
     graphed = train(settings, tiny_dataset, out=tmp_path / "graph")
     assert len({line["recycles"] for line in read_steps(tmp_path / "graph")[2:]}) > 2
