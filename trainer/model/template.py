@@ -165,7 +165,7 @@ class TemplatePointwiseAttention(nn.Module):
         biases = []
         if template_mask is not None:
             biases = [mask_bias(template_mask, self.inf)[..., None, None, None, None, :]]
-        kv = t.movedim(-4, -2)  # [*, R, R, T, c_t]
+        kv = t.movedim(-4, -2).contiguous()  # [*, R, R, T, c_t], copied once for both layers
         return self.mha(z[..., None, :], kv, biases).squeeze(-2)  # type: ignore[no-any-return]
 
 
