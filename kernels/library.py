@@ -246,7 +246,7 @@ class Operator:
         self.name = name
         self.function: Any = function
         # What `function.apply` calls after a look for functorch at each argument: 10 us.
-        self._apply: Any = super(torch.autograd.Function, function).apply
+        self._apply: Any = super(torch.autograd.Function, function).apply  # type: ignore[misc]
         self._forward = _Op(name, self._compute_forward)
         self._backward = _Op(f"{name}_backward", self._compute_backward)
         torch.library.register_autograd(

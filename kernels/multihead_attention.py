@@ -36,9 +36,13 @@ class FusedMultiheadAttention(Fused):
     ) -> tuple[Tensor, Tensor | None]:
         """As the original's; what returns weights or is unusual goes to the original."""
         masks = (key_padding_mask, attn_mask)
-        fits = _fits(self, query, key, value) and _masks_agree(*masks)
         plain = key_padding_mask is None and attn_mask is None
-        if need_weights or not fits or (plain and _torch_has_a_kernel(self, query, key, value)):
+        if (
+            need_weights
+            or (plain and _torch_has_a_kernel(self, query, key, value))
+            or not _fits(self, query, key, value)
+            or not (plain or _masks_agree(*masks))
+        ):
             return super().forward(  # type: ignore[misc,no-any-return]
                 query, key, value, key_padding_mask, need_weights, attn_mask,
                 average_attn_weights, is_causal,
@@ -70,10 +74,10 @@ def _torch_has_a_kernel(module: Any, query: Tensor, key: Tensor, value: Tensor) 
     padding mask it takes twice as long as this one.
     """
     return (
-        query is key
+        not module.training
+        and query is key
         and key is value
         and module.batch_first
-        and not module.training
         and not torch.is_grad_enabled()
         and module.in_proj_bias is not None
         and module.num_heads % 2 == 0
