@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/loader_side_by_side.py --openfold CHECKOUT --out h200.json
 
 At the same time: steps of 250 ms for both presets, two processes that sleep, `--steps` each; and
-beside them, one after another, steps of 50 ms of matrix products for both presets, then the same
-with a torch DataLoader of 14 workers that runs OpenFold's transforms.
+beside them, one after another, copies, CPU and GPU time of a sample, steps of 50 ms of matrix
+products for both presets, then a torch DataLoader of 14 workers with OpenFold's transforms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def merged(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.json")):
         one = json.loads(path.read_text())
         result["machine"] = {k: v for k, v in one["machine"].items() if k != "command"}
-        result["data"] = one.get("data")
+        result |= {k: v for k, v in one.items() if k not in ("machine", "presets")}
         result["runs"][path.stem] = one["machine"]["command"]
         for preset, figures in one["presets"].items():
             result["presets"].setdefault(preset, {}).update(figures)
@@ -72,8 +72,9 @@ def main() -> None:
         ]  # fmt: skip
         try:
             fifty = ["--steps", steps, "--slow-steps", "0"]
-            host = run(folder / "50_ms.json", common, "--stages", "host cold feed", *fifty)
-            assert host.wait() == 0
+            stages = "copy host featurise cold feed"
+            main = run(folder / "50_ms.json", common, "--stages", stages, *fifty)
+            assert main.wait() == 0
             args.out.write_text(json.dumps(merged(folder), indent=1))
             if args.openfold is not None:
                 words = ["--stages", "peer", "--sleep", "--openfold", str(args.openfold)]

@@ -48,6 +48,7 @@ class Shelf:
         until = time.monotonic() + seconds
         with self._lock:
             while not self._batches:
+                self._wake_feeder()
                 if not self._arrived.wait(until - time.monotonic()):
                     return None
             return self._batches.popleft()
@@ -55,9 +56,13 @@ class Shelf:
     def refill(self) -> None:
         """The consumer has what it took: if little is left, let the feeder go on."""
         with self._lock:
-            if not self._filling and len(self._batches) <= self._left:
-                self._filling = True
-                self._wanted.notify()
+            if len(self._batches) <= self._left:
+                self._wake_feeder()
+
+    def _wake_feeder(self) -> None:
+        if not self._filling:
+            self._filling = True
+            self._wanted.notify()
 
     def wait_for_room(self) -> bool:
         """Sleep while enough is there; False once the shelf is closed."""

@@ -65,6 +65,15 @@ def test_the_feeder_sleeps_until_one_is_left_and_the_consumer_has_what_it_took()
     assert not feeding.is_alive()
 
 
+def test_a_consumer_that_never_says_that_it_has_a_batch_is_not_left_waiting() -> None:
+    shelf = Shelf(2)
+    feeding = Feeding(shelf)
+    feeding.start()
+    assert [step_of(shelf.take(10.0)) for _ in range(7)] == list(range(7))
+    shelf.close()
+    feeding.join(10)
+
+
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_every_batch_comes_once_and_in_order_for_a_consumer_in_a_hurry(most: int) -> None:
     shelf = Shelf(most)
