@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 from evofeed.errors import CheckpointError
+from evofeed.trainer.run import checkpoint
 from evofeed.trainer.run.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -89,6 +93,48 @@ def test_leftovers_of_a_killed_write_are_never_picked_and_swept_away(tmp_path: P
     assert newest(tmp_path).step == 1
     CheckpointWriter(tmp_path)
     assert not left.exists()
+
+
+def test_a_write_cut_short_at_any_of_its_steps_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """What no `except Exception` on the way may catch, as little as SIGKILL."""
+
+    cuts = 0
+    while True:
+        folder, left = tmp_path / str(cuts), cuts
+        save(folder, 1)
+
+        def step(original: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any, **options: Any) -> Any:
+                nonlocal left
+                if left == 0:
+                    raise Killed
+                left -= 1
+                return original(*args, **options)
+
+            return counted
+
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, "_sync", step(checkpoint._sync))
+            patched.setattr(checkpoint, "_digest", step(checkpoint._digest))
+            patched.setattr(Path, "write_text", step(Path.write_text))
+            patched.setattr(Path, "rename", step(Path.rename))
+            patched.setattr("safetensors.torch.save_file", step(safetensors.torch.save_file))
+            try:
+                files = {"model": {"w": torch.ones(3)}, "ema": {"w": torch.zeros(3)}}
+                checkpoint.write_checkpoint(folder / "step_00000002", files, 2, {})
+            except Killed:
+                cut_short = True
+            else:
+                cut_short = False
+        renamed = (folder / "step_00000002").exists()
+        assert newest(folder).step == (2 if renamed else 1)
+        if not cut_short:
+            break
+        cuts += 1
+    assert cuts > 8 and renamed
 
 
 def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import torch
 
 from evofeed.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
 from evofeed.residues import RESTYPE_3
+from evofeed.trainer.losses.fape import compute_fape
 from evofeed.trainer.losses.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
 from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.rigid import (
     Rigid,
     apply,
@@ -66,6 +68,53 @@ def test_a_new_axis_is_counted_from_the_end(rigid: Rigid) -> None:
     assert rigid.unsqueeze(-1).trans.shape == (5, 1, 3)
     with pytest.raises(ValueError, match="negative"):
         rigid.unsqueeze(0)
+
+
+def test_fape_is_the_mean_error_seen_from_every_frame_wherever_the_protein_is() -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def frames(count: int) -> Rigid:
+        tensor = 10 * torch.randn(2, count, 7, generator=generator).double()
+        tensor[..., :4] /= tensor[..., :4].norm(dim=-1, keepdim=True)
+        return from_tensor_7(tensor)
+
+    pred, target = frames(6), frames(6)
+    points, goals = (20 * torch.randn(2, 9, 3, generator=generator).double() for _ in range(2))
+    ones = torch.ones(2, 6).double(), torch.ones(2, 9).double()
+    local = [
+        invert_apply(f.unsqueeze(-1), x[..., None, :, :])
+        for f, x in ((pred, points), (target, goals))
+    ]
+    error = torch.sqrt((local[0] - local[1]).square().sum(-1) + 1e-4).clamp(max=10.0) / 10.0
+    wanted = error.sum((-1, -2)) / (6 + 1e-4) / (9 + 1e-4)
+
+    def fape(shift: float, dtype: torch.dtype) -> torch.Tensor:
+        sides = [
+            (Rigid(f.rots.to(dtype), (f.trans + shift).to(dtype)), (x + shift).to(dtype))
+            for f, x in ((pred, points), (target, goals))
+        ]
+        (a, x), (b, y) = sides
+        frames_mask, points_mask = (mask.to(dtype) for mask in ones)
+        return compute_fape(
+            a, b, frames_mask, x, y, points_mask, length_scale=10.0, clamp_distance=10.0
+        )
+
+    assert torch.allclose(fape(0.0, torch.float64), wanted, rtol=1e-12)
+    assert torch.allclose(fape(500.0, torch.float32).double(), wanted, rtol=1e-4)
+
+
+def test_invariant_point_attention_is_blind_to_a_common_motion() -> None:
+    torch.manual_seed(0)
+    ipa = InvariantPointAttention(16, 8, 4, 3, 2, 2).double()
+    torch.nn.init.normal_(ipa.linear_out.weight)
+    s, z = torch.randn(1, 7, 16).double(), torch.randn(1, 7, 7, 8).double()
+    tensor = torch.randn(8, 7).double()
+    tensor[:, :4] /= tensor[:, :4].norm(dim=-1, keepdim=True)
+    frames = from_tensor_7(tensor[None, :7])
+    motion = from_tensor_7(tensor[7:])
+    moved = compose(Rigid(motion.rots, motion.trans + 1000.0), frames)
+    mask = torch.ones(1, 7).double()
+    assert torch.allclose(ipa(s, z, moved, mask), ipa(s, z, frames, mask), rtol=1e-8, atol=1e-10)
 
 
 def test_bounds_are_symmetric_ordered_and_hold_for_ideal_residues() -> None:
