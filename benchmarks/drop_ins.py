@@ -6,7 +6,8 @@
 The modules' shapes are those High-Flyer published for hfai.nn: an LSTM of 985, two
 multi-head attentions, a layer norm. GPU time of a forward pass without gradients
 (`forward`) and of forward and backward (`both`), all parameters' gradients
-included. `tf32` is float32 with `allow_tf32`. Without a GPU the script only checks that it runs.
+included, and wall time where it is short. `tf32` is float32 with `allow_tf32`. Without a GPU the
+script only checks that it runs.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def module_rows(
 
 
 def lstms() -> Iterator[Row]:
-    sizes = [(985, 4, 1000, 5), (985, 128, 100, 10), (500, 32, 200, 10)]
+    sizes = [(985, 4, 1000, 5), (985, 128, 100, 10), (500, 32, 200, 10), (64, 8, 20, 20)]
     for hidden, batch, steps, repeats in [(13, 3, 60, 1)] if TINY else sizes:
         for kind, dtype in KINDS.items():
             module = nn.LSTM(hidden, hidden, device=DEVICE, dtype=dtype)
@@ -80,7 +81,7 @@ def lstms() -> Iterator[Row]:
 
 
 def attentions() -> Iterator[Row]:
-    sizes = [(200, 256, 1024, 16), (5000, 64, 512, 8), (8, 128, 256, 8)]
+    sizes = [(200, 256, 1024, 16), (5000, 64, 512, 8), (8, 128, 256, 8), (2, 16, 64, 4)]
     for batch, length, width, heads in [(2, 3, 8, 2)] if TINY else sizes:
         for kind in ("bfloat16", "tf32"):
             for first in (True, False):
@@ -94,7 +95,7 @@ def attentions() -> Iterator[Row]:
 
 
 def layer_norms() -> Iterator[Row]:
-    for shape in [(2, 3, 8)] if TINY else [(200, 128, 1024), (1, 256, 256, 128)]:
+    for shape in [(2, 3, 8)] if TINY else [(200, 128, 1024), (1, 256, 256, 128), (1, 16, 64)]:
         for kind in ("bfloat16", "tf32"):
             module = nn.LayerNorm(shape[-1], device=DEVICE, dtype=KINDS[kind])
             x = torch.randn(shape, device=DEVICE, dtype=KINDS[kind], requires_grad=True)
@@ -169,6 +170,7 @@ def openfold_rows(checkout: Path) -> Iterator[Row]:
         fused = to_fused(copy.deepcopy(plain), report)
         exact = Block(plain, S, N)
         ours = Block(fused, S, N)
+        recorded = Block(to_fused(copy.deepcopy(fused), cuda_graphs=True), S, N)
         outputs = []
         for block in (exact, ours):
             block.block.eval()
@@ -178,9 +180,12 @@ def openfold_rows(checkout: Path) -> Iterator[Row]:
         gaps = [
             float((b - a).float().norm() / a.float().norm()) for a, b in zip(*outputs, strict=True)
         ]
-        for who, block in (("OpenFold", exact), ("to_fused(OpenFold)", ours)):
-            hows = ["eager", "CUDA graph"]
-            if N < 300:  # compiling OpenFold's takes a minute at each size
+        with_graphs = "to_fused(OpenFold, cuda_graphs=True)"
+        for who, block in (
+            ("OpenFold", exact), ("to_fused(OpenFold)", ours), (with_graphs, recorded),
+        ):  # fmt: skip
+            hows = ["eager"] if block is recorded else ["eager", "CUDA graph"]
+            if N < 300 and block is not recorded:  # compiling OpenFold's takes a minute a size
                 hows += ["compiled", "compiled, reduce-overhead"][: 1 if block is exact else 2]
             for how in hows:
                 row: Row = {"case": f"OpenFold Evoformer block {S} x {N}", "who": who, "how": how}
@@ -206,6 +211,9 @@ def block_times(block: Block, how: str) -> Row:
     if TINY:
         block.step()
         return {}
+    held = torch.cuda.memory_allocated()
+    block.step()
+    held = torch.cuda.memory_allocated() - held  # what recordings keep
     step: Any = graphed(block.step) if how == "CUDA graph" else block.step
     times = gpu_times([step], 10)
     row = {"ms": round(times["us"] / 1e3, 3)}
@@ -213,7 +221,7 @@ def block_times(block: Block, how: str) -> Row:
     row["wall_ms"] = round(wall_us([step], 6) / 1e3, 3)
     if how != "CUDA graph":
         row["forward_ms"] = round(gpu_times([block.inference], 10)["us"] / 1e3, 3)
-        row["peak_mb"] = peak_mb(block.step)
+        row["peak_mb"] = round(peak_mb(block.step) + held / 1e6, 1)
     return row
 
 
@@ -236,8 +244,8 @@ def table(path: Path) -> str:
     result = json.loads(path.read_text())
     env, sections = result["environment"], result["sections"]
     lines = [f"{env['card']}, torch {env['torch']}, cuDNN {env['cudnn']}, {env['date']}", ""]
-    lines += ["| module | type | mode | torch, ms | evofeed, ms | ratio | difference |"]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    head = "torch, ms | evofeed, ms | ratio | torch wall, ms | evofeed wall, ms | difference"
+    lines += [f"| module | type | mode | {head} |", "| --- " * 9 + "|"]
     for section in ("lstm", "attention", "layer_norm"):
         rows = sections.get(section, [])
         keys = list(dict.fromkeys((r["case"], r["kind"], r["mode"]) for r in rows))
@@ -247,7 +255,10 @@ def table(path: Path) -> str:
                 if pair["torch"][part]:
                     a, b = (pair[who][part]["us"] / 1e3 for who in ("torch", "evofeed"))
                     shown = f"{key[2]}, {part}"
-                    cells = f"{a:.3f} | {b:.3f} | {a / b:.2f} | {pair['evofeed']['difference']:.1e}"
+                    walls = [pair[who][part].get("wall") for who in ("torch", "evofeed")]
+                    shown_walls = " | ".join("" if w is None else f"{w / 1e3:.3f}" for w in walls)
+                    cells = f"{a:.3f} | {b:.3f} | {a / b:.2f} | {shown_walls} | "
+                    cells += f"{pair['evofeed']['difference']:.1e}"
                     lines.append(f"| {key[0]} | {key[1]} | {shown} | {cells} |")
     lines += [
         "",
