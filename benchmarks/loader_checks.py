@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.arena import Arena
-from evofeed.loader.reading import slot_nbytes
 from evofeed.store import Dataset
 
 Batch = dict[str, torch.Tensor]
@@ -55,50 +53,6 @@ def want_mask(batch: Batch, name: str, value: torch.Tensor) -> torch.Tensor:
     if name not in masks:
         return torch.ones_like(value, dtype=torch.bool)
     return (batch[masks[name]] == 1)[..., None].expand(value.shape)
-
-
-def race_test(dataset: Dataset, config: LoaderConfig, device: str, count: int) -> dict[str, Any]:
-    """Freed slots are poisoned at once, copies and the consumer lag: nothing may change."""
-    with FeatureLoader(dataset, config, device="cpu", reader="thread") as loader:
-        want = [dict(batch) for _, batch in zip(range(count), loader, strict=False)]
-    plain_free = Arena.free
-
-    def poisoning_free(self: Arena, offset: int) -> None:
-        nbytes = next((n for o, n in self._slots if o == offset), 0)
-        self.array[offset : offset + nbytes] = 0xFF
-        plain_free(self, offset)
-
-    Arena.free = poisoning_free  # type: ignore[method-assign]
-    clones: list[Batch] = []
-    try:
-        catalog_loader = FeatureLoader(dataset, config, device=device)
-        catalog = catalog_loader._catalogs[0]
-        tight = int(2.5 * slot_nbytes(catalog.place(catalog.largest()), True))
-        with FeatureLoader(dataset, config, device=device, arena_nbytes=tight, ready=1) as loader:
-            stream = iter(loader)
-            batch = next(stream)
-            for number in range(count):
-                if number:
-                    batch = next(stream)
-                if device == "cuda":
-                    side = loader._feeder._maker._stream  # type: ignore[union-attr]
-                    with torch.cuda.stream(side):
-                        torch.cuda._sleep(20_000_000)  # copies lag about 10 ms behind
-                    torch.cuda._sleep(20_000_000)  # and so does the model
-                clones.append({name: value.clone() for name, value in batch.items()})
-                del batch
-    finally:
-        Arena.free = plain_free  # type: ignore[method-assign]
-    if device == "cuda":
-        torch.cuda.synchronize()
-    for here, there in zip(want, clones, strict=True):
-        for name, value in here.items():
-            got = there[name].cpu()
-            if not value.is_floating_point():
-                assert torch.equal(got, value), f"{name}: a buffer was reused too early"
-            elif "sin_cos" not in name:
-                torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
-    return {"batches": count, "arena_nbytes": tight, "equal": True}
 
 
 def hidden_syncs(dataset: Dataset, config: LoaderConfig, count: int) -> str:

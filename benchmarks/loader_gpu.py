@@ -27,7 +27,7 @@ os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from loader_checks import compare_devices, hidden_syncs, race_test  # noqa: E402
+from loader_checks import compare_devices, hidden_syncs  # noqa: E402
 from made_up_chains import SlowStorage, write_chains  # noqa: E402
 from openfold_peer import StoredChains  # noqa: E402
 
@@ -423,10 +423,6 @@ def run_stages(
             for name, config in sizes.items()
         }
         save("devices agree")
-    if "race" in stages:
-        count = 6 if small else 24
-        result["race_test"] = race_test(dataset, sizes["initial_training"], device, count)
-        save("race test passed")
     if "copy" in stages and device == "cuda":
         result["hidden_syncs"] = hidden_syncs(dataset, sizes["initial_training"], 12)
         save(f"hidden syncs: {result['hidden_syncs']}")
@@ -486,7 +482,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
-    parser.add_argument("--stages", default="devices race copy host featurise cold feed plain peer")
+    parser.add_argument("--stages", default="devices copy host featurise cold feed plain peer")
     parser.add_argument("--data", help="keep the chains here, for several runs")
     parser.add_argument("--preset", choices=["initial_training", "finetuning"])
     parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")

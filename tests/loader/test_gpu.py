@@ -13,7 +13,9 @@ from tests.loader.records import small_dataset
 from tests.loader.replayed import replay_fused
 
 from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.arena import Arena
 from evofeed.loader.featurise import recycle_features, sample_msa
+from evofeed.loader.reading import slot_nbytes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +47,43 @@ def test_a_consumer_that_lags_sees_every_batch_whole(tmp_path: Path, fused: bool
             got.append(batch["true_msa"].clone())
             del batch
     assert all(torch.equal(a, b.cpu()) for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["kernels", "plain"])
+def test_a_slot_that_is_freed_is_not_read_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """Freed slots are poisoned at once, copies and the consumer lag behind: nothing may change."""
+    dataset = small_dataset(tmp_path / "d")
+    with FeatureLoader(dataset, CONFIG, device="cpu", reader="thread") as loader:
+        want = [dict(batch) for batch in loader]
+        catalog = loader._catalogs[0]
+    tight = int(2.5 * slot_nbytes(catalog.place(catalog.largest()), True)) + 8192
+    poisoned = []
+    free = Arena.free
+
+    def poison_and_free(self: Arena, offset: int) -> None:
+        nbytes = dict(self._slots)[offset]
+        self.array[offset : offset + nbytes] = 0xFF
+        poisoned.append(nbytes)
+        free(self, offset)
+
+    monkeypatch.setattr(Arena, "free", poison_and_free)
+    got = []
+    options = {"device": "cuda", "arena_nbytes": tight, "ready": 1, "fused": fused}
+    with FeatureLoader(dataset, CONFIG, **options) as loader:
+        for batch in loader:
+            assert loader._feeder is not None
+            side = loader._feeder._maker._stream
+            assert side is not None
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(20_000_000)  # copies lag about 10 ms behind
+            torch.cuda._sleep(20_000_000)  # and so does the model
+            got.append({name: value.clone() for name, value in batch.items()})
+            del batch
+    assert len(poisoned) >= len(want)
+    for here, there in zip(want, got, strict=True):
+        assert_same(there, here, limit=1e-4)
 
 
 @pytest.mark.parametrize("path", golden_files("data/golden/*.draws.npz"), ids=lambda p: p.name)
