@@ -48,6 +48,19 @@ def buffers(rows, width, templates):
     return made
 
 
+def with_exceptions(record):
+    """Some coordinates of every template and of the structure are not what fixed point says."""
+    rng = np.random.default_rng(3)
+    changed = {}
+    for name in ("all_atom", "template_all_atom"):
+        positions = getattr(record, f"{name}_positions").copy()
+        mask = getattr(record, f"{name}_mask") * (rng.random(positions.shape[:-1]) < 0.02)
+        positions[..., 1] += np.float32(0.0004) * mask
+        changed[f"{name}_positions"] = positions
+        assert mask.reshape(-1, record.num_res * 37).any(1).all()
+    return record.replace(**changed)
+
+
 @pytest.fixture(params=[False, True], ids=["packed", "zstd"])
 def dataset(request, tmp_path):
     writer = DatasetWriter(str(tmp_path), zstd=request.param)
@@ -58,6 +71,7 @@ def dataset(request, tmp_path):
     noise = np.random.default_rng(1).normal(0, 9, full.all_atom_positions.shape)
     writer.add(full.replace(all_atom_positions=noise.astype(np.float32)))
     writer.add(random_record(21, num_res=200, num_alignments=400, num_templates=3))
+    writer.add(with_exceptions(random_record(22, num_res=50, num_templates=4)))
     writer.commit()
     return Dataset.open(tmp_path)
 
