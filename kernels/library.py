@@ -24,8 +24,9 @@ import contextlib
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -191,13 +192,15 @@ class _Pickler(pickle.Pickler):
         return len(self._found) - 1
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, found: Sequence[Any]) -> None:
-        super().__init__(buffer)
-        self._found = found
+class _Slot(NamedTuple):
+    """Stands for a tensor."""
 
+    number: int
+
+
+class _Unpickler(pickle.Unpickler):
     def persistent_load(self, number: Any) -> Any:
-        return self._found[number]
+        return _Slot(number)
 
 
 def _encode(value: Any, tensors: list[Tensor]) -> str:
@@ -207,11 +210,39 @@ def _encode(value: Any, tensors: list[Tensor]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-_bytes = lru_cache(maxsize=4096)(base64.b64decode)
-
-
 def _decode(text: str, tensors: Sequence[Any]) -> Any:
-    return _Unpickler(io.BytesIO(_bytes(text)), tensors).load()
+    value, fill = _pattern(text)
+    return value if fill is None else fill(tensors)
+
+
+@lru_cache(maxsize=4096)
+def _pattern(text: str) -> tuple[Any, Callable[[Sequence[Any]], Any] | None]:
+    """The value with slots for tensors, and what fills them: every call of compiled code does."""
+    value = _Unpickler(io.BytesIO(base64.b64decode(text))).load()
+    return value, _filler(value)
+
+
+def _filler(value: Any) -> Callable[[Sequence[Any]], Any] | None:
+    """Puts tensors into the slots of tuples, lists, dictionaries and dataclasses; None: no slot."""
+    kind = type(value)
+    if kind is _Slot:
+        return itemgetter(value.number)
+    make: Callable[[list[Any]], Any] = kind
+    if kind in (tuple, list):
+        parts = list(value)
+    elif kind is dict:
+        keys, parts = list(value), list(value.values())
+        make = lambda filled: dict(zip(keys, filled, strict=True))  # noqa: E731
+    elif is_dataclass(kind):
+        parts = [getattr(value, field.name) for field in fields(kind)]
+        make = lambda filled: kind(*filled)  # noqa: E731
+    else:
+        return None
+    fillers = [_filler(part) for part in parts]
+    if not any(fillers):
+        return None
+    pairs = list(zip(fillers, parts, strict=True))
+    return lambda tensors: make([part if fill is None else fill(tensors) for fill, part in pairs])
 
 
 _operators: dict[str, Operator] = {}
@@ -299,7 +330,7 @@ class Operator:
             for v in views
         ]
         ctx.rest = _encode((places, *layout.extra), [])
-        ctx.arguments = _decode(call, [_Slot(n) for n in range(len(tensors))])
+        ctx.arguments, _ = _pattern(call)
         ctx.count = len(tensors)
         ctx.set_materialize_grads(False)
 
@@ -324,12 +355,6 @@ class Operator:
         context = _Context(views[:count], **_decode(attributes, views[count:]))
         grads = self.function.backward(context, grad)
         return grads if isinstance(grads, tuple) else (grads,), None
-
-
-class _Slot(NamedTuple):
-    """Stands for a tensor argument."""
-
-    number: int
 
 
 def operator(name: str, *options: type) -> Callable[[type[torch.autograd.Function]], Operator]:
