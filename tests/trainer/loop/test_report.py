@@ -144,6 +144,7 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
         ("something_new", "other"),
         ("_backward_kernel", "norm"),
         ("backward_dkv_kernel", "attention"),
+        ("backward_kernel", "attention"),
         ("triangle_out_grad_kernel", "gemm"),
         ("linear_dw_kernel", "gemm"),
     ],
@@ -155,7 +156,7 @@ def test_kernels_find_their_group_by_name(name: str, group: str) -> None:
 def test_every_kernel_of_our_own_has_a_group() -> None:
     folder = Path(str(evofeed.kernels.__file__)).parent
     text = "\n".join(path.read_text() for path in folder.glob("*.py"))
-    names = re.findall(r"@triton\.jit.*?\ndef (\w+_kernel)\(", text)
+    names = re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+_kernel)\(", text)
     assert len(names) > 20
     assert [name for name in names if group_of(name) == "other"] == []
 
