@@ -3,7 +3,8 @@
 A block of AF2 takes the GPU a few milliseconds and Python two or three times as long.
 So the first call of a module with inputs of new shapes is recorded, forward and
 backward, and further calls replay it: the loop stays eager, the CPU launches two graphs
-a block. `recording.py` has the recording itself; here is when there can be one.
+a block. `recording.py` has the recording itself; here is when there can be one. Only in
+training mode: whole chains of all lengths would each need memory of their own.
 
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. An
@@ -50,7 +51,7 @@ def run(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`call(*args, **kwargs)`, the forward of `module`, from a recording where there can be one."""
-    if torch.compiler.is_compiling() or _paused:
+    if torch.compiler.is_compiling() or _paused or not module.training:
         return call(*args, **kwargs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     why_not = _why_not(tensors)
@@ -122,7 +123,7 @@ class _State:
         for value in (*args, *kwargs.values()):
             if not isinstance(value, _KNOWN):
                 return None, f"an argument is a {type(value).__name__}, no tensor and no constant"
-        found = self._recordings.setdefault(_kind(module, args, kwargs), [])
+        found = self._recordings.setdefault(_kind(args, kwargs), [])
         for recording in found:
             if not recording.taken():
                 return recording, ""
@@ -171,7 +172,7 @@ def _places(homes: Homes) -> list[tuple[int, bool]]:
     return [(value.data_ptr(), value.requires_grad) for value in values]
 
 
-def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """What two calls must have in common to share a recording."""
     grad, device = torch.is_grad_enabled(), None
     parts: list[Hashable] = []
@@ -182,7 +183,7 @@ def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> H
         else:
             parts.append((name, type(value), value))
     assert device is not None
-    return (*parts, grad, module.training, autocast_type(device), stream_number(device))
+    return (*parts, grad, autocast_type(device), stream_number(device))
 
 
 def _of_tensors(

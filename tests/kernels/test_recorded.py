@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -193,17 +195,20 @@ def test_a_second_backward_is_refused_once_the_recording_went_on(graphs: list[in
 def test_kinds_of_calls(graphs: list[int]) -> None:
     _, ours = _pair()
     x, y = torch.randn(4, 3), torch.randn(4, 3)
-    for call in (
-        lambda: ours(x, y), lambda: ours(x, y, power=2), lambda: ours(x[:2], y[:2]),
-        lambda: ours.eval()(x, y),
-    ):  # fmt: skip
-        call()
-        call()
+    for _ in range(2):
+        ours(x, y)
+        ours(x, y, power=2)
+        ours(x[:2], y[:2])
+        ours(x, y.clone().requires_grad_())
     with torch.no_grad():
         ours(x, y)
     with torch.autocast("cpu", torch.bfloat16):
         assert ours(x, y)[0].dtype is torch.float32  # times a float32 weight
     assert _recordings(ours) == 6
+    replays = len(graphs)
+    ours.eval()(x, y)
+    assert len(graphs) == replays and _recordings(ours) == 6
+    ours.train()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for rows in (5, 6, 7, 8):
@@ -249,6 +254,20 @@ def test_where_nothing_is_recorded(graphs: list[int]) -> None:
     with recorded.paused():
         _same(ours(x, x), plain(x, x))
     assert len(graphs) == count
+
+
+def test_recordings_die_with_their_module(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_capture", lambda device, pool, f: (f(), lambda: None))
+    _, ours = _pair()
+    x = torch.randn(4, 3, requires_grad=True)
+    _grads(ours, ours(x, x), [x])
+    ((only,),) = recorded._states[ours]._recordings.values()
+    held = weakref.ref(only), weakref.ref(ours)
+    del ours, only
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
 
 
 def test_what_cannot_be_recorded_runs_eagerly(
