@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import json
 import os
 import sys
@@ -38,6 +39,8 @@ from evofeed.store import Dataset  # noqa: E402
 
 def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) -> None:
     store = dist.FileStore(meeting, args.ranks)
+    if args.stuck_after:  # a rank that waits for ever says where
+        faulthandler.dump_traceback_later(args.stuck_after)
     torch.set_num_threads(1)
     device = args.device
     if device == "cuda":
@@ -171,6 +174,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--sleep", action="store_true", help="steps sleep: ranks share a GPU")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--stuck-after", type=float, help="seconds; then every thread says where")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     if args.small:
