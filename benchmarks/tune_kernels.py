@@ -81,7 +81,7 @@ def tiles(text: str) -> list[Tile]:
 
 
 FORWARD = tiles("64,64,4,2 64,128,4,2 128,64,8,2 128,128,8,2")
-BACKWARD = tiles("64,64,4,2 64,128,8,2 128,64,8,2")
+BACKWARD = tiles("64,64,4,2 64,128,8,2 128,64,4,2 128,128,8,2")
 BIAS_GRADIENT = tiles("64,64,4,2 64,64,4,3 128,64,8,2 128,64,8,3 64,128,8,2 128,128,16,2")
 
 
@@ -110,7 +110,7 @@ def attention_cases() -> Iterator[Case]:
                     tiles = HopperTiles(forward=choice)
                     return hopper.run_forward(*given[1:6], given.scale, out, tiles)
                 if part == "backward":
-                    return hopper.run_backward_of_rows(given, given.bias, choice)
+                    return hopper.run_backward_of_rows(given, choice)
                 assert given.bias is not None
                 tiles = HopperTiles(bias_gradient=choice[0], waves=choice[1])
                 return hopper.run_bias_gradient(given, given.bias, tiles)

@@ -193,8 +193,10 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
     """Sum of o * do over the head width, `[B * R, H, Q]` float32, for `[B, R, Q, H, D]` views."""
     B, R, NQ, H, D = o.shape
     delta = torch.empty((B * R, H, NQ), dtype=torch.float32, device=o.device)
-    delta_kernel[(B * R, triton.cdiv(NQ, 128), H)](
-        o, do, delta, *o.stride()[:4], R, H, NQ, D=D, BLOCK_D=padded(D), BLOCK_Q=128
+    heads, width = triton.next_power_of_2(H), padded(D)
+    block = max(16, 4096 // (heads * width))
+    delta_kernel[(B * R, triton.cdiv(NQ, block))](
+        o, do, delta, *o.stride()[:4], R, H, NQ, D=D, BLOCK_D=width, BLOCK_N=block, HEADS=heads
     )
     return delta
 

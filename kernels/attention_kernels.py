@@ -60,6 +60,23 @@ def mask_kernel(
 
 
 @triton.jit
+def _with_bias_and_mask(
+    s, BIAS, bias_at, TERM, term_at, rows, cols, bs_q, NQ, NK,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+):  # fmt: skip
+    """Logits of a tile, queries first, with the bias and the mask's term added."""
+    k_in = cols < NK
+    if HAS_BIAS:
+        bias = tl.load(BIAS + bias_at + rows[:, None] * bs_q + cols[None, :],
+                       mask=(rows < NQ)[:, None] & k_in[None, :], other=0.0)  # fmt: skip
+        s += bias.to(tl.float32)
+    if HAS_MASK:
+        term = tl.load(TERM + term_at + cols, mask=k_in, other=0.0)
+        s += term.to(tl.float32)[None, :]
+    return s
+
+
+@triton.jit
 def forward_kernel(
     Q, K, V, BIAS, TERM, FACTOR, OUT, LSE,
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor,
@@ -88,13 +105,10 @@ def forward_kernel(
         kv_in = k_in[:, None] & d_in[None, :]
         k = tl.load(K + kv, mask=kv_in, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if HAS_BIAS:
-            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
-                           mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-            s += bias.to(tl.float32)
-        if HAS_MASK:
-            term = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
-            s += term.to(tl.float32)[None, :]
+        s = _with_bias_and_mask(
+            s, BIAS, b * bs_b + h * bs_h, TERM, row.to(tl.int64) * ts_row, rows, cols, bs_q, NQ, NK,
+            HAS_BIAS, HAS_MASK,
+        )  # fmt: skip
         v = tl.load(V + kv, mask=kv_in, other=0.0)
         s *= factor
         if PAD:
@@ -114,18 +128,20 @@ def forward_kernel(
 @triton.jit
 def delta_kernel(
     OUT, DO, DELTA, os_b, os_i, os_n, os_h, R, H, N,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """delta[row, h, n] = sum over the head width of o * do."""
-    row, tile, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """delta[row, h, n] = sum over the head width of o * do, all heads at once: whole lines."""
+    row = tl.program_id(0)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
-    rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    d = tl.arange(0, BLOCK_D)
-    at = b * os_b + i * os_i + h * os_h + rows[:, None] * os_n + d[None, :]
-    inside = (rows < N)[:, None] & (d < D)[None, :]
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    h, d = tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
+    at = b * os_b + i * os_i + (n[:, None] * os_n + h[None, :] * os_h)[:, :, None] + d
+    whole = (n < N)[:, None] & (h < H)[None, :]
+    inside = whole[:, :, None] & (d < D)
     o = tl.load(OUT + at, mask=inside, other=0.0).to(tl.float32)
     do = tl.load(DO + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(DELTA + (row.to(tl.int64) * H + h) * N + rows, tl.sum(o * do, 1), mask=rows < N)
+    to = DELTA + row.to(tl.int64) * H * N + h[None, :] * N + n[:, None]
+    tl.store(to, tl.sum(o * do, 2), mask=whole)
 
 
 @triton.jit
@@ -162,13 +178,10 @@ def backward_dq_kernel(
         k = tl.load(K + kv, mask=kv_in, other=0.0)
         v = tl.load(V + kv, mask=kv_in, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if HAS_BIAS:
-            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
-                           mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
-            s += bias.to(tl.float32)
-        if HAS_MASK:
-            term = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
-            s += term.to(tl.float32)[None, :]
+        s = _with_bias_and_mask(
+            s, BIAS, b * bs_b + h * bs_h, TERM, row.to(tl.int64) * ts_row, rows, cols, bs_q, NQ, NK,
+            HAS_BIAS, HAS_MASK,
+        )  # fmt: skip
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         s = s * factor - lse[:, None]
         if PAD:

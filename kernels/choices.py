@@ -191,7 +191,8 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> HopperTiles:
     ]
     if not entries:
         return HopperTiles()
-    nearest = min(entries, key=lambda entry: abs(entry["N"] - N))
+    longer = [entry for entry in entries if entry["N"] >= N]  # short tiles waste a long row
+    nearest = min(longer or entries, key=lambda entry: abs(entry["N"] - N))
     tiles = {name: Tile(*nearest[name]) for name in ("forward", "backward", "bias_gradient")}
     return HopperTiles(**tiles, waves=nearest["waves"])
 

@@ -5,7 +5,7 @@ Letters as in `biased_attention.py`: B batch, R rows, N positions, H heads, D he
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,9 @@ from torch import Tensor
 from evofeed.kernels.attention_kernels import LOG2E
 from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
 from evofeed.kernels.choices import HopperTiles, Tile, hopper_tiles
-from evofeed.kernels.hopper_kernels import backward_kernel, bias_gradient_kernel, forward_kernel
+from evofeed.kernels.hopper_backward import backward_kernel
+from evofeed.kernels.hopper_bias_gradient import bias_gradient_kernel
+from evofeed.kernels.hopper_forward import forward_kernel
 from evofeed.kernels.launching import launch
 from evofeed.kernels.projection import padded
 
@@ -65,14 +67,19 @@ def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
 
 def _forward_bytes(N: int, D: int, tile: Tile) -> int:
     width, keys = padded(D), triton.cdiv(N, tile.columns) * tile.columns
-    own = tile.rows * width * 2 + keys * (4 * width + 2)
-    return int(own + 4 * tile.rows * tile.columns)
+    return int(tile.rows * width * 2 + keys * (4 * width + 2))
 
 
-def _backward_bytes(N: int, D: int, tile: Tile) -> int:
+def _backward_bytes(N: int, D: int, tile: Tile, resident: bool = False) -> int:
+    """With all keys and values in shared memory (`resident`), or two tiles of them.
+
+    The log-sum-exps and deltas lie where the gradient of the logits comes later.
+    """
     width, queries = padded(D), max(2, triton.cdiv(N, tile.rows)) * tile.rows
-    own = queries * (8 * width + 32) + tile.columns * width * 8
-    return int(own + 6 * tile.rows * tile.columns)
+    keys = triton.cdiv(N, tile.columns) * tile.columns
+    own = queries * (8 * width + 32) + keys * 2
+    held = keys if resident else 2 * tile.columns
+    return int(own + held * width * 4 + max(2 * tile.rows * tile.columns, 8 * queries))
 
 
 def run_forward(
@@ -108,25 +115,28 @@ def run_backward(given: Given, tiles: HopperTiles | None = None) -> Tensor | Non
     N, D = given.q.shape[2], given.q.shape[-1]
     tiles = tiles or hopper_tiles(N, D, given.bias is not None)
     bias = _even(given.bias)
-    run_backward_of_rows(given, bias, tiles.backward)
+    run_backward_of_rows(given, tiles.backward)
     return None if bias is None else run_bias_gradient(given, bias, tiles)
 
 
-def run_backward_of_rows(given: Given, bias: Tensor | None, tile: Tile) -> None:
-    """Writes dq, dk and dv; rows of the bias start at multiples of 16 bytes."""
+def run_backward_of_rows(given: Given, tile: Tile) -> None:
+    """Writes dq, dk and dv."""
     B, R, N, H, D = given.q.shape
     if _backward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
+    keys_first = None if given.bias is None else _even(given.bias.transpose(2, 3)).contiguous()
     launch(
         backward_kernel, (B * R, H),
-        (*_tensors(given, bias), *given.grads, *_eighths(given.q), *_eighths(given.grads[0]),
-         *_eighths(given.do), *_bias_strides(bias), _eighth(given.mask and given.mask.term),
-         R, H, N, float(given.scale * LOG2E), float(given.scale)),
+        (*_tensors(given, keys_first), *given.grads, *_eighths(given.q),
+         *_eighths(given.grads[0]), *_eighths(given.do), *_bias_strides(keys_first),
+         _eighth(given.mask and given.mask.term), R, H, N, float(given.scale * LOG2E),
+         float(given.scale)),
         # Triton 3.6 cannot compile it for a single tile each way: a second one is empty
         {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
-         "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
-         "HAS_MASK": given.mask is not None, "PAD": _pads(N, tile) or tile.rows >= N,
-         "num_warps": tile.warps},
+         "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
+         "HAS_MASK": given.mask is not None,
+         "RESIDENT": _backward_bytes(N, D, tile, resident=True) <= SHARED_BYTES,
+         "PAD": _pads(N, tile) or tile.rows >= N, "num_warps": tile.warps},
     )  # fmt: skip
 
 
@@ -160,6 +170,10 @@ def _pads(N: int, tile: Tile) -> bool:
     return N % tile.rows != 0 or N % tile.columns != 0
 
 
+@overload
+def _even(bias: Tensor) -> Tensor: ...
+@overload
+def _even(bias: Tensor | None) -> Tensor | None: ...
 def _even(bias: Tensor | None) -> Tensor | None:
     """The bias with rows that start at multiples of 16 bytes."""
     return (

@@ -4,7 +4,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from evofeed.kernels import hopper_kernels as kernels
+from evofeed.kernels.hopper_backward import backward_kernel
+from evofeed.kernels.hopper_bias_gradient import bias_gradient_kernel
+from evofeed.kernels.hopper_forward import forward_kernel
 
 POINTERS = "Q K V BIAS TERM OUT DO DQ DK DV".split()
 
@@ -36,10 +38,12 @@ def compile_kernel(kernel, warps, maxnreg=None, **sizes):
 
 
 TILE = {"BLOCK_Q": 64, "BLOCK_K": 64}
+WIDE = {"BLOCK_Q": 128, "BLOCK_K": 128, "K_TILES": 3}
 TEXTS = [
-    compile_kernel(kernels.forward_kernel, 4, **TILE, TILES=4),
-    compile_kernel(kernels.backward_kernel, 4, **TILE, Q_TILES=4, K_TILES=4),
-    compile_kernel(kernels.bias_gradient_kernel, 4, **TILE, STAGES=3),
-    compile_kernel(kernels.bias_gradient_kernel, 8, 128, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
+    compile_kernel(forward_kernel, 4, **TILE, TILES=4),
+    compile_kernel(backward_kernel, 4, **TILE, Q_TILES=4, K_TILES=4, RESIDENT=True),
+    compile_kernel(backward_kernel, 8, **WIDE, Q_TILES=3, RESIDENT=False),
+    compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3),
+    compile_kernel(bias_gradient_kernel, 8, 128, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))
