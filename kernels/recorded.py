@@ -91,6 +91,8 @@ def _why_not(tensors: Sequence[Tensor]) -> str | None:
         return "hooks on saved tensors are active (activation checkpointing or offloading)"
     if torch._C._current_graph_task_id() != -1:
         return "it was called inside a backward pass (activation checkpointing)"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func is active"
     if torch.is_inference_mode_enabled():
         return "inference mode is on; torch.no_grad would do"
     if torch.is_anomaly_enabled():

@@ -110,7 +110,7 @@ class Recording:
         """What the module's forward returns for these inputs."""
         if self._given:
             weights = [home[name] for home, name in self._learnt]
-            results = _Replayed.apply(self, len(given), *given, *weights)
+            results = _replayed(self, len(given), *given, *weights)
         else:
             results = self.forth(given)
         return results[0] if self._single else tuple(results)
@@ -165,6 +165,10 @@ class _Replayed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, None, *ctx.recording.back(ctx.turn, grads)
+
+
+# Without `apply`'s look at each of a hundred weights for functorch; nothing is recorded under it.
+_replayed: Any = super(torch.autograd.Function, _Replayed).apply
 
 
 def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:

@@ -245,6 +245,7 @@ def test_where_nothing_is_recorded(graphs: list[int]) -> None:
         "inside a backward": lambda: checkpoint(ours, x, x, use_reentrant=True),
         "a list": lambda: ours(x, x, power=[1]),
         "inference mode": lambda: torch.inference_mode()(ours)(x, x),
+        "torch.func": lambda: torch.func.vmap(lambda t: ours(t, t)[0])(x.detach()[None]),
     }.items():
         with pytest.warns(RuntimeWarning, match=f"Layer runs without CUDA graphs: .*{reason}"):
             try:
