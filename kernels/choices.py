@@ -94,8 +94,8 @@ DEFAULTS: dict[str, Tile] = {
     "triangle_in_grad": Tile(64, 64, 4, 2),
     "triangle_out": Tile(64, 128, 4, 1),
     "triangle_out_grad": Tile(32, 128, 4, 1),
-    "outer_project": Tile(64, 128, 4, 3),
-    "outer_dproject": Tile(64, 128, 4, 2),
+    "outer_project": Tile(64, 32, 4, 3),
+    "outer_dproject": Tile(64, 32, 4, 2),
     "outer_dw": Tile(64, 128, 4, 3),
     # of a softmax: lines of 256 keys (as many elements in all)
     "softmax": Tile(8, 1, 4, 3, 8),

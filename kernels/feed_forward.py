@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels import hopper_transition as hopper
 from evofeed.kernels.backend import compute_dtype, usable
 from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.library import operator
@@ -24,6 +25,7 @@ from evofeed.kernels.projection import (
     pack,
     project,
     relu_grad,
+    scaled,
     weight_grad,
 )
 from evofeed.kernels.sums import column_sums
@@ -77,23 +79,26 @@ class _Transition(torch.autograd.Function):
         eps, residual, dtypes = ctx.options
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
-        dy = dout.to(w2.dtype)
-        if mask is not None:
-            dy = dy * mask[:, None].to(dy.dtype)
+        # else the norm's backward pass reads dout, and sums it too
+        own_sums = mask is not None or not residual or dout.dtype is not w2.dtype
+        dy, *out_sums = scaled(dout, w2.dtype, mask=mask) if own_sums else (dout,)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
-        hidden = project(normed, w1, b1, relu=True)
-        dhidden, hidden_sums = relu_grad(dy, w2, hidden)
-        dw2 = weight_grad(dy, hidden)
-        del hidden
-        dw1 = weight_grad(dhidden, normed)
-        summed_there = residual and mask is None  # the norm reads dout then, so it sums it too
+        if hopper.fits(normed, w1):
+            dhidden, *sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
+            dw1, dw2 = column_sums(sums[:2], w1.dtype)
+            dw1, dw2, hidden_sums = dw1.view(w1.shape), dw2.view(w2.shape), sums[2]
+        else:
+            hidden = project(normed, w1, b1, relu=True)
+            dhidden, hidden_sums = relu_grad(dy, w2, hidden)
+            dw1, dw2 = weight_grad(dhidden, normed), weight_grad(dy, hidden)
+            del hidden
+        del normed
         dx, norm_sums = norm_rows_grad(
             torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
-            residual_sum=summed_there,
+            residual_sum=not own_sums,
         )  # fmt: skip
-        of_norm, db1 = column_sums([norm_sums, hidden_sums], dtypes[0])
-        dgamma, dbeta, *rest = torch.split(of_norm, C)
-        db2 = rest[0] if summed_there else dy.sum(0)
+        of_norm, db1, *rest = column_sums([norm_sums, hidden_sums, *out_sums], dtypes[0])
+        dgamma, dbeta, db2 = (*torch.split(of_norm, C), *rest)
         grads = [dgamma, dbeta, dw1, db1, dw2, db2]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
         return dx.view(x.shape), None, *grads, None, None, None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels import hopper_gated as hopper
 from evofeed.kernels.attention import (
     MAX_HEAD_WIDTH,
     Given,
@@ -31,7 +32,6 @@ from evofeed.kernels.backend import compute_dtype, triton, usable
 from evofeed.kernels.checks import check_device, check_shape, check_type
 from evofeed.kernels.choices import tile
 from evofeed.kernels.gated_output_kernels import (
-    dropped_kernel,
     gated_output_grad_kernel,
     gated_output_kernel,
 )
@@ -46,6 +46,7 @@ from evofeed.kernels.projection import (
     padded,
     precision,
     project,
+    scaled,
     weight_grad,
 )
 from evofeed.kernels.sums import column_sums
@@ -156,14 +157,19 @@ class _GatedAttention(torch.autograd.Function):
         columns = 4 * width + (H if ctx.own_bias else 0)
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
-        do, gated = torch.empty_like(attended), torch.empty_like(attended)
-        as_it_is = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
-        dy, out_sums = (dout, None) if as_it_is else _dropped(dout, plan.drop, plan.dtype)
-        delta, gate_sums = _gated_output_grad(
-            torch.mm(dy, out_weight), attended, qkvg, g_bias, do, dpacked, gated, plan
-        )
-        dwo = weight_grad(dy, gated.view(M, width))
-        del gated, dy
+        do = torch.empty_like(attended)
+        residual_sums = False
+        if hopper.fits(x, width, plan.dtype):
+            delta, weight_sums, *out_sums = hopper.run_output_grad(
+                dout, plan.drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
+                dpacked[:, 3 * width : 4 * width], plan.columns,
+            )  # fmt: skip
+            dwo = column_sums([weight_sums], plan.dtype)[0].view(out_weight.shape)
+        else:
+            residual_sums = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
+            dwo, delta, out_sums = _output_grads(
+                dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, not residual_sums
+            )
         masked = None if term is None else Masked(term, factor)
         dbias = run_backward(Given(
             _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
@@ -176,12 +182,11 @@ class _GatedAttention(torch.autograd.Function):
         normed = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
-            dout if plan.residual else None, normed, residual_sum=as_it_is,
+            dout if plan.residual else None, normed, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed)
-        parts = [norm_sums, gate_sums, *([] if out_sums is None else [out_sums])]
-        of_norm, dg_bias, *rest = column_sums(parts, ctx.dtypes[0])
-        dbo = of_norm[2 * C :] if as_it_is else rest[0]
+        of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], ctx.dtypes[0])
+        dbo = of_norm[2 * C :] if residual_sums else rest[0]
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
         dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
         grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
@@ -210,6 +215,11 @@ def _gated_output(
     plan: _Plan,
 ) -> Tensor:  # fmt: skip
     C, K = weight.shape
+    if hopper.fits(x, K, weight.dtype):
+        gate = qkvg[:, 3 * K :]
+        return hopper.run_output(
+            attended, gate, gate_bias, weight, bias, x, plan.drop, plan.residual
+        )
     M = attended.numel() // K
     out = torch.empty_like(x)
     block, drop = tile("gated_output", K, weight.dtype), plan.drop
@@ -225,20 +235,21 @@ def _gated_output(
     return out
 
 
-def _dropped(dout: Tensor, drop: Drop, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """dout `[M, C]` times the dropout mask, in `dtype`, and parts of the sums of its columns."""
-    M, C = dout.shape
-    keep = drop.mask is not None or dout.dtype is not dtype
-    dy = torch.empty((M, C), dtype=dtype, device=dout.device) if keep else dout
-    rows, tiles_each = max(1, 4096 // padded(C)), 4
-    programs = triton.cdiv(M, rows * tiles_each)
-    partial = torch.empty((programs, C), dtype=torch.float32, device=dout.device)
-    launch(
-        dropped_kernel, (programs,),
-        (dout, drop.mask, dy, partial, M, C, *drop.strides(), tiles_each),
-        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None, "KEEP": keep},
-    )  # fmt: skip
-    return dy, partial
+def _output_grads(
+    dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
+    dpacked: Tensor, plan: _Plan, sums: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """Fills `do` and the gate's part of `dpacked`.
+
+    Returns the gradient of the output's weight, delta, and parts of the gradients of the
+    gate's bias and (with `sums`) of the output's.
+    """
+    gated = torch.empty_like(attended)
+    dy, *out_sums = scaled(dout, plan.dtype, plan.drop) if sums else (dout,)
+    delta, gate_sums = _gated_output_grad(
+        torch.mm(dy, weight), attended, qkvg, gate_bias, do, dpacked, gated, plan
+    )
+    return weight_grad(dy, gated.view(-1, weight.shape[1])), delta, [gate_sums, *out_sums]
 
 
 def _gated_output_grad(

@@ -7,7 +7,7 @@ Letters: M rows, K = H * D channels of the attention's output, N channels of the
 from evofeed.kernels.backend import tl, triton
 from evofeed.kernels.projection_kernels import drop_row
 
-__all__ = ["dropped_kernel", "gated_output_grad_kernel", "gated_output_kernel"]
+__all__ = ["gated_output_grad_kernel", "gated_output_kernel"]
 
 
 @triton.jit
@@ -42,30 +42,6 @@ def gated_output_kernel(
         if HAS_RES:
             y += tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
         tl.store(OUT + flat, y.to(OUT.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def dropped_kernel(
-    DOUT, DROP, DY, PARTIAL, M, N, drop_1, drop_2, drop_rows, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """DY = DOUT * DROP (with KEEP), and each program's sums of its columns, `[programs, N]`."""
-    n = tl.arange(0, BLOCK_N)
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(tiles_each):
-        tile = step * tl.num_programs(0) + tl.program_id(0)
-        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = (rows < M)[:, None] & (n < N)[None, :]
-        flat = rows.to(tl.int64)[:, None] * N + n[None, :]
-        y = tl.load(DOUT + flat, mask=inside, other=0.0).to(tl.float32)
-        if HAS_DROP:
-            at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
-            y *= drop.to(tl.float32)
-        if KEEP:
-            tl.store(DY + flat, y.to(DY.dtype.element_ty), mask=inside)
-        sums += y
-    tl.store(PARTIAL + tl.program_id(0) * N + n, tl.sum(sums, 0), mask=n < N)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from torch import Tensor
 from evofeed.kernels import reference
 from evofeed.kernels.attention_kernels import LOG2E
 from evofeed.kernels.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.gated import AttentionWeights
 from evofeed.kernels.global_attention_kernels import (
     attend_grad_kernel,
     attend_kernel,
@@ -29,26 +30,12 @@ from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.norm import layer_norm
 from evofeed.kernels.projection import pack, padded, precision, project
+from evofeed.kernels.sums import column_sums
 
-__all__ = ["GlobalAttentionWeights", "global_attention_fits", "global_column_attention"]
+__all__ = ["global_attention_fits", "global_column_attention"]
 
 BLOCK_S = 128
 ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalAttentionWeights:
-    """Parameters of one global column attention, as OpenFold names them; k and v are `[D, C]`."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    g_bias: Tensor
-    o: Tensor
-    o_bias: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +99,11 @@ class _GlobalColumnAttention(torch.autograd.Function):
         gated = gkv.new_empty((B * S * R, K))
         seqs = _seqs_each(dout, B, S, triton.cdiv(R, ROWS))
         partial = dout.new_empty((triton.cdiv(S, seqs), B, R, K), dtype=torch.float32)
+        grid = (triton.cdiv(R, ROWS), partial.shape[0], B)
+        sums = dout.new_empty((grid[0] * grid[1] * B, K + C), dtype=torch.float32)
         launch(
-            gated_broadcast_grad_kernel, (triton.cdiv(R, ROWS), partial.shape[0], B),
-            (dout, wo, attended, gkv, g_bias, dgkv, gated, partial, S, R, K, C, gkv.stride(0),
+            gated_broadcast_grad_kernel, grid,
+            (dout, wo, attended, gkv, g_bias, dgkv, gated, partial, sums, S, R, K, C, gkv.stride(0),
              dgkv.stride(0), seqs),
             {"BLOCK_R": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
              "PRECISION": precision(plan.dtype), "num_warps": 8},
@@ -137,10 +126,10 @@ class _GlobalColumnAttention(torch.autograd.Function):
         )  # fmt: skip
         dpacked = torch.mm(dgkv.t(), xn.view(-1, C))
         flat = dout.view(-1, C).to(plan.dtype)
+        dg_bias, do_bias = torch.split(column_sums([sums], torch.float32)[0], [K, C])
         grads = [
             torch.mm(dquery.t(), mean.view(-1, C)), dpacked[K : K + D], dpacked[K + D :],
-            dpacked[:K], dgkv[:, :K].sum(0, dtype=torch.float32), torch.mm(flat.t(), gated),
-            flat.sum(0, dtype=torch.float32),
+            dpacked[:K], dg_bias, torch.mm(flat.t(), gated), do_bias,
         ]  # fmt: skip
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
         return None, dxn, dout if plan.residual else None, None, *grads
@@ -177,7 +166,7 @@ def _column_tile(query: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def global_attention_fits(x: Tensor, weights: GlobalAttentionWeights, heads: int) -> bool:
+def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
     """Whether the fused op takes this input: at most 256 channels, a head width up to 64."""
     K, C = weights.q.shape
     return (
@@ -191,7 +180,7 @@ def global_attention_fits(x: Tensor, weights: GlobalAttentionWeights, heads: int
 
 def global_column_attention(
     x: Tensor,
-    weights: GlobalAttentionWeights,
+    weights: AttentionWeights,
     heads: int,
     mask: Tensor,
     *,
@@ -203,7 +192,7 @@ def global_column_attention(
 
     Args:
         x: `[B, S, R, C]`.
-        weights: the parameters.
+        weights: the parameters; k and v are `[D, C]`, shared by all heads.
         heads: H.
         mask: `[B, S, R]`, 1 where a sequence takes part, else 0. A column without one
             averages the values of all its sequences, as in AF2.

@@ -180,13 +180,14 @@ def gated_broadcast_kernel(
 
 @triton.jit
 def gated_broadcast_grad_kernel(
-    DOUT, W, O_, GATE, GATE_BIAS, DGATE, GATED, PARTIAL, S, R, K, N, gate_stride, d_stride,
+    DOUT, W, O_, GATE, GATE_BIAS, DGATE, GATED, PARTIAL, SUMS, S, R, K, N, gate_stride, d_stride,
     seqs_each, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of the result: of GATE, GATED = sigmoid(..) * O, and of O.
 
-    The last as PARTIAL `[splits, B, R, K]`, summed over `seqs_each` sequences.
+    The last as PARTIAL `[splits, B, R, K]`, summed over `seqs_each` sequences. SUMS
+    `[programs, K + N]`: each program's sums of the gate's gradient and of DOUT.
     """
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     split, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -198,17 +199,24 @@ def gated_broadcast_grad_kernel(
     o = tl.load(O_ + at, mask=rk_in, other=0.0).to(tl.float32)
     shift = tl.load(GATE_BIAS + k, mask=k_in, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
+    sum_gate = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
+    sum_out = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
     for s in range(split * seqs_each, tl.minimum((split + 1) * seqs_each, S)):
         row = (b * S + s) * R + r
         dout = tl.load(DOUT + row[:, None] * N + n[None, :], mask=rn_in, other=0.0).to(w.dtype)
+        sum_out += dout.to(tl.float32)
         grad = tl.dot(dout, w, input_precision=PRECISION)
         gate = tl.load(GATE + row[:, None] * gate_stride + k[None, :], mask=rk_in, other=0.0)
         open_ = tl.sigmoid(gate.to(tl.float32) + shift[None, :])
         total += grad * open_
         dgate = grad * o * open_ * (1.0 - open_)
+        sum_gate += dgate
         tl.store(DGATE + row[:, None] * d_stride + k[None, :],
                  dgate.to(DGATE.dtype.element_ty), mask=rk_in)  # fmt: skip
         tl.store(GATED + row[:, None] * K + k[None, :], (open_ * o).to(GATED.dtype.element_ty),
                  mask=rk_in)  # fmt: skip
     slab = (split * tl.num_programs(2) + b) * R * K
     tl.store(PARTIAL + slab + r[:, None] * K + k[None, :], total, mask=rk_in)
+    program = (b * tl.num_programs(1) + split) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(SUMS + program * (K + N) + k, tl.sum(sum_gate, 0), mask=k_in)
+    tl.store(SUMS + program * (K + N) + K + n, tl.sum(sum_out, 0), mask=n_in)

@@ -20,7 +20,6 @@ from evofeed.kernels.gated import (
     gated_attention_fits,
 )
 from evofeed.kernels.global_attention import (
-    GlobalAttentionWeights,
     global_attention_fits,
     global_column_attention,
 )
@@ -226,10 +225,7 @@ def global_attention(
 ) -> Tensor | None:
     """Fused global column attention of m, or None where it does not fit."""
     norm, mha, flat = module.layer_norm_m, module.global_attention, four_axes(m)
-    weights = GlobalAttentionWeights(
-        norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
-        mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias,
-    )  # fmt: skip
+    weights = attention_weights(norm, mha)
     if not global_attention_fits(flat, weights, mha.no_heads):
         return None
     rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)

@@ -90,8 +90,9 @@ def _masked(source: Tensor, mask: Tensor, to: Tensor, sums: bool = False) -> Ten
 def _options(op: str, E: int, N: int, dtype: torch.dtype) -> dict[str, Any]:
     block = tile(op, N, dtype)
     return {
-        "E": E, "BLOCK_J": block.rows, "BLOCK_N": padded(N), "PRECISION": precision(dtype),
-        "num_warps": block.warps, "num_stages": block.stages,
+        "E": E, "BLOCK_CE": max(E, min(block.columns, E * E)), "BLOCK_J": block.rows,
+        "BLOCK_N": padded(N), "PRECISION": precision(dtype), "num_warps": block.warps,
+        "num_stages": block.stages,
     }  # fmt: skip
 
 
@@ -203,6 +204,7 @@ def _outer_dw(
     splits = triton.cdiv(B * R, i_each)
     partial = torch.empty((splits, E * E * N), dtype=torch.float32, device=scaled.device)
     options = _options("outer_dw", E, N, scaled.dtype)
+    del options["BLOCK_CE"]
     launch(
         outer_dw_kernel, (groups, splits), (outer, scaled, partial, B, R, N, i_each),
         {"ROWS_C": rows_c, **options},

@@ -47,20 +47,21 @@ def masked_halves_kernel(
 @triton.jit
 def outer_project_kernel(
     OUTER, W, BIAS, NORM, RES, OUT, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_CE: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`."""
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    ce, n = tl.arange(0, BLOCK_CE), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     width = R * E
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
-    for c in range(E):
+    for c in range(0, E, BLOCK_CE // E):
         start = (b * width + i * E + c) * width
-        a = tl.load(OUTER + start + j[:, None] * E + e[None, :], mask=j_in[:, None], other=0.0)
-        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+        at = (ce // E * width + ce % E)[None, :] + j[:, None] * E
+        a = tl.load(OUTER + start + at, mask=j_in[:, None], other=0.0)
+        w = tl.load(W + (c * E + ce)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
     pair = (b * R + i) * R + j
@@ -75,7 +76,8 @@ def outer_project_kernel(
 @triton.jit
 def outer_dproject_kernel(
     DOUT, W, NORM, DSCALED, DOUTER, PARTIAL, R, N,
-    E: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_CE: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """DSCALED = DOUT / NORM and DOUTER[b, i, :, j, :] = DSCALED[b, i, j] W^T.
 
@@ -83,7 +85,7 @@ def outer_dproject_kernel(
     """
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    e, n = tl.arange(0, E), tl.arange(0, BLOCK_N)
+    ce, n = tl.arange(0, BLOCK_CE), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     inside = j_in[:, None] & n_in[None, :]
     pair = (b * R + i) * R + j
@@ -95,12 +97,12 @@ def outer_dproject_kernel(
     program = (b * R + i) * tl.num_programs(0) + tl.program_id(0)
     tl.store(PARTIAL + program * N + n, tl.sum(dout, 0), mask=n_in)
     width = R * E
-    for c in range(E):
-        w = tl.load(W + (c * E + e)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
+    for c in range(0, E, BLOCK_CE // E):
+        w = tl.load(W + (c * E + ce)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
         start = (b * width + i * E + c) * width
-        tl.store(DOUTER + start + j[:, None] * E + e[None, :], d.to(DOUTER.dtype.element_ty),
-                 mask=j_in[:, None])  # fmt: skip
+        to = (ce // E * width + ce % E)[None, :] + j[:, None] * E
+        tl.store(DOUTER + start + to, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
 
 
 @triton.jit

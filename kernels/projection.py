@@ -18,6 +18,7 @@ from evofeed.kernels.projection_kernels import (
     mlp_kernel,
     norm_rows_kernel,
     relu_grad_kernel,
+    scaled_kernel,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "precision",
     "project",
     "relu_grad",
+    "scaled",
     "weight_grad",
 ]
 
@@ -156,6 +158,30 @@ def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = 
     if relu:
         return torch._addmm_activation(bias, a, weight.t())
     return torch.addmm(bias, a, weight.t())
+
+
+def scaled(
+    dout: Tensor, dtype: torch.dtype, drop: Drop | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """dout `[M, C]` times a dropout mask and a factor `[M]` of each row, in `dtype`.
+
+    Also `[programs, C]` whose column sums are those of the result.
+    """
+    M, C = dout.shape
+    drop = drop or Drop(None, (M, 1))
+    has_drop, has_mask = drop.mask is not None, mask is not None
+    keep = has_drop or has_mask or dout.dtype is not dtype
+    dy = torch.empty((M, C), dtype=dtype, device=dout.device) if keep else dout
+    rows, tiles_each = max(1, 4096 // padded(C)), 4
+    programs = triton.cdiv(M, rows * tiles_each)
+    partial = torch.empty((programs, C), dtype=torch.float32, device=dout.device)
+    launch(
+        scaled_kernel, (programs,),
+        (dout, drop.mask, mask, dy, partial, M, C, *drop.strides(), tiles_each),
+        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": has_drop, "HAS_MASK": has_mask,
+         "KEEP": keep},
+    )  # fmt: skip
+    return dy, partial
 
 
 def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ __all__ = [
     "column_sum",
     "norm_rows_kernel",
     "relu_grad_kernel",
+    "scaled_kernel",
 ]
 
 
@@ -88,6 +89,36 @@ def drop_row(rows, drop_1, drop_2, drop_rows):
     drop_1 = I * J, drop_2 = J, drop_rows = I.
     """
     return (rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows
+
+
+@triton.jit
+def scaled_kernel(
+    DOUT, DROP, MASK, DY, PARTIAL, M, N, drop_1, drop_2, drop_rows, tiles_each,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr,
+    HAS_MASK: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """DY = DOUT * DROP * MASK (with KEEP), and each program's sums of its columns.
+
+    DROP is a shared dropout mask, MASK has a factor for each row, PARTIAL is `[programs, N]`.
+    """
+    n = tl.arange(0, BLOCK_N)
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tiles_each):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = (rows < M)[:, None] & (n < N)[None, :]
+        flat = rows.to(tl.int64)[:, None] * N + n[None, :]
+        y = tl.load(DOUT + flat, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DROP:
+            at = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + at[:, None] * N + n[None, :], mask=inside, other=0.0)
+            y *= drop.to(tl.float32)
+        if HAS_MASK:
+            y *= tl.load(MASK + rows, mask=rows < M, other=0.0).to(tl.float32)[:, None]
+        if KEEP:
+            tl.store(DY + flat, y.to(DY.dtype.element_ty), mask=inside)
+        sums += y
+    tl.store(PARTIAL + tl.program_id(0) * N + n, tl.sum(sums, 0), mask=n < N)
 
 
 @triton.jit

@@ -18,7 +18,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from evofeed.kernels.feed_forward import TransitionWeights
     from evofeed.kernels.gated import AttentionWeights
-    from evofeed.kernels.global_attention import GlobalAttentionWeights
     from evofeed.kernels.outer import OuterWeights
     from evofeed.kernels.triangle import TriangleWeights
 
@@ -100,7 +99,7 @@ def gated_attention(
 
 def global_column_attention(
     x: Tensor,
-    weights: GlobalAttentionWeights,
+    weights: AttentionWeights,
     heads: int,
     mask: Tensor,
     *,

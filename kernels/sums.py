@@ -16,6 +16,7 @@ from evofeed.kernels.launching import launch
 __all__ = ["column_sums"]
 
 AT_ONCE = 4
+LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 
 
 @triton.jit
@@ -56,7 +57,9 @@ def column_sums(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         count = len(some)
         spare = [None] * (AT_ONCE - count)
         sizes = [[part.shape[axis] for part in some] + [0] * len(spare) for axis in (0, 1)]
-        block_g = 32 if max(sizes[0]) <= 32 else 128
+        highest = max(8, triton.next_power_of_2(max(sizes[0])))
+        # long rows make programs enough; short ones are summed by few, with more rows at once
+        block_g = min(highest, 32 if max(sizes[1]) >= LONG else 128)
         block_n = 4096 // block_g
         launch(
             _column_sums_kernel, (sum(triton.cdiv(n, block_n) for n in sizes[1]),),

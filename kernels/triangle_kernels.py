@@ -11,6 +11,7 @@ from evofeed.kernels.backend import tl, triton
 from evofeed.kernels.projection_kernels import column_sum, drop_row, load_normalised
 
 __all__ = [
+    "projection_sums_kernel",
     "triangle_in_grad_kernel",
     "triangle_in_kernel",
     "triangle_out_grad_kernel",
@@ -193,3 +194,39 @@ def triangle_out_grad_kernel(
     tl.store(to + E + e, dbeta, mask=e_in)
     tl.store(to + 2 * E + c, sum_y, mask=c_in)
     tl.store(to + 2 * E + C + c, sum_gate, mask=c_in)
+
+
+@triton.jit
+def projection_sums_kernel(
+    PARTIAL_W, PARTIAL, W, GAMMA, BETA, DW, SUMS, programs,
+    C: tl.constexpr, E: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Adds up what the programs left, for one e; with G = x_hat^T dy and s the sums of dy
+
+    dW = G gamma + s beta, dgamma = sum_c W G and dbeta = sum_c W s.
+    """
+    e = tl.program_id(0)
+    c = tl.arange(0, C)
+    g = tl.zeros([GROUP, C], tl.float32)
+    sum_y = tl.zeros([GROUP, C], tl.float32)
+    for first in range(0, programs, GROUP):
+        p = first + tl.arange(0, GROUP)
+        there = (p < programs)[:, None]
+        g += tl.load(PARTIAL_W + (p[:, None] * E + e) * C + c[None, :], mask=there, other=0.0)
+        sum_y += tl.load(PARTIAL + p[:, None] * 2 * C + c[None, :], mask=there, other=0.0)
+    total, total_y = tl.sum(g, 0), tl.sum(sum_y, 0)
+    gamma, beta = tl.load(GAMMA + e).to(tl.float32), tl.load(BETA + e).to(tl.float32)
+    w = tl.load(W + c * E + e).to(tl.float32)
+    tl.store(DW + c * E + e, (total * gamma + total_y * beta).to(DW.dtype.element_ty))
+    kind = SUMS.dtype.element_ty
+    tl.store(SUMS + e, tl.sum(w * total, 0).to(kind))
+    tl.store(SUMS + E + e, tl.sum(w * total_y, 0).to(kind))
+    if e == 0:
+        tl.store(SUMS + 2 * E + c, total_y.to(kind))
+    if e == 1:
+        sums = tl.zeros([GROUP, C], tl.float32)
+        for first in range(0, programs, GROUP):
+            p = first + tl.arange(0, GROUP)
+            at = PARTIAL + p[:, None] * 2 * C + C + c[None, :]
+            sums += tl.load(at, mask=(p < programs)[:, None], other=0.0)
+        tl.store(SUMS + 2 * E + C + c, tl.sum(sums, 0).to(kind))

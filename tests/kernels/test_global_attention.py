@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import reference
+from evofeed.kernels.gated import AttentionWeights
 from evofeed.kernels.global_attention import (
-    GlobalAttentionWeights,
     global_attention_fits,
     global_column_attention,
 )
@@ -31,7 +31,7 @@ def _weights(C: int, heads: int, width: int, like: Tensor) -> list[Tensor]:
 
 def _op(function: Callable[..., Tensor], heads: int, mask: Tensor, **options: Any) -> Any:
     def call(x: Tensor, *weights: Tensor) -> Tensor:
-        return function(x, GlobalAttentionWeights(*weights), heads, mask, **options)
+        return function(x, AttentionWeights(*weights), heads, mask, **options)
 
     return call
 
@@ -40,7 +40,7 @@ def _check(
     three_way: Check, x: Tensor, heads: int, width: int, mask: Tensor, **options: Any
 ) -> None:
     weights = _weights(x.shape[-1], heads, width, x)
-    assert global_attention_fits(x, GlobalAttentionWeights(*weights), heads)
+    assert global_attention_fits(x, AttentionWeights(*weights), heads)
     three_way(
         _op(global_column_attention, heads, mask, **options),
         _op(reference.global_column_attention, heads, mask, **options),
@@ -83,6 +83,6 @@ def test_two_runs_give_equal_bits(half: torch.dtype, device: str) -> None:
     weights = _weights(32, 4, 8, x.detach())
     runs = []
     for _ in range(2):
-        out = global_column_attention(x, GlobalAttentionWeights(*weights), 4, mask)
+        out = global_column_attention(x, AttentionWeights(*weights), 4, mask)
         runs.append([out, *torch.autograd.grad(out.float().sin().sum(), x)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
