@@ -39,7 +39,7 @@ def measure(loader: FeatureLoader, steps: int, step_seconds: float) -> dict[str,
             else:
                 waits.append(waited)
             time.sleep(step_seconds)
-    wall = time.perf_counter() - begun
+    wall, used = time.perf_counter() - begun, _cpu_seconds(loader) - cpu
     stats = loader.stats()
     array = np.array(waits) * 1e3
     return {
@@ -51,7 +51,8 @@ def measure(loader: FeatureLoader, steps: int, step_seconds: float) -> dict[str,
         "wait_p99_ms": float(np.percentile(array, 99)),
         "wait_share": float(array.sum() / 1e3 / wall),
         "samples_per_second": steps * loader.config.batch_size / wall,
-        "cores": (_cpu_seconds(loader) - cpu) / wall,
+        "cores": used / wall,
+        "cpu_ms_per_sample": used * 1e3 / ((steps - 1) * loader.config.batch_size),
         "mb_per_sample": stats["bytes_per_sample"] / 1e6,
         "make_host_p50_ms": stats["make_host"]["p50_ms"],
         "make_device_p50_ms": stats["make_device"]["p50_ms"],

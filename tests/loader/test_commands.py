@@ -55,6 +55,7 @@ def test_the_benchmark_reports_waits_and_writes_a_trace(dataset: Dataset, tmp_pa
     assert result.exit_code == 0
     assert figures["steps"] == 9
     assert figures["mb_per_sample"] > 0
+    assert figures["cpu_ms_per_sample"] > 0
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"read", "make"} <= names
     assert any(name.startswith("wait: ") for name in names)
