@@ -129,6 +129,7 @@ class LoaderConfig:
             "max_msa_clusters": 512,
             "max_extra_msa": 5120,
             "num_blocks": 0,
+            "max_distillation_msa_clusters": 1 << 30,
             "subsample_templates": False,
             "uniform_recycling": False,
             "clamp_prob": 0.0,

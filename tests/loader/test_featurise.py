@@ -62,6 +62,14 @@ def test_a_distillation_chain_keeps_a_thousand_rows_at_most(tmp_path: Path) -> N
     assert batch["extra_msa_row_mask"].sum(-1).unique().tolist() == [3]
 
 
+def test_prediction_draws_no_row_of_a_distillation_chain_away(tmp_path: Path) -> None:
+    record = make_record("d_A", 6, 1300, 0).replace(is_distillation=True)
+    dataset = write_dataset(tmp_path / "d", [record])
+    (batch,) = batches(dataset, LoaderConfig.prediction(max_recycling_iters=0))
+    rows = batch["msa_row_mask"].sum() + batch["extra_msa_row_mask"].sum()
+    assert int(rows) == record.num_alignments
+
+
 def test_a_chain_without_structure_is_read_when_nothing_asks_for_one(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "d", [make_record("n_A", structure=False)])
     (batch,) = batches(dataset, CONFIG.replace(supervised=False))
