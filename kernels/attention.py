@@ -24,6 +24,7 @@ from evofeed.kernels.attention_kernels import (
 from evofeed.kernels.backend import sm_count, triton, usable
 from evofeed.kernels.checks import check_shape, check_type
 from evofeed.kernels.choices import AttentionTiles, Tile, attention_tiles
+from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.projection import padded, precision
 
@@ -60,9 +61,10 @@ def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
     term = torch.empty((B * R, width), dtype=dtype, device=mask.device)
     factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
     masked = -6e4 if dtype is torch.float16 else -1e9
-    mask_kernel[(B * R,)](
-        mask, term, factor, *mask.stride(), width, R, N, masked, scale * LOG2E,
-        BLOCK_N=min(1024, padded(N)), num_warps=4,
+    launch(
+        mask_kernel, (B * R,),
+        (mask, term, factor, *mask.stride(), width, R, N, masked, scale * LOG2E),
+        {"BLOCK_N": min(1024, padded(N)), "num_warps": 4},
     )  # fmt: skip
     return Masked(term, factor)
 
@@ -97,11 +99,11 @@ def run_forward(
     tiles = tiles or attention_tiles(NK, q.dtype)
     lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
     term, factor = mask or (None, None)
-    forward_kernel[(B * R, triton.cdiv(NQ, tiles.forward.rows), H)](
-        q, k, v, bias, term, factor, out, lse,
-        *q.stride()[:4], *out.stride()[:4], *_bias_strides(bias),
-        _term_stride(mask), R, H, NQ, NK, scale * LOG2E,
-        **_options(tiles.forward, q, NK, bias, mask),
+    launch(
+        forward_kernel, (B * R, triton.cdiv(NQ, tiles.forward.rows), H),
+        (q, k, v, bias, term, factor, out, lse, *q.stride()[:4], *out.stride()[:4],
+         *_bias_strides(bias), _term_stride(mask), R, H, NQ, NK, scale * LOG2E),
+        _options(tiles.forward, q, NK, bias, mask),
     )  # fmt: skip
     return lse
 
@@ -139,7 +141,7 @@ class Given(NamedTuple):
         return (
             *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
             *_bias_strides(self.bias), _term_stride(self.mask), self.q.shape[1], self.q.shape[3],
-            self.q.shape[2], self.k.shape[2], self.scale * LOG2E, self.scale,
+            self.q.shape[2], self.k.shape[2], self.scale * LOG2E, float(self.scale),
         )  # fmt: skip
 
     def options(self, tile: Tile) -> dict[str, Any]:
@@ -161,17 +163,19 @@ def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | 
 def launch_dq(given: Given, tile: Tile) -> None:
     """Writes dq."""
     B, R, NQ, H, _ = given.q.shape
-    backward_dq_kernel[(B * R, triton.cdiv(NQ, tile.rows), H)](
-        *given.tensors(), given.grads[0], *given.scalars(), **given.options(tile)
-    )
+    launch(
+        backward_dq_kernel, (B * R, triton.cdiv(NQ, tile.rows), H),
+        (*given.tensors(), given.grads[0], *given.scalars()), given.options(tile),
+    )  # fmt: skip
 
 
 def launch_dkv(given: Given, tile: Tile) -> None:
     """Writes dk and dv."""
     B, R, _, H, _ = given.q.shape
-    backward_dkv_kernel[(B * R, triton.cdiv(given.k.shape[2], tile.columns), H)](
-        *given.tensors(), *given.grads[1:], *given.scalars(), **given.options(tile)
-    )
+    launch(
+        backward_dkv_kernel, (B * R, triton.cdiv(given.k.shape[2], tile.columns), H),
+        (*given.tensors(), *given.grads[1:], *given.scalars()), given.options(tile),
+    )  # fmt: skip
 
 
 def launch_db(given: Given, tile: Tile, waves: int) -> Tensor:
@@ -183,9 +187,10 @@ def launch_db(given: Given, tile: Tile, waves: int) -> Tensor:
     rows_each = triton.cdiv(R, max(1, min(R, wanted)))
     splits = triton.cdiv(R, rows_each)
     partial = given.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
-    backward_db_kernel[(tiles, H, B * splits)](
-        *given.tensors(), partial, *given.scalars(), rows_each, **given.options(tile)
-    )
+    launch(
+        backward_db_kernel, (tiles, H, B * splits),
+        (*given.tensors(), partial, *given.scalars(), rows_each), given.options(tile),
+    )  # fmt: skip
     return partial[:, 0] if splits == 1 else partial.sum(1)
 
 
@@ -195,8 +200,11 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
     delta = torch.empty((B * R, H, NQ), dtype=torch.float32, device=o.device)
     heads, width = triton.next_power_of_2(H), padded(D)
     block = max(16, 4096 // (heads * width))
-    delta_kernel[(B * R, triton.cdiv(NQ, block))](
-        o, do, delta, *o.stride()[:4], R, H, NQ, D=D, BLOCK_D=width, BLOCK_N=block, HEADS=heads
+    launch(
+        delta_kernel,
+        (B * R, triton.cdiv(NQ, block)),
+        (o, do, delta, *o.stride()[:4], R, H, NQ),
+        {"D": D, "BLOCK_D": width, "BLOCK_N": block, "HEADS": heads},
     )
     return delta
 
