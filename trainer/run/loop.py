@@ -116,8 +116,9 @@ class Loop:
         on_gpu = world.device.type == "cuda"
         fused = on_gpu and config.kernels == "fused"
         recorded = config.cuda_graphs and on_gpu
+        overlaps = world.size > 1 and not recorded and self._may_overlap()
         half = frozenset[str]()
-        if fused and recorded and config.precision == "bf16" and isinstance(model, Halvable):
+        if fused and not overlaps and config.precision == "bf16" and isinstance(model, Halvable):
             half = model.half_weights()
         self.optimizer = FlatOptimizer(model, config.optim, fused=fused, half=half)
         self.clock = StepClock(world.device)
@@ -125,7 +126,7 @@ class Loop:
         self.stream = BatchStream(loader)
         self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
         self._replay = self._recorder() if recorded else None
-        self._overlapped = self._overlap()
+        self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
         self._saved = -1
@@ -271,16 +272,13 @@ class Loop:
 
         return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)
 
-    def _overlap(self) -> OverlappedMean | None:
+    def _may_overlap(self) -> bool:
         """Communication during the backward pass, where a step has one and clips its mean.
 
         A recorded backward pass has no such moments: it is one launch.
         """
         config = self.config
-        fits = config.accumulate == 1 and config.optim.clip != "per_example" and not self._replay
-        if self.world.size == 1 or not config.overlap or not fits:
-            return None
-        return OverlappedMean(self.model, self.optimizer, self.world.size)
+        return config.overlap and config.accumulate == 1 and config.optim.clip != "per_example"
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
