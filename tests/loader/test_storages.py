@@ -86,6 +86,30 @@ def test_a_chain_that_fails_while_others_are_read_is_replaced(dataset: Dataset) 
     assert len(got) == 8
 
 
+class BrokenStorage(LocalStorage):
+    """Has a bug that one chain brings out."""
+
+    def __init__(self, root: str, offset: int) -> None:
+        super().__init__(root)
+        self.offset = offset
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if offset == self.offset:
+            raise ZeroDivisionError("of all things")
+        super().read_into(key, offset, out)
+
+
+def test_an_error_that_nobody_foresaw_is_an_answer_too(dataset: Dataset) -> None:
+    place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
+    storage = BrokenStorage(dataset.uri, place.offset + place.starts[0])
+    broken = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    with FeatureLoader(broken, CONFIG, device="cpu", reader="thread") as loader:
+        assert len(list(loader)) == 8
+        (why,) = loader.stats()["bad_chains"]
+    assert place.chain_id in why
+    assert "ZeroDivisionError: of all things" in why
+
+
 def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
