@@ -37,6 +37,9 @@ class Catalog:
         self.number = number
         index = dataset.index
         self.rows = eligible_rows(index, config)
+        if config.shuffle_window:  # neighbours are those that lie side by side in a shard
+            shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
+            self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
         self.probability = accept_probability(index)[self.rows] if config.weighted else None
         self.cost = column(index, "cost")
         self.resolution = column(index, "resolution")

@@ -62,8 +62,8 @@ class LoaderConfig:
     drop_last: bool = False
     """Leave out the samples that fill no whole optimiser step; else the next pass's fill it."""
     shuffle_window: int | None = None
-    """Chains shuffled among each other, neighbours in the dataset: as many as a shard holds, and
-    far shards are read one by one. None: all of them; 0: none, the dataset's own order."""
+    """Chains shuffled among each other, neighbours in their shards: with as many as a shard holds,
+    far shards are read one by one. None: all of them; 0: none, the index's own order."""
     weighted: bool = False
     """Accept chains with AF2's length and cluster-size probabilities."""
     max_resolution: float = 9.0

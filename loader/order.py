@@ -5,7 +5,7 @@ coarser than 9 ångström or made of one amino acid by more than 80 % are left o
 the others are accepted with probability `max(min(L, 512), 256) / 512`, divided by
 the size of their sequence cluster. An epoch runs through its chains in random
 order, each at most once a pass, as many passes as its length needs. `shuffle_window`
-keeps neighbours of the dataset together, for storage that reads them together.
+keeps neighbours in a shard together, for storage that fetches them together.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def pass_order(
         dataset: which dataset of a mixture.
         number: of the pass within the epoch.
         window: of neighbours that stay together, in random order, while the windows come in
-            random order too; 0: the dataset's own order; None: all are one window.
+            random order too; 0: no random order at all; None: all are one window.
     """
     words = (seed, epoch, dataset, number)
     chains = _accepted(count, probability, random.stream_key(*words, Purpose.ACCEPT))

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import golden_files
-from tests.loader.recorded import Case, RecordedDraws, load_case
+from tests.loader.recorded import Case, RecordedDraws, chain_from_raw, load_case
 from torch import Tensor
 
 from evofeed.loader.batch import empty_batch, put
+from evofeed.loader.config import LoaderConfig
 from evofeed.loader.featurise import constant_features, recycle_features, sample_msa
 from evofeed.loader.transforms import structure
 from evofeed.loader.transforms.clusters import nearest_clusters_reference, summarize_clusters
 
 DRAWS = golden_files("data/golden/*.draws.npz")
 STRUCTURES = golden_files("data/golden/**/*.det.npz")
+CHAINS = golden_files("data/golden/*.det.npz")
 SCALARS = {"seq_length", "resolution", "is_distillation", "use_clamped_fape"}
 
 
@@ -114,6 +116,33 @@ def test_structure_features_of_every_recorded_chain_are_reproduced(
         features |= structure.atom37_to_torsion_angles(tables, positions, mask)
     names = [name for name in want if name in features and want[name].size]
     assert len(names) >= 4
+    for name in names:
+        if "sin_cos" in name:
+            known = want[_mask_of(name)] == 1
+            same(features[name][torch.from_numpy(known)], want[name][known], name, atol=1e-4)
+        else:
+            same(features[name], want[name], name)
+
+
+@pytest.mark.parametrize("path", CHAINS, ids=lambda path: str(path.name))
+def test_what_is_made_before_any_draw_is_reproduced(path: Path, golden: Path) -> None:
+    want = dict(np.load(path))
+    raw = dict(np.load(path.with_name(path.name.replace(".det.", ".raw."))))
+    config = LoaderConfig.prediction(max_templates=len(raw["template_aatype"]))
+    whole = {f"draw.random_crop_to_size.randint.{i}": np.zeros(1, np.int64) for i in range(2)}
+    chain, crop = chain_from_raw(raw, whole, config, torch.device("cpu"))
+    features = constant_features(chain, crop, config) | {
+        "msa": chain.msa,
+        "hhblits_profile": chain.profile_counts / chain.num_rows,
+        "msa_row_mask": torch.ones(chain.num_rows),
+        "num_alignments": torch.tensor(chain.num_rows),
+        "seq_length": torch.tensor(chain.num_res),
+        "between_segment_residues": torch.zeros(chain.num_res, dtype=torch.int64),
+        "resolution": torch.tensor(chain.resolution),
+        "is_distillation": torch.tensor(float(chain.is_distillation)),
+    }
+    names = [name for name in want if name in features]
+    assert {"msa", "hhblits_profile", "template_torsion_angles_sin_cos"} <= set(names)
     for name in names:
         if "sin_cos" in name:
             known = want[_mask_of(name)] == 1

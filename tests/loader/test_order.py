@@ -109,6 +109,23 @@ def test_neighbours_stay_together_in_windows_and_windows_are_shuffled(
     assert pass_order(count, None, seed, 0, 0, 0, 0).tolist() == list(range(count))
 
 
+def test_a_window_reads_one_shard_after_another(tmp_path: Path) -> None:
+    records = [make_record(f"w{i * 7 % 24:02}_A", 60, 300, 0) for i in range(24)]  # not by name
+    dataset = write_dataset(tmp_path / "d", records)
+    shards = dataset.index["shard"].to_pylist()
+    most = max(Counter(shards).values())
+    assert len(set(shards)) >= 4
+    assert shards != sorted(shards)
+    config = LoaderConfig(crop_size=8, shuffle_window=1)
+    loader = FeatureLoader(dataset, config.replace(shuffle_window=most), device="cpu")
+    read = [shards[loader.planner.sample(0, position).row] for position in range(24)]
+    for at in range(24):  # what a cache of three shards would have to hold
+        assert len(set(read[at : at + most])) <= 3
+    loader = FeatureLoader(dataset, config.replace(shuffle_window=0), device="cpu")
+    rows = [loader.planner.sample(0, position).row for position in range(24)]
+    assert rows == list(range(24))
+
+
 def test_windows_and_their_chains_come_in_every_order() -> None:
     orders = [pass_order(6, None, seed, 0, 0, 0, 3).tolist() for seed in range(2000)]
     firsts = np.bincount([order[0] for order in orders], minlength=6)
