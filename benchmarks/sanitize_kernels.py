@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -203,8 +204,10 @@ def work(device: str, group: str, first: int, float_products: bool) -> None:
     print("all cases ran", flush=True)
 
 
-def once(tool: str, group: str, first: int, log: Path, options: tuple[str, ...]) -> tuple[int, str]:
-    """Runs a group from one case on under one tool; exit code and what it printed."""
+def once(
+    tool: str, group: str, first: int, deadline: float, log: Path, options: tuple[str, ...]
+) -> tuple[int | None, str]:
+    """Runs a group from one case on under one tool; exit code (None: cut off) and its output."""
     command = ["compute-sanitizer", "--tool", tool, *OURS, "--show-backtrace", "no"]
     command += ["--print-limit", "20", *options]
     command += [sys.executable, str(Path(__file__).resolve())]
@@ -216,29 +219,37 @@ def once(tool: str, group: str, first: int, log: Path, options: tuple[str, ...])
         "CUDA_LAUNCH_BLOCKING": "1",  # a fault is then reported where it happened
     }
     with log.open("w") as file:
-        code = subprocess.run(
-            command, stdout=file, stderr=subprocess.STDOUT, env=environment
-        ).returncode
+        job = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code: int | None = job.wait(max(1.0, deadline - time.time()))
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)  # the tool, and what it runs
+            job.wait()
+            code = None
     return code, log.read_text(errors="replace")
 
 
-def checked(tool: str, group: str, folder: Path, *options: str) -> dict[str, Any]:
+def checked(tool: str, group: str, deadline: float, folder: Path, *options: str) -> dict[str, Any]:
     """Runs one group of cases under one tool and reads its verdict, case by case."""
     start, cases, first = time.time(), {}, 0
     while True:
         log = folder / f"{'_'.join([tool, *group.split(), str(first), *options[1:]])}.log"
-        code, text = once(tool, group, first, log, options)
+        code, text = once(tool, group, first, deadline, log, options)
         parts = re.split(r"^begin (.*)\n", text, flags=re.MULTILINE)[1:]
         for name, part in zip(parts[::2], parts[1::2], strict=True):
             reports = re.findall(REPORT, part)
             ended = f"ran {name}" in part
+            if not ended and code is None:
+                continue
             cases[name] = "clean" if ended and not reports else reports[:10]
             if not ended:
                 cases[name] = ["the tool did not survive it", *re.findall(FAILED, part)[:3]]
             elif tool == "racecheck" and options:
                 cases[name] = [*reports[:10], *re.findall(VALUES, part)[:10]] or "clean"
         first += len(parts) // 2
-        if "all cases ran" in text or not parts:
+        if "all cases ran" in text or not parts or code is None:
             break
     return {
         "tool": tool, "group": group, "seconds": round(time.time() - start, 1), "exit": code,
@@ -252,6 +263,8 @@ def main() -> None:
     parser.add_argument("--work", choices=GROUPS, help="run these cases and nothing else")
     parser.add_argument("--first", type=int, default=0, help="--work starts at this case")
     parser.add_argument("--float-products", action="store_true", help="--work without bf16 cuBLAS")
+    parser.add_argument("--seconds", type=float, default=3600, help="cut off after so many")
+    parser.add_argument("--workers", type=int, default=7)
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -268,26 +281,22 @@ def main() -> None:
         "tool": version.stdout.strip().splitlines()[-1],
     }  # fmt: skip
     runs: list[dict[str, Any]] = []
-    folder = args.out.parent
+    folder, deadline = args.out.parent, time.time() + args.seconds
 
     def run(tool: str, group: str, *options: str) -> None:
-        row = checked(tool, group, folder, *options)
+        row = checked(tool, group, deadline, folder, *options)
         runs.append(row)
         args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n")
         wrong = {name: found for name, found in row["cases"].items() if found != "clean"}
-        print(
-            tool,
-            group,
-            *options,
-            f"{len(row['cases'])} cases, {row['seconds']} s",
-            wrong or "clean",
-        )
+        end = "" if row["finished"] else ", not finished"
+        print(tool, group, *options, f"{len(row['cases'])} cases, {row['seconds']} s{end}", end=" ")
+        print(wrong or "clean")
         sys.stdout.flush()
         if tool == "racecheck" and not options and any("Race" in str(w) for w in wrong.values()):
             # Again with the values: two threads that write the same one do no harm.
             run(tool, group, "--racecheck-report", "hazard")
 
-    with ThreadPoolExecutor(7) as pool:
+    with ThreadPoolExecutor(args.workers) as pool:
         pairs = itertools.product(GROUPS, args.tools)
         list(pool.map(lambda pair: run(pair[1], pair[0]), pairs))
 

@@ -28,7 +28,7 @@ from evofeed.kernels import projection as proj
 from evofeed.kernels.choices import HopperTiles, Tile, override
 from evofeed.kernels.feed_forward import TransitionWeights
 from evofeed.kernels.gated import AttentionWeights, gated_attention
-from evofeed.kernels.norm import empty_stats, layer_norm, layer_norm_backward
+from evofeed.kernels.norm import TICKETS, layer_norm, layer_norm_backward
 from evofeed.kernels.outer import OuterWeights, outer_product_mean
 from evofeed.kernels.pair import pair_bias_through
 from evofeed.kernels.softmax import masked_softmax
@@ -154,10 +154,10 @@ def norm_cases() -> Iterator[Case]:
         def backward(M: int = M, C: int = C) -> Callable[[Any], Any]:
             xs = [(rand(M, C), rand(M, C)) for _ in range(4)]
             turn = itertools.cycle(xs)
-            stats = empty_stats(M, torch.device(DEVICE)).fill_(1)
-            stats[2 * M :] = 0  # tickets
             rows = (M, 0, C)
             gamma, beta = norm(C)
+            stats = torch.ones(2 * M + TICKETS, device=DEVICE)
+            stats[2 * M :] = 0
             sums = torch.empty_like(gamma), torch.empty_like(beta)
 
             def run(_: Any) -> Any:
@@ -308,7 +308,8 @@ def outer_cases() -> Iterator[Case]:
 
     for op in ("outer_project", "outer_dproject", "outer_dw"):
         stages = (2, 3, 4) if op == "outer_project" else (1, 2, 3)
-        candidates = [Tile(*c) for c in itertools.product((64, 128), (128,), (4, 8), stages)]
+        columns = (128,) if op == "outer_dw" else (32, 64, 128)
+        candidates = [Tile(*c) for c in itertools.product((64, 128), columns, (4, 8), stages)]
         yield Case(
             {"kind": "tile", "op": op, "C": 128}, candidates,
             lambda backward=op != "outer_project": make(backward),

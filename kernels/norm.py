@@ -8,6 +8,7 @@ and whose other axes collapse to two strides (a transposed MSA is one).
 Letters: M rows, C channels.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,110 +21,141 @@ from evofeed.kernels.choices import Tile, small_norm, tile
 from evofeed.kernels.launching import launch
 from evofeed.kernels.library import operator
 
-__all__ = ["layer_norm", "supported"]
+__all__ = ["fused_layer_norm", "layer_norm", "layer_norm_backward", "supported"]
 
 MAX_CHANNELS = 8192  # one row must fit one tile
+
+
+@triton.jit
+def _tile_of(
+    X, first, cols, n1, s0, s1, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    PLAIN: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Rows `first` and on of X in float32; where they are in a contiguous tensor; which are there.
+
+    A start that is one number for all threads, and offsets known to the compiler where C is,
+    leave registers for more programs: 72 instead of 206 at 128 channels backward.
+    """
+    width = BLOCK_C if EVEN else C
+    local = tl.arange(0, BLOCK_M)
+    inside = (local < M - first)[:, None] & ((cols < C) | EVEN)[None, :]
+    start = first.to(tl.int64) * width
+    flat = local[:, None] * width + cols[None, :]
+    if PLAIN:
+        x = tl.load(X + start + flat, mask=inside, other=0.0)
+    else:
+        rows = first + local
+        begin = (rows // n1).to(tl.int64) * s0 + (rows % n1).to(tl.int64) * s1
+        x = tl.load(X + begin[:, None] + cols[None, :], mask=inside, other=0.0)
+    return x.to(tl.float32), start, flat, inside
 
 
 @triton.jit
 def _forward_kernel(
     X, W, B, Y, STATS, M, n1, s0, s1, C, eps,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PLAIN: tl.constexpr, EVEN: tl.constexpr,
-    TICKETS: tl.constexpr,
+    KEEP: tl.constexpr, TICKETS: tl.constexpr,
 ):  # fmt: skip
-    """Y, and in STATS the rows' means, their 1/std, and zeros for the backward pass's tickets.
+    """Y, and with KEEP in STATS the rows' means, their 1/std, and zeros for the tickets.
 
     PLAIN: X is contiguous; EVEN: C is BLOCK_C.
     """
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_C)
-    row_in, col_in = rows < M, (cols < C) | EVEN
-    inside = row_in[:, None] & col_in[None, :]
-    flat = rows.to(tl.int64)[:, None] * C + cols[None, :]
-    if PLAIN:
-        x = tl.load(X + flat, mask=inside, other=0.0).to(tl.float32)
-    else:
-        start = (rows // n1).to(tl.int64) * s0 + (rows % n1).to(tl.int64) * s1
-        x = tl.load(X + start[:, None] + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    col_in = (cols < C) | EVEN
+    first = tl.program_id(0) * BLOCK_M
+    x, start, flat, inside = _tile_of(
+        X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN
+    )
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
-    mean = tl.sum(x, 1) / C
+    width = BLOCK_C if EVEN else C
+    mean = tl.sum(x, 1) / width
     centred = x - mean[:, None]
     if not EVEN:
         centred = tl.where(col_in[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
     y = centred * rstd[:, None] * w[None, :] + b[None, :]
-    tl.store(Y + flat, y.to(Y.dtype.element_ty), mask=inside)
-    tl.store(STATS + rows, mean, mask=row_in)
-    tl.store(STATS + M + rows, rstd, mask=row_in)
-    if TICKETS > 0 and tl.program_id(0) == 0:
-        tl.store(STATS + 2 * M + tl.arange(0, TICKETS), tl.zeros([TICKETS], tl.float32))
+    tl.store(Y + start + flat, y.to(Y.dtype.element_ty), mask=inside)
+    if KEEP:
+        rows = first + tl.arange(0, BLOCK_M)
+        tl.store(STATS + rows, mean, mask=rows < M)
+        tl.store(STATS + M + rows, rstd, mask=rows < M)
+        if tl.program_id(0) == 0:
+            tl.store(STATS + 2 * M + tl.arange(0, TICKETS), tl.zeros([TICKETS], tl.float32))
 
 
 @triton.jit
 def _backward_kernel(
-    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, TICKET, DW, DB, M, n1, s0, s1, C, tiles_each,
+    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, DW, DB, M, n1, s0, s1, C, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PLAIN: tl.constexpr, EVEN: tl.constexpr,
-    HAS_RES: tl.constexpr, KEEP: tl.constexpr, RES_SUM: tl.constexpr, LAST_SUMS: tl.constexpr,
-    GROUP: tl.constexpr, STAGES: tl.constexpr,
+    HAS_RES: tl.constexpr, KEEP: tl.constexpr, RES_SUM: tl.constexpr,
+    LAST_SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """DX = gradient of X, plus RES; with KEEP also the forward result again, in NORMED.
 
     PARTIAL `[programs, 2 or 3, C]`: each program's sums for W, B and, with RES_SUM, of RES.
     With LAST_SUMS the last program to finish adds them up into DW and DB.
+    Programs walk from the last row to the first: what was written last may still be in the cache.
     """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_C)
     col_in = (cols < C) | EVEN
+    width = BLOCK_C if EVEN else C
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     if KEEP:
         b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
-    dw = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    db = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    dw = tl.zeros([WAYS, BLOCK_C], tl.float32)
+    db = tl.zeros([WAYS, BLOCK_C], tl.float32)
     if RES_SUM:
-        dr = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+        dr = tl.zeros([WAYS, BLOCK_C], tl.float32)
     for step in tl.range(tiles_each, num_stages=STAGES):
-        rows = (step * tl.num_programs(0) + program) * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_in = rows < M
-        inside = row_in[:, None] & col_in[None, :]
-        flat = rows.to(tl.int64)[:, None] * C + cols[None, :]
-        if PLAIN:
-            x = tl.load(X + flat, mask=inside, other=0.0).to(tl.float32)
-        else:
-            start = (rows // n1).to(tl.int64) * s0 + (rows % n1).to(tl.int64) * s1
-            x = tl.load(X + start[:, None] + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + flat, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(STATS + rows, mask=row_in, other=0.0)
-        rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
+        first = ((tiles_each - 1 - step) * tl.num_programs(0) + program) * BLOCK_M
+        x, start, flat, inside = _tile_of(
+            X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN
+        )
+        dy = tl.load(DY + start + flat, mask=inside, other=0.0).to(tl.float32)
+        rows = first + tl.arange(0, BLOCK_M)
+        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)
+        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)
         xhat = (x - mean[:, None]) * rstd[:, None]
         if not EVEN:
             xhat = tl.where(col_in[None, :], xhat, 0.0)
         g = dy * w[None, :]
-        mean_g = tl.sum(g, 1) / C
-        mean_gx = tl.sum(g * xhat, 1) / C
+        mean_g = tl.sum(g, 1) / width
+        mean_gx = tl.sum(g * xhat, 1) / width
         dx = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
         if HAS_RES:
-            res = tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
+            res = tl.load(RES + start + flat, mask=inside, other=0.0).to(tl.float32)
             dx += res
             if RES_SUM:
-                dr += res
-        tl.store(DX + flat, dx.to(DX.dtype.element_ty), mask=inside)
+                dr += _folded(res, WAYS, BLOCK_M, BLOCK_C)
+        tl.store(DX + start + flat, dx.to(DX.dtype.element_ty), mask=inside)
         if KEEP:
             normed = xhat * w[None, :] + b[None, :]
-            tl.store(NORMED + flat, normed.to(NORMED.dtype.element_ty), mask=inside)
-        dw += dy * xhat
-        db += dy
+            tl.store(NORMED + start + flat, normed.to(NORMED.dtype.element_ty), mask=inside)
+        dw += _folded(dy * xhat, WAYS, BLOCK_M, BLOCK_C)
+        db += _folded(dy, WAYS, BLOCK_M, BLOCK_C)
     to = PARTIAL + program * (3 if RES_SUM else 2) * C + cols
     tl.store(to, tl.sum(dw, 0), mask=col_in)
     tl.store(to + C, tl.sum(db, 0), mask=col_in)
     if RES_SUM:
         tl.store(to + 2 * C, tl.sum(dr, 0), mask=col_in)
     if LAST_SUMS:
-        _sum_of_all(PARTIAL, TICKET, DW, DB, C, BLOCK_C, GROUP)
+        tickets = (STATS + 2 * M).to(tl.pointer_type(tl.int32), bitcast=True)
+        _sum_of_all(PARTIAL, tickets, DW, DB, C, CHUNK, GROUP)
 
 
 @triton.jit
-def _sum_of_all(PARTIAL, TICKET, DW, DB, C, BLOCK_C: tl.constexpr, GROUP: tl.constexpr):
+def _folded(rows, WAYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Sums of every WAYS-th row: those that one thread holds, so nothing moves."""
+    if WAYS < BLOCK_M:
+        rows = tl.sum(tl.reshape(rows, [BLOCK_M // WAYS, WAYS, BLOCK_C]), 0)
+    return rows
+
+
+@triton.jit
+def _sum_of_all(PARTIAL, TICKETS, DW, DB, C, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """Adds up all programs' rows `[2 * C]` of PARTIAL, always in the same order.
 
     The last program of a group adds up the group into a row after all others; the last group's
@@ -132,21 +164,23 @@ def _sum_of_all(PARTIAL, TICKET, DW, DB, C, BLOCK_C: tl.constexpr, GROUP: tl.con
     programs, group = tl.num_programs(0), tl.program_id(0) // GROUP
     groups, members = tl.cdiv(programs, GROUP), tl.minimum(GROUP, programs - group * GROUP)
     tl.debug_barrier()  # all of this program's row is written
-    if tl.atomic_add(TICKET + 1 + group, 1, sem="acq_rel") == members - 1:
+    if tl.atomic_add(TICKETS + 1 + group, 1, sem="acq_rel") == members - 1:
+        tl.store(TICKETS + 1 + group, 0)
         sums = PARTIAL + (programs + group) * 2 * C
-        _sum_rows(PARTIAL + group * GROUP * 2 * C, members, sums, sums + C, C, BLOCK_C, GROUP)
-        tl.store(TICKET + 1 + group, 0)
-        tl.debug_barrier()
-        if tl.atomic_add(TICKET, 1, sem="acq_rel") == groups - 1:
-            _sum_rows(PARTIAL + programs * 2 * C, groups, DW, DB, C, BLOCK_C, GROUP)
-            tl.store(TICKET, 0)
+        if groups == 1:
+            _sum_rows(PARTIAL, members, DW, DB, C, CHUNK, GROUP)
+        else:
+            _sum_rows(PARTIAL + group * GROUP * 2 * C, members, sums, sums + C, C, CHUNK, GROUP)
+            tl.debug_barrier()
+            if tl.atomic_add(TICKETS, 1, sem="acq_rel") == groups - 1:
+                tl.store(TICKETS, 0)
+                _sum_rows(PARTIAL + programs * 2 * C, groups, DW, DB, C, CHUNK, GROUP)
 
 
 @triton.jit
-def _sum_rows(P, count, DW, DB, C, BLOCK_C: tl.constexpr, GROUP: tl.constexpr):
+def _sum_rows(P, count, DW, DB, C, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """Sums of the columns of P `[count, 2 * C]`: the first C in DW, the others in DB."""
     tl.debug_barrier()  # no read may pass the ticket
-    CHUNK: tl.constexpr = 2 * BLOCK_C if BLOCK_C < 128 else 256
     for first in range(0, 2 * C, CHUNK):
         cols = first + tl.arange(0, CHUNK)
         total = tl.zeros([CHUNK], tl.float32)
@@ -188,47 +222,63 @@ GROUP = 32  # rows of sums that one program adds up at a time
 TICKETS = 64  # one for all, one per group of programs
 
 
-def _block(op: str, C: int) -> tuple[Tile, dict[str, Any]]:
-    """The tile of a kernel and what it is compiled for. Rows are those of 128 channels."""
-    block_c = max(16, triton.next_power_of_2(C))
-    choice = tile(op, C, torch.bfloat16)  # the same for float32: nothing is multiplied here
+@cache
+def _sizes(choice: Tile, C: int) -> dict[str, Any]:
+    """What both kernels are compiled for. A tile's rows are those of 128 channels."""
+    block_c = max(16, 1 << (C - 1).bit_length())
     rows = max(1, choice.rows * 128 // block_c)
-    meta = {"BLOCK_M": rows, "BLOCK_C": block_c, "EVEN": block_c == C, "num_warps": choice.warps}
-    return choice, meta
+    return {
+        "BLOCK_M": rows, "BLOCK_C": block_c, "EVEN": block_c == C, "num_warps": choice.warps,
+    }  # fmt: skip
 
 
-def empty_stats(M: int, device: torch.device) -> Tensor:
-    """Room for the mean and 1/std of M rows, and for the backward pass's tickets."""
-    return torch.empty(2 * M + TICKETS, dtype=torch.float32, device=device)
+@cache
+def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
+    """What else the backward kernel is compiled for."""
+    sizes = _sizes(choice, C)
+    rows, threads = sizes["BLOCK_M"], 32 * choice.warps
+    # Threads lie along a row, 16 bytes each, and then along the rows.
+    ways = min(rows, max(1, threads * (16 // itemsize) // sizes["BLOCK_C"]))
+    return {
+        **sizes, "WAYS": ways if C % 16 == 0 else rows, "GROUP": GROUP,
+        "CHUNK": min(2 * sizes["BLOCK_C"], 2 * threads), "STAGES": choice.stages,
+    }  # fmt: skip
+
+
+def _normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int, int]]:
+    """The result; for the backward pass x as it was read, the statistics, and n1, s0 and s1."""
+    C = x.shape[-1]
+    x, n1, s0, s1 = rows_and_strides(x)
+    M, plain = x.numel() // C, x.is_contiguous()
+    y = torch.empty_like(x) if plain else x.new_empty(x.shape)
+    stats = x.new_empty(2 * M + TICKETS, dtype=torch.float32) if keep else None
+    sizes = _sizes(tile("norm_forward", C, torch.bfloat16), C)
+    launch(
+        _forward_kernel, (-(-M // sizes["BLOCK_M"]),),
+        (x, weight, bias, y, stats, M, n1, s0, s1, C, eps),
+        # Threads that share a row sum its squares in pairs: a product contracted into one
+        # of the two orders would give them different last bits.
+        {"PLAIN": plain, "KEEP": keep, "TICKETS": TICKETS, "enable_fp_fusion": False, **sizes},
+    )  # fmt: skip
+    return y, x, stats, (n1, s0, s1)
 
 
 @operator("layer_norm")
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        C = x.shape[-1]
-        x, n1, s0, s1 = rows_and_strides(x)
-        M = x.numel() // C
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        stats = empty_stats(M, x.device)
-        _, meta = _block("norm_forward", C)
-        launch(
-            _forward_kernel, (triton.cdiv(M, meta["BLOCK_M"]),),
-            (x, weight, bias, y, stats, M, n1, s0, s1, C, eps),
-            {"PLAIN": x.is_contiguous(), "TICKETS": TICKETS, **meta},
-        )  # fmt: skip
+        y, x, stats, ctx.rows = _normalised(x, weight, bias, eps, True)
         ctx.save_for_backward(x, weight, bias, stats)
-        ctx.rows = (n1, s0, s1)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, stats = ctx.saved_tensors
-        dw, db = torch.empty_like(weight), torch.empty_like(bias)
-        dx, _ = layer_norm_backward(
-            dy.contiguous(), x, weight, bias, stats, ctx.rows, sums=(dw, db)
-        )
-        return dx, dw, db, None
+        sums = torch.empty_like(weight), torch.empty_like(bias)
+        dx, _ = layer_norm_backward(dy.contiguous(), x, weight, bias, stats, ctx.rows, sums=sums)
+        return dx, *sums, None
 
 
 def layer_norm_backward(
@@ -248,7 +298,7 @@ def layer_norm_backward(
     Args:
         dy: gradient of the result, contiguous.
         x, weight, bias: the forward pass's inputs.
-        stats: mean and 1/std of each row, from `empty_stats`.
+        stats: means and 1/std of the rows, M of each.
         rows: as `rows_and_strides` gave them for x.
         residual: contiguous, added to the gradient of x, or None.
         normed: filled with the forward pass's result again, if given.
@@ -261,23 +311,22 @@ def layer_norm_backward(
         are the gradients of weight and bias (and the residual's sums).
     """
     C = x.shape[-1]
-    M = x.numel() // C
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    choice, meta = _block("norm_backward", C)
-    tiles = triton.cdiv(M, meta["BLOCK_M"])
+    M, plain = x.numel() // C, x.is_contiguous()
+    dx = torch.empty_like(x) if plain else x.new_empty(x.shape)
+    choice = tile("norm_backward", C, torch.bfloat16)
+    meta = _walk(choice, C, x.itemsize)
+    tiles = -(-M // meta["BLOCK_M"])
     programs = min(tiles, choice.programs * sm_count(x), GROUP * (TICKETS - 1))
-    more = 0 if sums is None else triton.cdiv(programs, GROUP)
+    more = 0 if sums is None else -(-programs // GROUP)
     width = (3 if residual_sum else 2) * C
-    partial = torch.empty((programs + more, width), dtype=torch.float32, device=x.device)
-    ticket = None if sums is None else stats[2 * M :].view(torch.int32)
+    partial = x.new_empty((programs + more, width), dtype=torch.float32)
     dw, db = (None, None) if sums is None else sums
     launch(
         _backward_kernel, (programs,),
-        (dy, x, weight, bias, stats, residual, dx, normed, partial, ticket, dw, db, M, *rows, C,
-         triton.cdiv(tiles, programs)),
-        {"PLAIN": x.is_contiguous(), "HAS_RES": residual is not None, "KEEP": normed is not None,
-         "RES_SUM": residual_sum, "LAST_SUMS": sums is not None, "GROUP": GROUP,
-         "STAGES": choice.stages, **meta},
+        (dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db, M, *rows, C,
+         -(-tiles // programs)),
+        {"PLAIN": plain, "HAS_RES": residual is not None, "KEEP": normed is not None,
+         "RES_SUM": residual_sum, "LAST_SUMS": sums is not None, **meta},
     )  # fmt: skip
     return dx, partial
 
@@ -303,17 +352,27 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     check_shape("layer_norm", "weight", weight, C)
     check_shape("layer_norm", "bias", bias, C)
     if x.numel() == 0 or not supported(x, weight, bias):
+        if weight.dtype is not x.dtype or bias.dtype is not x.dtype:  # asking costs less than `to`
+            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
         if torch.is_autocast_enabled(x.device.type):  # entering the context costs microseconds
             with torch.autocast(x.device.type, enabled=False):
-                return F.layer_norm(x, (C,), weight.to(x.dtype), bias.to(x.dtype), eps)
-        return F.layer_norm(x, (C,), weight.to(x.dtype), bias.to(x.dtype), eps)
-    return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
+                return F.layer_norm(x, (C,), weight, bias, eps)
+        return F.layer_norm(x, (C,), weight, bias, eps)
+    return fused_layer_norm(x, weight, bias, eps)
+
+
+def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`layer_norm` of what `supported` says yes to."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return _normalised(x, weight, bias, eps, False)[0]
 
 
 def supported(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the kernel takes this input and is worth its launch."""
     if weight is None or bias is None or x.dtype is torch.float64:
         return False
-    if x.numel() < small_norm() and x.dtype is weight.dtype and x.is_cuda:
+    C = x.shape[-1]
+    if x.is_cuda and small_norm(x.numel() // C, C):
         return False
-    return x.shape[-1] <= MAX_CHANNELS and usable(x, weight, bias)
+    return C <= MAX_CHANNELS and usable(x, weight, bias)

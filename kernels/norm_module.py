@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.norm import _LayerNorm, layer_norm, supported
+from evofeed.kernels.norm import fused_layer_norm, layer_norm, supported
 from evofeed.kernels.swap import Fused, drop_in, register
 
 __all__ = ["FusedLayerNorm", "LayerNorm"]
@@ -24,7 +24,7 @@ class FusedLayerNorm(Fused):
         if x.is_cuda and torch.is_autocast_enabled("cuda") and isinstance(self, nn.LayerNorm):
             x = x.float()  # PyTorch's own gives float32 under autocast; OpenFold's does not
         if weight.dim() == 1:
-            return _LayerNorm.apply(x, weight, bias, self.eps)  # type: ignore[no-any-return,no-untyped-call]
+            return fused_layer_norm(x, weight, bias, self.eps)
         flat = x.flatten(-weight.dim())
         return layer_norm(flat, weight.flatten(), bias.flatten(), self.eps).view(x.shape)
 

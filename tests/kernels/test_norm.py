@@ -74,6 +74,15 @@ def test_two_runs_give_equal_bits(half: torch.dtype, device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+def test_without_gradients_the_result_is_the_same(half: torch.dtype, device: str) -> None:
+    x, weight, bias = (t.to(device) for t in _inputs((40, 128), half, torch.float32))
+    with_graph = layer_norm(x.requires_grad_(), weight, bias)
+    with torch.no_grad():
+        without = layer_norm(x, weight, bias)
+    assert with_graph.requires_grad and not without.requires_grad
+    assert torch.equal(with_graph, without)
+
+
 def test_no_rows_are_fine(device: str) -> None:
     x = torch.empty(0, 8, device=device)
     assert layer_norm(x, torch.ones(8, device=device), torch.zeros(8, device=device)).shape == (
