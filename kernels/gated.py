@@ -184,14 +184,14 @@ class _GatedAttention(torch.autograd.Function):
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, normed, residual_sum=residual_sums,
         )  # fmt: skip
-        dw = weight_grad(dpacked, normed)
+        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
         of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], ctx.dtypes[0])
         dbo = of_norm[2 * C :] if residual_sums else rest[0]
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
         dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
         grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        dpair = dw[4 * width : columns].to(ctx.dtypes[2]) if ctx.own_bias else None
+        dpair = dw[4 * width : columns] if ctx.own_bias else None
         if dbias is not None:
             dbias = (dbias / plan.bias_scale).to(ctx.bias_dtype)
         return (

@@ -193,7 +193,7 @@ class _TriangleMultiplication(torch.autograd.Function):
             torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, normed,
         )  # fmt: skip
-        dw = weight_grad(dpacked, normed)
+        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
         of_norm, of_in = column_sums([norm_sums, in_sums], ctx.dtypes[0])
         dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
         dgamma_out, dbeta_out, dbz, dbg = torch.split(of_out, [E, E, C, C])
