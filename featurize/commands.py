@@ -21,7 +21,9 @@ def featurize(
     ),
     check: Annotated[bool, typer.Option("--check", help="Look, report, write nothing.")] = False,
     ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
-    ray_address: Annotated[str, typer.Option(help="host:port of a running Ray cluster.")] = "",
+    ray_address: Annotated[
+        str, typer.Option(help="host:port of a Ray cluster that this machine is in.")
+    ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
     clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
     structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",

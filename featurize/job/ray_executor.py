@@ -95,11 +95,14 @@ class RayExecutor:
                 )
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.close()
-            where = f"Ray at {self.address}" if self.address else "a local Ray"
-            raise JobError(
-                f"cannot start {where}: {str(error).splitlines()[0]}; "
-                "--executor local works without Ray"
-            ) from error
+            if self.address:  # a driver stands on a node of its cluster, one without cores will do
+                where = f"join Ray at {self.address}"
+                hint = (
+                    f"run `ray start --address={self.address} --num-cpus=0` on this machine first"
+                )
+            else:
+                where, hint = "start a local Ray", "--executor local works without Ray"
+            raise JobError(f"cannot {where}: {str(error).splitlines()[0]}; {hint}") from error
         return ray
 
     def _set_environ(self) -> None:
