@@ -139,7 +139,18 @@ def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded) -> No
     assert client.get("/v1/datasets", headers=bearer(short)).status_code == 200
     time.sleep(0.25)
     altered = good[:-1] + ("A" if good[-1] != "A" else "B")
-    for wrong in (short, altered, "-", "evf_", good.upper(), f"{good}x", "é" * 9, "x" * 9000):
+    unknown = f"evf_{'0' * 16}{good[20:]}"
+    for wrong in (
+        short,
+        altered,
+        unknown,
+        "-",
+        "evf_",
+        good.upper(),
+        f"{good}x",
+        "é" * 9,
+        "x" * 9000,
+    ):
         answer = client.get("/v1/datasets", headers={"Authorization": b"Bearer " + wrong.encode()})
         assert answer.status_code == 401, wrong
         assert "Bearer" in answer.headers["www-authenticate"]
