@@ -15,7 +15,7 @@ from torch import Tensor
 from evofeed.kernels import attention, hopper_attention, reference
 from evofeed.kernels.attention import biased_attention
 from evofeed.kernels.backend import HAS_GLUON
-from evofeed.kernels.choices import AttentionTiles, Tile
+from evofeed.kernels.choices import AttentionTiles, HopperTiles, Tile, override
 
 Check = Callable[..., None]
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -93,6 +93,24 @@ def test_the_plain_kernels_agree(shape: tuple[int, ...]) -> None:
         assert torch.isfinite(ours).all()
         error = (ours.double() - plain.double()).norm() / plain.double().norm()
         assert error < 5e-3, error
+
+
+@hopper
+@pytest.mark.parametrize("N", [200, 512])
+@pytest.mark.parametrize("tile", [(64, 64, 4), (64, 128, 8), (128, 64, 4), (128, 128, 8)])
+def test_every_tile_gives_the_same(tile: tuple[int, int, int], N: int) -> None:
+    """Also when not all keys fit in shared memory: at 512 and 128 x 128."""
+    inputs = [t.contiguous() for t in _inputs((1, 5, N, 2, 32))]
+    queries, keys, warps = tile
+    forward = Tile(16 * warps, keys, warps, 2)
+    override("hopper_attention", HopperTiles(forward, Tile(queries, keys, warps, 2)))
+    try:
+        found = _all(inputs, None)
+    finally:
+        override("hopper_attention", None)
+    for ours, plain in zip(found, _all(inputs, AttentionTiles()), strict=True):
+        assert ours is not None and plain is not None
+        assert float((ours.double() - plain.double()).norm() / plain.double().norm()) < 5e-3
 
 
 @hopper
