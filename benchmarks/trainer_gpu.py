@@ -145,14 +145,19 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
 
 
 def compare(folder: Path) -> None:
-    """How far the losses of runs over the same samples are from those of the first."""
-    runs = [(path, json.loads(path.read_text())) for path in folder.glob("trainer_gpu.*.json")]
-    found: dict[str, float] = {}
-    first = None
-    for path, report in sorted(runs):
-        first = first or report["losses"]
-        pairs = list(zip(first, report["losses"], strict=True))
-        found[path.stem] = max(abs(a - b) / abs(a) for a, b in pairs)
+    """How far the losses of runs over the same samples are from those of the longest."""
+    runs = {
+        path.stem: json.loads(path.read_text())["losses"]
+        for path in sorted(folder.glob("trainer_gpu.*.json"))
+    }
+    wanted = max(runs.values(), key=len)
+    found: dict[str, Any] = {}
+    for name, losses in runs.items():  # one that was cut short is compared as far as it came
+        pairs = zip(wanted, losses, strict=False)
+        worst = max(abs(a - b) / abs(a) for a, b in pairs)
+        found[name] = {
+            "losses_compared": len(losses), "max_relative_difference": worst, "losses": losses,
+        }  # fmt: skip
     (folder / "compared.json").write_text(json.dumps(found, indent=1))
     print(json.dumps(found, indent=1), flush=True)
 

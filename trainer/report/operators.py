@@ -25,7 +25,8 @@ from evofeed.trainer.run.clock import StepClock
 
 GROUPS: dict[str, str] = {
     "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
-    "optimizer": r"adam|lamb|lars|lerp|ema_|multi_tensor|"
+    # C++ names are full of `lambda` and `scalars`.
+    "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
     r"^_(update|scalars|square_sum|ratio)_kernel",
     "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
     r"^norm_rows_kernel|^_(forward|backward|sum_partials)_kernel",

@@ -145,6 +145,15 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
         ("_backward_kernel", "norm"),
         ("backward_dkv_kernel", "attention"),
         ("backward_kernel", "attention"),
+        (
+            "void at::native::elementwise_kernel<neg_kernel_cuda()::{lambda(float)#1}>",
+            "elementwise",
+        ),
+        (
+            "void at::native::reduce_kernel<func_wrapper_t<float, sum_functor::{lambda}>>",
+            "elementwise",
+        ),
+        ("void lamb_stage_1_kernel<float>", "optimizer"),
         ("triangle_out_grad_kernel", "gemm"),
         ("linear_dw_kernel", "gemm"),
     ],
