@@ -322,7 +322,11 @@ def test_on_a_gpu_bits_are_those_of_the_eager_block(amp: bool, device: str) -> N
         pytest.skip("records real CUDA graphs")
     torch.manual_seed(0)
     config = BLOCK | {"msa_dropout": 0.15, "pair_dropout": 0.25}
-    plain = EvoformerBlock(**config).to("cuda", torch.float32 if amp else torch.bfloat16)
+    plain = EvoformerBlock(**config)
+    with torch.no_grad():  # many weights start at 0
+        for parameter in plain.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    plain.to("cuda", torch.float32 if amp else torch.bfloat16)
     ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
     to_fused(plain)
     masks = [torch.ones(1, 8, 64, device="cuda"), torch.ones(1, 64, 64, device="cuda")]
