@@ -36,7 +36,8 @@ def _timed_help() -> float:
 def test_an_unknown_command_is_a_wrong_call() -> None:
     done = run("featurise")
     assert done.returncode == 2
-    assert "featurise" in done.stderr and "--help" in done.stderr
+    assert "did you mean 'featurize'?" in done.stderr and "--help" in done.stderr
+    assert "did you mean" not in run("xyz").stderr
 
 
 def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy() -> None:

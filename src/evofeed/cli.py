@@ -56,7 +56,11 @@ def main(argv: list[str] | None = None) -> None:
     elif name == "--version":
         print(f"evofeed {__version__}")
     elif name not in COMMANDS:
-        sys.exit(_fail(f"no command {name!r}; `evofeed --help` lists them", 2))
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f", did you mean {near[0]!r}?" if near else ";"
+        sys.exit(_fail(f"no command {name!r}{meant} `evofeed --help` lists them", 2))
     else:
         try:
             _load(name)(args=rest, prog_name=f"evofeed {name}")
