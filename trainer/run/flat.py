@@ -85,8 +85,9 @@ class FlatOptimizer:
             parameter.data = view
         self._parameters = self.parameters(module)
         self._grads = [view for _, view in self.views(self.grad)]
+        for view, parameter in zip(self._grads, self._parameters, strict=True):
+            parameter.grad = view
         self._halves = self._in_half(half)
-        self._point_at_grad()
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._fused = self._fuse() if fused else None
@@ -107,27 +108,17 @@ class FlatOptimizer:
     def backward(self, loss: Tensor) -> None:
         """Add a loss's gradients to `grad`: all at once when they are there.
 
-        Autograd would add them one by one to `.grad`, a kernel for each parameter.
+        `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
-        for parameter in self._parameters:
-            parameter.grad = None
-        try:
-            torch.autograd.backward(loss)
-            found = [parameter.grad for parameter in self._parameters]
-        finally:
-            self._point_at_grad()
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         there = [
-            (view.view(-1), grad.view(-1))
+            (view.view(-1), grad.reshape(-1))
             for view, grad in zip(self._grads, found, strict=True)
             if grad is not None and grad.dtype == view.dtype
         ]
         torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
         if self._halves:
             self._halves.add_gradients(found, self.grad)
-
-    def _point_at_grad(self) -> None:
-        for view, parameter in zip(self._grads, self._parameters, strict=True):
-            parameter.grad = view if parameter.dtype == view.dtype else None
 
     def refresh(self) -> None:
         """Make the bfloat16 copies anew; after anything but `step` has changed `param`."""
@@ -247,7 +238,7 @@ class _Halves:
         """Add the gradients that came in half precision to a flat float32 buffer."""
         self.grad.zero_()  # what gets none adds nothing
         there = [
-            (view, grad.view(-1))
+            (view, grad.reshape(-1))
             for view, grad in zip(self.grads, found, strict=True)
             if view is not None and grad is not None
         ]

@@ -44,7 +44,7 @@ def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
     """
     waiting = {name for name, p in model.named_parameters() if p.requires_grad}
     hooks = [
-        parameter.register_post_accumulate_grad_hook(_remover(waiting, name))  # type: ignore[no-untyped-call]
+        parameter.register_hook(_remover(waiting, name))  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
@@ -55,8 +55,8 @@ def watch_gradients(model: nn.Module) -> Iterator[set[str]]:
             hook.remove()
 
 
-def _remover(waiting: set[str], name: str) -> Callable[[Tensor], None]:
-    return lambda _: waiting.discard(name)
+def _remover(waiting: set[str], name: str) -> Callable[[Tensor | None], None]:
+    return lambda grad: None if grad is None else waiting.discard(name)
 
 
 def find_untouched(

@@ -55,4 +55,4 @@ def test_watching_leaves_no_hook_behind() -> None:
     with pytest.raises(RuntimeError, match="stop"), watch_gradients(model):
         raise RuntimeError("stop")
     model(BATCH)["left"].sum().backward()
-    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+    assert all(not p._backward_hooks for p in model.parameters())
