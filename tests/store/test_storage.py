@@ -199,3 +199,17 @@ def test_a_dataset_lives_the_same_life_wherever_it_lies(uri, tmp_path):
 def test_no_dataset_is_missing(uri):
     with pytest.raises(DatasetMissing, match="main"):
         Dataset.open(uri)
+
+
+def test_a_bucket_is_probed_before_its_first_swap_and_only_then(s3_bucket, monkeypatch):
+    storage, probes = open_storage(f"{s3_bucket}/{uuid.uuid4().hex}"), []
+    real = type(storage)._conditional
+
+    def seen(self, key, old, new):
+        probes.append(key.startswith("probe/"))
+        return real(self, key, old, new)
+
+    monkeypatch.setattr(type(storage), "_conditional", seen)
+    assert storage.swap("refs/main", None, b"a") and storage.swap("refs/main", b"a", b"b")
+    assert probes == [True, True, False, False]
+    assert not list(storage.files("probe/"))
