@@ -10,7 +10,10 @@ import typer
 
 
 def featurize(
-    input_uri: Annotated[str, typer.Argument(metavar="INPUT", help="Folder of raw files.")],
+    input_uri: Annotated[
+        str,
+        typer.Argument(metavar="INPUT", help="Folder of raw files, or one file: see INPUTS.md."),
+    ],
     dataset_uri: Annotated[
         str, typer.Argument(metavar="[DATASET]", help="Where the shards go: a folder or s3://...")
     ] = "",

@@ -87,7 +87,6 @@ class Catalog:
                 row.uri, row.description = uri, description
                 record(session, principal, "dataset.register", name, uri=uri)
                 session.flush()
-                session.refresh(row)
                 session.expunge(row)
         except IntegrityError:
             raise _taken(name) from None

@@ -33,7 +33,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
     validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from --out.")] = False,
     device: Device = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
     wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
