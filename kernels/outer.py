@@ -37,6 +37,7 @@ from evofeed.kernels.projection import (
     weight_grad,
 )
 from evofeed.kernels.sums import column_sums
+from evofeed.kernels.through import through
 
 __all__ = [
     "OuterWeights",
@@ -175,22 +176,7 @@ class _Function(torch.autograd.Function):
 
 
 _OuterProductMean = operator("outer_product_mean")(_Function)
-
-
-class _OuterProductMeanThrough(torch.autograd.Function):
-    """The pair update, and m again: what is done with m later leaves its gradient to this op."""
-
-    @staticmethod
-    def forward(ctx: Any, m: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        return _Function.forward(ctx, m, *arguments), m
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dm: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dout is None:
-            return (dm, *(None for _ in range(5 + len(ctx.dtypes))))
-        found: tuple[Tensor | None, ...] = _Function.backward(ctx, dout, dm)
-        return found
+_OuterProductMeanThrough = through(_Function)
 
 
 def _outer_dw(

@@ -22,6 +22,7 @@ from evofeed.kernels.library import operator
 from evofeed.kernels.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.projection_kernels import pair_offset
 from evofeed.kernels.sums import column_sums
+from evofeed.kernels.through import through
 
 __all__ = ["heads_last", "pair_bias", "pair_bias_through"]
 
@@ -147,22 +148,7 @@ class _Function(torch.autograd.Function):
 
 
 _PairBias = operator("pair_bias")(_Function)
-
-
-class _PairBiasThrough(torch.autograd.Function):
-    """The bias, and z again: what is done with z later leaves its gradient to this op."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        return _Function.forward(ctx, z, *arguments), z
-
-    @staticmethod
-    def backward(ctx: Any, dbias: Tensor | None, dz: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dbias is None:
-            return dz, None, None, None, None, None, None
-        found: tuple[Tensor | None, ...] = _Function.backward(ctx, dbias, dz)
-        return found
+_PairBiasThrough = through(_Function)
 
 
 def pair_bias_through(
