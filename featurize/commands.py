@@ -12,7 +12,9 @@ import typer
 def featurize(
     input_uri: Annotated[
         str,
-        typer.Argument(metavar="INPUT", help="Folder of raw files, or one file: see INPUTS.md."),
+        typer.Argument(
+            metavar="INPUT", help="Folder of raw files, a FASTA or an alignment_db index."
+        ),
     ],
     dataset_uri: Annotated[
         str, typer.Argument(metavar="[DATASET]", help="Where the shards go: a folder or s3://...")
