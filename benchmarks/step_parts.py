@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from train_step import PRESETS, Case, Step, machine  # noqa: E402
+from train_step import PRESETS, Case, Step, _without_out, machine  # noqa: E402
 
 PARTS = (
     "input_embedder", "recycling_embedder", "template_embedder.template_pair_embedder",
@@ -217,7 +217,7 @@ def main() -> None:
     rows = by_part(kernels_of(step, batch), ["forward rest", *names[last + 1 :], "optimizer"])
     result = {
         "benchmark": "step_parts",
-        "command": "python benchmarks/step_parts.py " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python benchmarks/step_parts.py", *_without_out(sys.argv[1:])]),
         "machine": machine(options),
         "preset": options.preset,
         "shapes": batch_of,
