@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from gpu_times import Row, environment, gpu_times, graphed, peak_mb, wall_us
+from kernel_table import load, save
 from torch import Tensor, nn
 
 from evofeed.kernels import SwapReport, to_fused
@@ -71,7 +72,7 @@ def module_rows(
 
 
 def lstms() -> Iterator[Row]:
-    sizes = [(985, 4, 1000, 5), (985, 128, 100, 10), (500, 32, 200, 10), (64, 8, 20, 20)]
+    sizes = [(64, 8, 20, 20), (985, 4, 1000, 5), (985, 128, 100, 10), (500, 32, 200, 10)]
     for hidden, batch, steps, repeats in [(13, 3, 60, 1)] if TINY else sizes:
         for kind, dtype in KINDS.items():
             module = nn.LSTM(hidden, hidden, device=DEVICE, dtype=dtype)
@@ -81,7 +82,7 @@ def lstms() -> Iterator[Row]:
 
 
 def attentions() -> Iterator[Row]:
-    sizes = [(200, 256, 1024, 16), (5000, 64, 512, 8), (8, 128, 256, 8), (2, 16, 64, 4)]
+    sizes = [(2, 16, 64, 4), (8, 128, 256, 8), (200, 256, 1024, 16), (5000, 64, 512, 8)]
     for batch, length, width, heads in [(2, 3, 8, 2)] if TINY else sizes:
         for kind in ("bfloat16", "tf32"):
             for first in (True, False):
@@ -95,7 +96,7 @@ def attentions() -> Iterator[Row]:
 
 
 def layer_norms() -> Iterator[Row]:
-    for shape in [(2, 3, 8)] if TINY else [(200, 128, 1024), (1, 256, 256, 128), (1, 16, 64)]:
+    for shape in [(2, 3, 8)] if TINY else [(1, 16, 64), (1, 256, 256, 128), (200, 128, 1024)]:
         for kind in ("bfloat16", "tf32"):
             module = nn.LayerNorm(shape[-1], device=DEVICE, dtype=KINDS[kind])
             x = torch.randn(shape, device=DEVICE, dtype=KINDS[kind], requires_grad=True)
@@ -159,6 +160,7 @@ class Block:
 
 def openfold_rows(checkout: Path) -> Iterator[Row]:
     make = openfold_block(checkout)
+    compiled: list[tuple[str, str, Block, str]] = []
     for S, N in [(2, 3)] if TINY else [(128, 256), (512, 384)]:
         torch.manual_seed(0)
         plain = make(**OPENFOLD)
@@ -180,23 +182,29 @@ def openfold_rows(checkout: Path) -> Iterator[Row]:
         gaps = [
             float((b - a).float().norm() / a.float().norm()) for a, b in zip(*outputs, strict=True)
         ]
-        with_graphs = "to_fused(OpenFold, cuda_graphs=True)"
-        for who, block in (
-            ("OpenFold", exact), ("to_fused(OpenFold)", ours), (with_graphs, recorded),
+        case = f"OpenFold Evoformer block {S} x {N}"
+        theirs, fused_name = "OpenFold", "to_fused(OpenFold)"
+        for who, block, how in (
+            (theirs, exact, "eager"), (theirs, exact, "CUDA graph"), (fused_name, ours, "eager"),
+            (fused_name, ours, "CUDA graph"),
+            ("to_fused(OpenFold, cuda_graphs=True)", recorded, "eager"),
         ):  # fmt: skip
-            hows = ["eager"] if block is recorded else ["eager", "CUDA graph"]
-            if N < 300 and block is not recorded:  # compiling OpenFold's takes a minute a size
-                hows += ["compiled", "compiled, reduce-overhead"][: 1 if block is exact else 2]
-            for how in hows:
-                row: Row = {"case": f"OpenFold Evoformer block {S} x {N}", "who": who, "how": how}
-                try:
-                    yield row | block_times(block, how)
-                except Exception as error:  # a peer that cannot run is a result too
-                    yield row | {"failed": f"{type(error).__name__}: {error}"[:300]}
+            yield {"case": case, "who": who, "how": how} | block_times(block, how)
+        if N < 300:  # compiling OpenFold's takes a minute at each size: last
+            compiled += [
+                (case, theirs, exact, "compiled"), (case, fused_name, ours, "compiled"),
+                (case, fused_name, ours, "compiled, reduce-overhead"),
+            ]  # fmt: skip
         ours.call = ours.block
-        row = {"case": f"OpenFold Evoformer block {S} x {N}", "who": "to_fused(OpenFold)"}
+        row: Row = {"case": case, "who": fused_name}
         row |= {"difference_from_openfold": gaps, "swapped": len(report.swapped)}
         yield row | {"gpu_share_swapped": round(report.measure(fused, ours.step), 4)}
+    for case, who, block, how in compiled:
+        row = {"case": case, "who": who, "how": how}
+        try:
+            yield row | block_times(block, how)
+        except Exception as error:  # a peer that cannot run is a result too
+            yield row | {"failed": f"{type(error).__name__}: {error}"[:300]}
 
 
 def block_times(block: Block, how: str) -> Row:
@@ -229,25 +237,29 @@ def block_times(block: Block, how: str) -> Row:
 
 
 def run(sections: dict[str, Iterator[Row]], out: Path) -> None:
+    """Measures these sections; others of the file stay."""
     info = {} if TINY else environment("drop_ins.py", "5 to 10 calls, median and quartiles")
-    result: Row = {"environment": info, "sections": {}}
+    kept = load(out)
     for section, rows in sections.items():
-        result["sections"][section] = []
+        found: list[Row] = []
+        kept[section] = {"environment": info, "rows": found}
         for row in rows:
-            result["sections"][section].append(row)
-            out.write_text(json.dumps(result, indent=1) + "\n")
+            found.append(row)
+            save(out, kept)
             print(section, json.dumps(row), flush=True)
 
 
 def table(path: Path) -> str:
     """Markdown of a result file."""
-    result = json.loads(path.read_text())
-    env, sections = result["environment"], result["sections"]
-    lines = [f"{env['card']}, torch {env['torch']}, cuDNN {env['cudnn']}, {env['date']}", ""]
+    sections, lines = load(path), []
+    for name, section in sections.items():
+        env = section["environment"]
+        of = f"{env['card']}, torch {env['torch']}, cuDNN {env['cudnn']}, {env['date']}"
+        lines += [f"{name}: {of}: `{env['command']}`", ""]
     head = "torch, ms | evofeed, ms | ratio | torch wall, ms | evofeed wall, ms | difference"
     lines += [f"| module | type | mode | {head} |", "| --- " * 9 + "|"]
     for section in ("lstm", "attention", "layer_norm"):
-        rows = sections.get(section, [])
+        rows = sections.get(section, {"rows": []})["rows"]
         keys = list(dict.fromkeys((r["case"], r["kind"], r["mode"]) for r in rows))
         for key in keys:
             pair = {r["who"]: r for r in rows if (r["case"], r["kind"], r["mode"]) == key}
@@ -265,7 +277,7 @@ def table(path: Path) -> str:
         "| block | who | how | both, ms | wall, ms | forward, ms | peak, MB |",
     ]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for r in sections.get("openfold", []):
+    for r in sections.get("openfold", {"rows": []})["rows"]:
         if "ms" in r:
             cells = [r["ms"], r["wall_ms"], r.get("forward_ms", ""), r.get("peak_mb", "")]
             shown = " | ".join(map(str, cells))
@@ -297,7 +309,7 @@ def main() -> None:
     sections = {"lstm": lstms(), "attention": attentions(), "layer_norm": layer_norms()}
     if args.openfold:
         sections["openfold"] = openfold_rows(args.openfold)
-    run({k: v for k, v in sections.items() if not args.only or k in args.only}, args.out)
+    run({name: sections[name] for name in args.only or sections}, args.out)
 
 
 if __name__ == "__main__":
