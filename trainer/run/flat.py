@@ -66,6 +66,7 @@ class FlatOptimizer:
             fused: clip, update and average in one kernel of `evofeed.kernels`.
             half: parameters that the module is given as bfloat16 copies of the float32 weights,
                 made all at once after every update, instead of by a cast wherever one is used.
+                The float32 ones are in `param` alone.
         """
         self.config = config
         self.spans = _layout(module)
