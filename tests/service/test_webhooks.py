@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import datetime
 import hashlib
 import hmac
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -319,3 +323,47 @@ def test_an_answer_that_trickles_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < 5
     thread.join()
     server.close()
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """A certificate for `localhost` that signs itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(built.public_bytes(pem))
+    kind = serialization.PrivateFormat.PKCS8
+    plain = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, kind, plain))
+    return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+def test_https_is_spoken_and_its_certificate_checked(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert, key)
+    receiver.server.socket = server.wrap_socket(receiver.server.socket, server_side=True)
+    origin = f"https://localhost:{receiver.server.server_port}"
+    target = outbound.check_url(f"{origin}/a", (origin,))
+    with pytest.raises(ServiceError, match="certificate verify failed"):
+        outbound.post(target, b"{}", {})
+    trusting = ssl.create_default_context(cafile=cert)
+    monkeypatch.setattr(ssl, "create_default_context", lambda: trusting)
+    assert outbound.post(target, b"{}", {}) == 204
+    other = dataclasses.replace(target, host="127.0.0.1")
+    with pytest.raises(ServiceError, match=r"not valid for '127\.0\.0\.1'"):
+        outbound.post(other, b"{}", {})
+    assert [body for _, body in receiver.got] == [b"{}"]
