@@ -100,12 +100,16 @@ class FeaturizeConfig:
     unmatched_to_last: bool = False
     """OpenFold and AF2 give residues that realignment leaves without a partner the atoms
     of the chain's last residue (an index of -1). Ours: they have none."""
+    lone_chain: bool = True
+    """Realign a hit to an entry's only chain though the hit names another. OpenFold does,
+    and then finds no atoms under the name it asked for: the hit is lost."""
     old_hhr: bool = True
     """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
     realign: Literal["biopython", "never"] = "biopython"
     """How a hit whose sequence differs from its structure's is mapped onto it. OpenFold
-    runs kalign; Biopython's global alignment gives the same mapping at >= 90 % identity
-    but for the placing of gaps."""
+    runs kalign. Biopython's global alignment accepts and refuses the same hits (1287 of
+    1290 chains cut and edited at random) and maps 95 of 100 alike; the others differ in
+    where a gap between equal letters lies, or in what faces a foreign tag."""
 
     caps: InputCaps = field(default_factory=InputCaps)
 
@@ -137,6 +141,7 @@ class FeaturizeConfig:
             "released_before_days": None,
             "locate_query": "search",
             "unmatched_to_last": True,
+            "lone_chain": False,
             "old_hhr": False,
         }
         return cls(**{**preset, **changes})

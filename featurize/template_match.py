@@ -16,6 +16,7 @@ from evofeed.featurize.structure import Structure
 from evofeed.shapes import Int
 
 _MIN_IDENTITY: Final = 0.9
+_NOT_SCORED: Final = re.compile("[^ARNDCQEGHILKMFPSTWYVBZX]")
 _MAX_REALIGNED: Final = 20_000
 """Residues; the alignment takes memory by the product of the lengths."""
 
@@ -62,7 +63,7 @@ def match_hit(
         name, offset = found
         letters = "".join(sequence[i] for i in piece.tolist())
         return Match(name, query, piece + offset, letters)
-    name = _only_or_named(chain_id, structure)
+    name = _only_or_named(chain_id, structure, config)
     if config.realign == "never":
         raise TemplateError(f"the sequence of {hit.name[:12]!r} is not in its structure")
     onto = _realign(sequence, structure.sequences[name], hit.name)
@@ -120,10 +121,10 @@ def _find(sequence: str, chain_id: str, chains: dict[str, str]) -> tuple[str, in
     return None
 
 
-def _only_or_named(chain_id: str, structure: Structure) -> str:
+def _only_or_named(chain_id: str, structure: Structure, config: FeaturizeConfig) -> str:
     if chain_id in structure.sequences:
         return chain_id
-    if len(structure.sequences) == 1:
+    if config.lone_chain and len(structure.sequences) == 1:
         return next(iter(structure.sequences))
     raise TemplateError(
         f"no protein chain {chain_id!r} in {structure.file_id}, only "
@@ -140,7 +141,7 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
     if max(len(old), len(new)) > _MAX_REALIGNED:
         raise TemplateError(f"{name[:12]!r} is too long to realign: {len(old)} to {len(new)}")
     try:
-        alignment = next(iter(_aligner().align(old, new)))
+        alignment = next(iter(_aligner().align(_scored(old), _scored(new))))
     except (ValueError, StopIteration, OverflowError):
         raise TemplateError(f"{name[:12]!r} does not align to its structure") from None
     onto = np.full(len(old), -1, np.int64)
@@ -154,13 +155,20 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
     return onto
 
 
+def _scored(sequence: str) -> str:
+    """The sequence in the letters of the matrix; selenocysteine and the like are X."""
+    return _NOT_SCORED.sub("X", sequence)
+
+
 @cache
 def _aligner() -> Any:
-    from Bio.Align import PairwiseAligner
+    from Bio.Align import PairwiseAligner, substitution_matrices
 
     make: Any = PairwiseAligner  # untyped
+    load: Any = substitution_matrices.load
     aligner = make(mode="global")
-    aligner.match_score, aligner.mismatch_score = 2.0, -1.0
-    aligner.open_gap_score, aligner.extend_gap_score = -3.0, -0.2
-    aligner.end_gap_score = 0.0  # a hit is a piece of its chain
+    # Of the scores tried these place gaps most often where kalign does (FeaturizeConfig.realign).
+    aligner.substitution_matrix = load("BLOSUM62")
+    aligner.open_gap_score, aligner.extend_gap_score = -10.0, -2.0
+    aligner.end_gap_score = -1.0  # a hit is a piece of its chain
     return aligner
