@@ -8,8 +8,8 @@ training mode: whole chains of all lengths would each need memory of their own.
 
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. An
-optimizer may step as it likes; parameters that have moved (`.to`, `.data = `) are
-recorded anew.
+optimizer may step as it likes; with parameters that have moved (`.to`, `.data = `) or
+another module inside, a module is recorded anew. Other attributes count as constants.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._recordings: dict[Hashable, list[Recording]] = {}
-        self._homes = _homes(module)
-        self._places = _places(self._homes)
         self._moves = 0
+        self._look(module)
         kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
         self._given_up = ""
         if kinds or getattr(module, "_is_replica", False):
@@ -118,8 +117,12 @@ class _State:
         kwargs: dict[str, Any], tensors: list[Tensor],
     ) -> tuple[Recording | None, str]:  # fmt: skip
         """A free recording of such a call, else None and why."""
-        if not self._given_up:
-            self._follow_parameters(module)
+        if not self._given_up and self._changed():
+            self._recordings.clear()
+            self._look(module)
+            self._moves += 1
+            if self._moves > MOST_MOVES:
+                self._given_up = "its parameters keep moving"
         if self._given_up:
             return None, self._given_up
         for value in (*args, *kwargs.values()):
@@ -143,16 +146,26 @@ class _State:
             return None, self._given_up
         return found[-1], ""
 
-    def _follow_parameters(self, module: nn.Module) -> None:
-        with contextlib.suppress(KeyError, AttributeError):  # one is gone
-            if _places(self._homes) == self._places:
-                return
-        self._recordings.clear()
+    def _look(self, module: nn.Module) -> None:
+        """Remembers what recordings rely on."""
         self._homes = _homes(module)
         self._places = _places(self._homes)
-        self._moves += 1
-        if self._moves > MOST_MOVES:
-            self._given_up = "its parameters keep moving"
+        self._inner = [
+            (home._modules, name, weakref.ref(inner), inner.training)
+            for home in module.modules()
+            for name, inner in home._modules.items()
+            if inner is not None
+        ]
+
+    def _changed(self) -> bool:
+        """Whether parameters lie elsewhere, or modules inside were exchanged or set otherwise."""
+        try:
+            return _places(self._homes) != self._places or any(
+                home[name] is not inner() or home[name].training != training  # type: ignore[union-attr]
+                for home, name, inner, training in self._inner
+            )
+        except (KeyError, AttributeError):  # one is gone
+            return True
 
 
 _states: weakref.WeakKeyDictionary[nn.Module, _State] = weakref.WeakKeyDictionary()

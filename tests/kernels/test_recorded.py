@@ -231,6 +231,8 @@ def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
     assert not torch.equal(before, after)
     ours.inner.bias = None
     assert not torch.equal(ours(x, x)[0], after)
+    ours.tied = nn.Identity()
+    torch.testing.assert_close(ours(x, x)[0], torch.tanh(ours.inner(x)) * ours.scale * x)
     with pytest.warns(RuntimeWarning, match="keep moving"):
         for _ in range(recorded.MOST_MOVES):
             ours.inner.weight.requires_grad_(not ours.inner.weight.requires_grad)
