@@ -1,4 +1,4 @@
-"""`evofeed snapshots` and `evofeed shards`: look at datasets, change them, check them."""
+"""`evofeed snapshots`: look at datasets, change them, check them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ snapshots = typer.Typer(
     help="Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
     "Example: evofeed snapshots ls data/",
 )
-shards = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="What lies in a dataset's shards: inspect, cat, verify.\n\n"
-    "Example: evofeed shards inspect data/ 1abc_A",
-)
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RefName = Annotated[str, typer.Option(help="Ref or snapshot digest.")]
 
 
 @contextlib.contextmanager
-def _wrong_call() -> Iterator[None]:
+def wrong_call() -> Iterator[None]:
     """A wrong argument is exit code 2 and one line, not a traceback."""
     try:
         yield
@@ -38,7 +31,8 @@ def _wrong_call() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _show(as_json: bool, values: Any, lines: list[str]) -> None:
+def show(as_json: bool, values: Any, lines: list[str]) -> None:
+    """Print values for machines, or lines for people."""
     typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
 
 
@@ -52,7 +46,7 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
     from evofeed.store.refs import list_refs, read_ref
     from evofeed.store.storage import open_storage
 
-    with _wrong_call():
+    with wrong_call():
         storage = open_storage(uri)
         names: dict[str, list[str]] = {}
         for ref in list_refs(storage):
@@ -75,7 +69,7 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
     ]
     if not rows:
         read_ref(storage, "main")  # says that there is no dataset here, and what makes one
-    _show(as_json, rows, lines)
+    show(as_json, rows, lines)
 
 
 @snapshots.command()
@@ -87,7 +81,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: AsJson = False) -> Non
     from evofeed.store import Dataset
 
     names = ["chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date"]
-    with _wrong_call():
+    with wrong_call():
         rows = Dataset.open(uri, snapshot).index.select(names).to_pylist()
     lines = [f"{'chain':<12} {'residues':>8} {'rows':>7} {'templates':>9} {'Å':>6}  released"]
     for row in rows:
@@ -96,7 +90,7 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: AsJson = False) -> Non
             f"{row['chain_id']:<12} {row['num_res']:>8} {row['num_alignments']:>7} "
             f"{row['num_templates']:>9} {resolution:>6}  {row['release_date'] or '-'}"
         )
-    _show(as_json, rows, lines)
+    show(as_json, rows, lines)
 
 
 @snapshots.command()
@@ -112,12 +106,12 @@ def diff(
     """
     from evofeed.store import Dataset
 
-    with _wrong_call():
+    with wrong_call():
         changes = Dataset.open(uri, second).diff(first).to_dict()
     marks = {"added": "+", "removed": "-", "changed": "~"}
     lines = [f"{marks[kind]} {chain_id}" for kind in marks for chain_id in changes[kind]]
     counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in marks)
-    _show(as_json, changes, [*lines, counts])
+    show(as_json, changes, [*lines, counts])
 
 
 @snapshots.command()
@@ -137,13 +131,13 @@ def overlap(
     from evofeed.store.overlap import Clusters
     from evofeed.store.overlap import overlap as compare
 
-    with _wrong_call():
+    with wrong_call():
         known = Clusters(clusters) if clusters else None
         found = compare(Dataset.open(uri, snapshot), Dataset.open(other, other_snapshot), known)
     lines = [f"{mine}  {theirs}" for mine, theirs in found.shared]
     lines += [f"{chain_id}  is in no cluster" for chain_id in found.unclustered]
     lines.append(f"{len(found.shared)} shared, {len(found.unclustered)} in no cluster")
-    _show(as_json, found.to_dict(), lines)
+    show(as_json, found.to_dict(), lines)
     raise typer.Exit(1 if found else 0)
 
 
@@ -160,9 +154,9 @@ def tag(
     """
     from evofeed.store import tag as put
 
-    with _wrong_call():
+    with wrong_call():
         ref = put(uri, name, snapshot)
-    _show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
+    show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
 
 
 @snapshots.command()
@@ -178,12 +172,12 @@ def verify(
     """
     from evofeed.store import Dataset
 
-    with _wrong_call():
+    with wrong_call():
         dataset = Dataset.open(uri, snapshot)
         faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [str(fault) for fault in faults]
-    _show(as_json, values, [*lines, f"{len(dataset):,} chains, {len(faults)} faults"])
+    show(as_json, values, [*lines, f"{len(dataset):,} chains, {len(faults)} faults"])
     raise typer.Exit(1 if faults else 0)
 
 
@@ -203,7 +197,7 @@ def gc(
     """
     from evofeed.store import gc as collect
 
-    with _wrong_call():
+    with wrong_call():
         report = collect(
             uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
         )
@@ -213,7 +207,7 @@ def gc(
     lines.append(f"kept {len(report.young)} younger than {grace_days:g} days")
     if report.held:
         lines.append(f"kept {len(report.held)} that a running job may need")
-    _show(as_json, report.to_dict(), lines)
+    show(as_json, report.to_dict(), lines)
 
 
 @snapshots.command()
@@ -229,7 +223,7 @@ def remove(
     """
     from evofeed.store import remove_chains
 
-    with _wrong_call():
+    with wrong_call():
         _published(remove_chains(uri, chain_ids, ref=ref), as_json)
 
 
@@ -246,7 +240,7 @@ def merge(
     """
     from evofeed.store import merge as join
 
-    with _wrong_call():
+    with wrong_call():
         _published(join(uri, other, ref=ref), as_json)
 
 
@@ -258,7 +252,7 @@ def compact(uri: Uri, ref: RefName = "main", as_json: AsJson = False) -> None:
     """
     from evofeed.store import compact as rewrite
 
-    with _wrong_call():
+    with wrong_call():
         _published(rewrite(uri, ref=ref), as_json)
 
 
@@ -280,7 +274,7 @@ def copy(
     """
     from evofeed.store import copy_dataset
 
-    with _wrong_call():
+    with wrong_call():
         copied = copy_dataset(uri, target, snapshot=snapshot, zstd=zstd, token=token or None)
         _published(copied, as_json)
 
@@ -300,7 +294,7 @@ def convert(
     """
     from evofeed.store.convert import convert as publish
 
-    with _wrong_call():
+    with wrong_call():
         _published(publish(files, uri, trusted_pickle=trusted_pickle), as_json)
 
 
@@ -316,102 +310,4 @@ def _published(snapshot: Any, as_json: bool) -> None:
     lines.append(
         f"{snapshot.digest[:12]}: {manifest.num_chains:,} chains in {len(manifest.shards):,} shards"
     )
-    _show(as_json, values, lines)
-
-
-@shards.command()
-def inspect(
-    uri: Uri,
-    chain: Annotated[str, typer.Argument(metavar="[CHAIN]", help="One chain.")] = "",
-    snapshot: RefName = "main",
-    as_json: AsJson = False,
-) -> None:
-    """The shards of a snapshot, or the columns of one chain: codec and bytes.
-
-    Example: evofeed shards inspect data/ 1abc_A
-    """
-    from evofeed.store import Dataset
-
-    with _wrong_call():
-        dataset = Dataset.open(uri, snapshot)
-        if not chain:
-            entries = [entry.to_dict() for entry in dataset.manifest.shards]
-            lines = [f"{e['name']}  {e['chains']:>6,} chains  {e['nbytes']:>12,}" for e in entries]
-            return _show(as_json, entries, lines)
-        row = dataset.row(chain)
-        decoder = dataset.spans.decoder(row, dataset.spans.read_span(row))
-    values: dict[str, Any] = {
-        "chain_id": chain,
-        "shard": dataset.spans.key(row),
-        "offset": int(dataset.spans.offset[row]),
-        "nbytes": int(dataset.spans.nbytes[row]),
-        "dims": decoder.dims,
-        "columns": {
-            name: {
-                "codec": column.codec.name,
-                "compression": column.compression.name,
-                "nbytes": len(column.payload),
-            }
-            for name, column in decoder.columns.items()
-        },
-    }
-    lines = [f"{chain}  {values['dims']}  {values['shard']} @ {values['offset']:,}"]
-    for name, column in values["columns"].items():
-        lines.append(f"{name:<28} {column['codec']:<12} {column['nbytes']:>12,}")
-    return _show(as_json, values, lines)
-
-
-@shards.command()
-def cat(
-    uri: Uri,
-    chain: Annotated[str, typer.Argument(help="The chain.")],
-    out: Annotated[str, typer.Option(help="Write every array to this .npz.")] = "",
-    snapshot: RefName = "main",
-    as_json: AsJson = False,
-) -> None:
-    """One chain: its fields in words, or all its arrays as an npz.
-
-    Example: evofeed shards cat data/ 1abc_A --out 1abc_A.npz
-    """
-    from evofeed.features import RECORD
-    from evofeed.store import Dataset
-    from evofeed.store.convert import export_npz
-    from evofeed.store.encode import META_FIELDS
-
-    with _wrong_call():
-        record = Dataset.open(uri, snapshot)[chain]
-    if out:
-        export_npz(record, out)
-    values: dict[str, Any] = {"chain_id": chain, **{n: getattr(record, n) for n in META_FIELDS}}
-    for feature in RECORD:
-        array = getattr(record, feature.name)
-        if feature.dtype != "str" and array is not None:
-            values[feature.name] = f"{array.dtype.name}{list(array.shape)}"
-    lines = [f"{name:<28} {value}" for name, value in values.items()]
-    _show(as_json, values, [*lines, *([f"wrote {out}"] if out else [])])
-
-
-@shards.command("verify")
-def verify_files(
-    files: Annotated[list[str], typer.Argument(help="Shard files.")], as_json: AsJson = False
-) -> None:
-    """Check shard files by themselves: name, Arrow structure, checksums, every record.
-
-    Example: evofeed shards verify data/shards/*.arrow
-    """
-    from pathlib import Path
-
-    from evofeed.errors import StoreError
-    from evofeed.store.dataset import check_shard
-    from evofeed.store.storage import read_file
-
-    faults = []
-    for file in map(Path, files):
-        try:
-            check_shard(read_file(file), file.name, file.stem, str(file))
-        except StoreError as error:
-            faults.append(error)
-    values = {"shards": len(files), "faults": [fault.to_dict() for fault in faults]}
-    lines = [str(fault) for fault in faults]
-    _show(as_json, values, [*lines, f"{len(files)} shards, {len(faults)} faults"])
-    raise typer.Exit(1 if faults else 0)
+    show(as_json, values, lines)

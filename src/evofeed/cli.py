@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "synth": ("evofeed.featurize.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
-    "shards": ("evofeed.store.commands", "shards", "Look inside shards."),
+    "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
     "tokens": ("evofeed.service.token_commands", "tokens", "API tokens of the service."),
     "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from evofeed import cli
 from evofeed.errors import ChainMissing
 from evofeed.store import Dataset, DatasetWriter, write_shard
-from evofeed.store.commands import shards, snapshots
+from evofeed.store.commands import snapshots
 from evofeed.store.convert import read_features
+from evofeed.store.shard_commands import shards
 
 
 @pytest.fixture
