@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON value instead of a 
 def _config(preset: str, **changes: Any) -> Any:
     from evofeed.loader.config import LoaderConfig
 
-    if preset not in PRESETS:
+    if preset.replace("_", "-") not in PRESETS:  # `evofeed train` writes them with underscores
         raise typer.BadParameter(
             f"{preset!r} is none of {', '.join(PRESETS)}", param_hint="--preset"
         )

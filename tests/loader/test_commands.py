@@ -40,7 +40,8 @@ def test_a_plan_names_the_chains_that_the_loader_reads(
     )
     sample = next(loader.planner.batches(0, 0)).samples[0]
     assert rows[1]["chain_id"] == dataset.index["chain_id"][sample.row].as_py()
-    code, out, _ = run(capsys, "plan", dataset.uri, "--rank", "0")
+    preset = ["--preset", "initial_training"]  # as `evofeed train` writes it
+    code, out, _ = run(capsys, "plan", dataset.uri, "--rank", "0", *preset)
     assert code == 0
     assert len(out.splitlines()) == 2
 
