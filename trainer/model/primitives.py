@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +103,16 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """A context in which float32 matrix products are never TF32, whatever the run's precision."""
-    kept = torch.get_float32_matmul_precision()
+    try:
+        kept = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller chose by backend instead, and torch lets nobody mix the two
+        matmul: Any = torch.backends.cuda.matmul
+        chosen, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = chosen
+        return
     torch.set_float32_matmul_precision("highest")
     try:
         yield

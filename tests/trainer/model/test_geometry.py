@@ -13,6 +13,7 @@ from evofeed.trainer.losses.stereochemistry import atom14_distance_bounds
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
 from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.ipa import InvariantPointAttention
+from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import (
     Rigid,
     apply,
@@ -115,6 +116,25 @@ def test_invariant_point_attention_is_blind_to_a_common_motion() -> None:
     moved = compose(Rigid(motion.rots, motion.trans + 1000.0), frames)
     mask = torch.ones(1, 7).double()
     assert torch.allclose(ipa(s, z, moved, mask), ipa(s, z, frames, mask), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("by_backend", [False, True])
+def test_exact_products_are_so_however_tf32_was_asked_for_and_leave_it_as_it_was(
+    by_backend: bool,
+) -> None:
+    matmul = torch.backends.cuda.matmul
+    if by_backend:
+        matmul.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision("high")
+    try:
+        with exact_products():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        if by_backend:
+            matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_bounds_are_symmetric_ordered_and_hold_for_ideal_residues() -> None:
