@@ -178,18 +178,35 @@ def test_uniprot_headers_are_named_by_accession(tmp_path: Path) -> None:
     assert featurize_chain(source).description.startswith("sp|P61626|LYSC_HUMAN")
 
 
-def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path, golden: Path) -> None:
-    model = next((INPUTS[0] / "pdb").glob("*.pdb"))
+def predicted_model(folder: Path) -> Path:
+    """Twelve alanines as a PDB file, every third of low confidence."""
+    atom = "ATOM  {:5d}  {:<3s} ALA A{:4d}    {:8.3f}{:8.3f}{:8.3f}  1.00{:6.2f}           {}\n"
+    rows = [
+        atom.format(
+            4 * i + k + 1, name, i + 1, 3.8 * i, 1.4 * k, 0.5, 20 + 70 * (i % 3 > 0), name[0]
+        )
+        for i in range(12)
+        for k, name in enumerate(("N", "CA", "C", "O"))
+    ]
+    path = folder / "model.pdb"
+    path.write_text("".join(rows) + "END\n")
+    return path
+
+
+def test_colabfold_results_use_the_best_model_as_a_prediction(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    model = predicted_model(tmp_path / "elsewhere")
     chain = featurize_chain(ChainSource("x_A", structure=str(model)))
     (tmp_path / "job.a3m").write_text(f"#{chain.num_res}\t1\n>101\n{chain.sequence}\n")
     for rank in ("002_alphafold2", "001_alphafold2"):
         shutil.copy(model, tmp_path / f"job_unrelaxed_rank_{rank}.pdb")
+    shutil.rmtree(model.parent)
     (source,) = discover(tmp_path)
     assert source.is_distillation and "rank_001" in (source.structure or "")
-    record = featurize_chain(ChainSource("x_A", structure=str(model), is_distillation=True))
+    record = featurize_chain(source)
     assert record.is_distillation and record.all_atom_mask is not None
     assert chain.all_atom_mask is not None
-    assert record.all_atom_mask.sum() <= chain.all_atom_mask.sum()
+    assert record.all_atom_mask.sum() == chain.all_atom_mask.sum() * 2 // 3
 
 
 def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: Path) -> None:
@@ -205,9 +222,10 @@ def test_structures_alone_are_all_their_protein_chains(tmp_path: Path, golden: P
     assert record.num_alignments == 1 and "no alignment" in " ".join(record.dropped)
 
 
-def test_a_structure_index_names_spans_of_a_db(tmp_path: Path, golden: Path) -> None:
-    model = next((INPUTS[0] / "pdb").glob("*.pdb"))
+def test_a_structure_index_names_spans_of_a_db(tmp_path: Path) -> None:
+    model = predicted_model(tmp_path)
     data = model.read_bytes()
+    model.unlink()
     (tmp_path / "s.db").write_bytes(b"other" + data + b"rest")
     index = {"fam1_A": {"db": "s.db", "files": [[model.name, 5, len(data)]]}}
     (tmp_path / "s.json").write_text(json.dumps(index))

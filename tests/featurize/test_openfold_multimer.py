@@ -33,7 +33,6 @@ def test_an_assembly_equals_openfolds_its_shared_coordinates_included(
 
 
 def test_different_sequences_are_a_wrong_call(golden: Path) -> None:
-    assert ASSEMBLIES
     records = {record.sequence: record for record in map(openfold_record, sources())}
     with pytest.raises(ValueError, match="same sequence"):
         to_openfold_multimer(list(records.values())[:2])
