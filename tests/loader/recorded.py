@@ -106,10 +106,12 @@ class RecordedDraws:
         return [int(i) for i in self._of("block_delete_msa.randint")]
 
     def distillation_order(self, count: int) -> Tensor:
-        raise AssertionError("no recorded chain is a distillation chain")
+        return torch.from_numpy(self.draws["draw.sample_msa.randperm.0"]).to(self.device)
 
     def row_order(self, count: int) -> Tensor:
-        return self._of("sample_msa.randperm")
+        # A distillation chain's rows are sampled twice.
+        last = max(name for name in self.draws if name.startswith("draw.sample_msa.randperm."))
+        return torch.from_numpy(self.draws[last]).to(self.device)
 
     def mask_position(self, num_rows: int, num_res: int) -> Tensor:
         return self._of("make_masked_msa.rand") < self.config.masked_fraction
