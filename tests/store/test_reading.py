@@ -7,7 +7,7 @@ import pytest
 from store_records import random_record
 
 from evofeed.errors import ShardCorrupt
-from evofeed.store import Dataset, DatasetWriter
+from evofeed.store import Dataset, DatasetWriter, reading
 from evofeed.store.atoms import unpack_mask, unpack_positions
 from evofeed.store.crop_atoms import angstroms
 from evofeed.store.dataset import crop_features
@@ -104,6 +104,33 @@ def test_any_window_and_rows_equal_the_plain_read(dataset, verify):
                     expected = expected[chosen]
                 assert array.shape == expected.shape, name
                 assert np.array_equal(array, expected.astype(array.dtype)), name
+
+
+COMPILED = {"msa", "deletion_matrix", "template_aatype"} | {
+    f"{prefix}_{what}"
+    for prefix in ("all_atom", "template_all_atom")
+    for what in ("mask", "positions")
+}
+
+
+def test_what_is_compiled_is_left_to_the_plain_decoders_only_where_it_must(dataset, monkeypatch):
+    """The plain way gives the same bytes, so only this tells that the quick one is taken."""
+    plainly, left = reading._plainly, set()
+
+    def seen(decoder, out, names, *args):
+        left.update((chain, name) for name in names if name in COMPILED)
+        plainly(decoder, out, names, *args)
+
+    monkeypatch.setattr(reading, "_plainly", seen)
+    must = set()
+    for chain in range(len(dataset)):
+        record = dataset[chain]
+        dataset.read_into(
+            chain, buffers(record.num_alignments, record.num_res, record.num_templates)
+        )
+        fits = record.all_atom_positions is not None and record.chain_id != "chain20_A"
+        must |= {(chain, name) for name in COMPILED if name.startswith("all") and not fits}
+    assert left == must
 
 
 def test_a_whole_chain_needs_no_window(dataset):
