@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,23 @@ install_import_hook(
 )
 
 _DEFAULT_GOLDEN = Path(__file__).resolve().parent.parent.parent / "shared" / "golden"
+
+
+def forget_stale_loops(room: Path) -> None:
+    """Remove compiled loops that are older than a file they may call.
+
+    Numba looks at a loop's own file alone: a broken function elsewhere would not be noticed.
+    """
+    sources = [path for path in room.glob("*.py") if re.search("numba|@compiled", path.read_text())]
+    newest = max(path.stat().st_mtime for path in sources)
+    for kept in room.glob("__pycache__/*.nb[ic]"):
+        with contextlib.suppress(FileNotFoundError):  # another worker was first
+            if kept.stat().st_mtime < newest:
+                kept.unlink()
+
+
+for _room in ("store", "featurize"):
+    forget_stale_loops(_LOADER.parent / _room)
 
 
 def golden_root() -> Path | None:

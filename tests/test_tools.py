@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import forget_stale_loops
 from tests.test_features import tiny_record
 
 from evofeed.doctor import advice
@@ -100,3 +102,18 @@ def test_distances_are_between_resolved_betas(dataset: Path, tmp_path: Path) -> 
     assert known.tolist() == [[True, True, False], [True, True, False], [False] * 3]
     drawn = draw_distogram(record, np.zeros([3, 3, 64], np.float32), tmp_path / "d.png")
     assert drawn.read_bytes().startswith(PNG)
+
+
+def test_loops_older_than_a_file_they_may_call_are_compiled_again(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    files = {
+        "words.py": 200,
+        "other.py": 900,
+        "__pycache__/old.nbi": 199,
+        "__pycache__/new.nbi": 201,
+    }
+    for name, age in files.items():
+        (tmp_path / name).write_text("from numba import njit" if name == "words.py" else "")
+        os.utime(tmp_path / name, (age, age))
+    forget_stale_loops(tmp_path)
+    assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == ["new.nbi"]
