@@ -122,9 +122,7 @@ class Step:
                 block.compile(dynamic=False)
         self.loss = AlphaFoldLoss(loss_config)
         fused = case.kernels == "fused" and on_gpu
-        half = fused and case.precision == "bf16"  # as the trainer does
-        names = self.model.half_weights() if half else frozenset()
-        self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused, half=names)
+        self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused)
         self.replay = self._replay() if case.how == "graph" else None
 
     def _autocast(self) -> torch.autocast:

@@ -37,10 +37,6 @@ Recycled = tuple[Tensor, Tensor, Tensor]
 atoms `[*, L, 37, 3]` in ångström."""
 
 
-_SUMMED_IN_FLOAT32: Final = ("msa_att_row.linear_z.weight", "outer_product_mean.linear_out.weight")
-"""Matrices whose gradient the fused operators sum, and give, in float32."""
-
-
 class AlphaFold(nn.Module):
     """The whole model. See `model_config` for its sizes and presets."""
 
@@ -74,16 +70,6 @@ class AlphaFold(nn.Module):
         for module in self.modules():
             if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
-
-    def half_weights(self) -> frozenset[str]:
-        """Names of the weights that are used, and get their gradient, in autocast's type alone."""
-        return frozenset(
-            name
-            for name, parameter in self.named_parameters()
-            if parameter.dim() > 1
-            and not name.startswith("structure_module.")
-            and not name.endswith(_SUMMED_IN_FLOAT32)
-        )
 
     per_recycle: Final = RECYCLE_FEATURES
     """Features whose first axis counts the recycles."""

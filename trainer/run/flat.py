@@ -8,9 +8,7 @@ and their `.grad` become views, so model code notices nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +22,6 @@ from evofeed.trainer.run.optim import (
     global_norm,
     learning_rate,
 )
-
-
-@runtime_checkable
-class Halvable(Protocol):
-    """A model that knows which of its weights half precision is enough for."""
-
-    def half_weights(self) -> frozenset[str]:
-        """Names of parameters that autocast casts wherever they are used."""
-
 
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
@@ -50,23 +39,13 @@ class FlatOptimizer:
         updates: finite updates so far, a float64 scalar on the device.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        config: OptimConfig,
-        *,
-        fused: bool = False,
-        half: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, module: nn.Module, config: OptimConfig, *, fused: bool = False) -> None:
         """Move a module's weights into flat buffers.
 
         Args:
             module: its trainable parameters must be float32, on one device.
             config: how weights move.
             fused: clip, update and average in one kernel of `evofeed.kernels`.
-            half: parameters that the module is given as bfloat16 copies of the float32 weights,
-                made all at once after every update, instead of by a cast wherever one is used.
-                The float32 ones are in `param` alone.
         """
         self.config = config
         self.spans = _layout(module)
@@ -88,7 +67,6 @@ class FlatOptimizer:
         self._grads = [view for _, view in self.views(self.grad)]
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
-        self._halves = self._in_half(half)
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._fused = self._fuse() if fused else None
@@ -115,29 +93,9 @@ class FlatOptimizer:
         there = [
             (view.view(-1), grad.reshape(-1))
             for view, grad in zip(self._grads, found, strict=True)
-            if grad is not None and grad.dtype == view.dtype
+            if grad is not None
         ]
         torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
-        if self._halves:
-            self._halves.add_gradients(found, self.grad)
-
-    def refresh(self) -> None:
-        """Make the bfloat16 copies anew; after anything but `step` has changed `param`."""
-        if self._halves:
-            self._halves.weights.copy_(self.param)
-
-    def _in_half(self, names: frozenset[str]) -> _Halves | None:
-        if not names:
-            return None
-        weights = self.param.bfloat16()
-        halves = _Halves(weights, torch.zeros_like(weights), [])
-        parts = zip(self.views(weights), self.views(halves.grad), self._parameters, strict=True)
-        for (name, weight), (_, grad), parameter in parts:
-            halves.grads.append(grad.view(-1) if name in names else None)
-            if name in names:
-                parameter.grad = None
-                parameter.data = weight
-        return halves
 
     def end_sample(self) -> None:
         """Clip what the last backward pass left and keep it (only for `per_example`)."""
@@ -163,7 +121,6 @@ class FlatOptimizer:
         if self._fused:
             self._fused.rate.fill_(learning_rate(number, self.config))
             fused_norm: Tensor = self._fused.step()
-            self.refresh()
             return fused_norm
         norm = global_norm([self.grad])
         finite = torch.isfinite(norm)
@@ -185,7 +142,6 @@ class FlatOptimizer:
             finite=gate,
         )
         ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
-        self.refresh()
         return norm
 
     def _fuse(self) -> FusedAdamEMA:
@@ -209,7 +165,6 @@ class FlatOptimizer:
         kept = self.param.clone()
         self.param.copy_(self.ema)
         self.ema.copy_(kept)
-        self.refresh()
 
     def state(self) -> dict[str, Tensor]:
         """The buffers a checkpoint must hold, by role."""
@@ -219,32 +174,6 @@ class FlatOptimizer:
             "exp_avg": self.exp_avg,
             "exp_avg_sq": self.exp_avg_sq,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _Halves:
-    """bfloat16 copies of weights, and where their gradients are gathered.
-
-    Attributes:
-        weights: a copy of the whole flat buffer; parameters are views of it.
-        grad: as long; zero where no parameter is in half precision.
-        grads: for each parameter its flat view of `grad`, or None.
-    """
-
-    weights: Tensor
-    grad: Tensor
-    grads: list[Tensor | None]
-
-    def add_gradients(self, found: Sequence[Tensor | None], to: Tensor) -> None:
-        """Add the gradients that came in half precision to a flat float32 buffer."""
-        self.grad.zero_()  # what gets none adds nothing
-        there = [
-            (view, grad.reshape(-1))
-            for view, grad in zip(self.grads, found, strict=True)
-            if view is not None and grad is not None
-        ]
-        torch._foreach_copy_([view for view, _ in there], [grad for _, grad in there])
-        to.add_(self.grad)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -28,7 +28,7 @@ from evofeed.trainer.run.checkpoint import Checkpoint, CheckpointWriter, newest_
 from evofeed.trainer.run.clock import StepClock
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.flat import FlatOptimizer, Halvable
+from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.optim import learning_rate
@@ -114,13 +114,11 @@ class Loop:
         self.loader = loader
         self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
         on_gpu = world.device.type == "cuda"
-        fused = on_gpu and config.kernels == "fused"
         recorded = config.cuda_graphs and on_gpu
         overlaps = world.size > 1 and not recorded and self._may_overlap()
-        half = frozenset[str]()
-        if fused and not overlaps and config.precision == "bf16" and isinstance(model, Halvable):
-            half = model.half_weights()
-        self.optimizer = FlatOptimizer(model, config.optim, fused=fused, half=half)
+        self.optimizer = FlatOptimizer(
+            model, config.optim, fused=on_gpu and config.kernels == "fused"
+        )
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
@@ -162,7 +160,6 @@ class Loop:
         """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
         for buffer in (*self.optimizer.state().values(), self.optimizer.updates):
             self.world.broadcast(buffer)
-        self.optimizer.refresh()
         self.model.train()
         began, first = time.perf_counter(), self.result.step
         with note_signals(self._ask_to_stop):

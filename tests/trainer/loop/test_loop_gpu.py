@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.kernels import to_fused
-from evofeed.trainer import AlphaFold, AlphaFoldLoss, initial_training
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run import graphs
 from evofeed.trainer.run.config import TrainConfig, preset
-from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -105,37 +100,6 @@ def test_recomputed_activations_recorded_or_not_are_the_same_steps(
     graphed = train(settings, tiny_dataset, out=tmp_path / "graph")
     print(caplog.text)  # why not, if so
     assert graphed.losses == pytest.approx(eager.losses, rel=1e-6)
-
-
-def test_weights_in_half_precision_change_no_bit_of_a_fused_step() -> None:
-    sizes, weights = initial_training()
-    sizes = replace(
-        sizes,
-        evoformer=replace(sizes.evoformer, no_blocks=1),
-        extra_msa=replace(sizes.extra_msa, no_blocks=1),
-    )
-    shapes = {"num_res": 64, "num_seq": 16, "num_extra_seq": 32, "num_templates": 2}
-    batch = synthetic_batch(**shapes, device="cuda")
-    found = []
-    for half in (False, True):
-        torch.manual_seed(0)
-        with torch.device("cuda"):
-            model = to_fused(AlphaFold(sizes))
-        with torch.no_grad():  # off their start, where many are zero
-            for parameter in model.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        names = model.half_weights() if half else frozenset[str]()
-        flat = FlatOptimizer(model, OptimConfig(), fused=True, half=names)
-        torch.manual_seed(1)  # of the dropout
-        with torch.autocast("cuda", torch.bfloat16):
-            outputs = model(batch)
-        loss, _ = AlphaFoldLoss(weights)(outputs, batch)
-        flat.backward(loss)
-        found.append((loss, flat))
-    (loss, flat), (other, with_half) = found
-    assert torch.equal(loss, other)
-    grads = zip(flat.views(flat.grad), with_half.views(with_half.grad), strict=True)
-    assert [name for (name, one), (_, two) in grads if not torch.equal(one, two)] == []
 
 
 def test_bf16_on_fused_kernels_follows_fp32_on_plain_ones(

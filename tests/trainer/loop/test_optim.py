@@ -191,34 +191,6 @@ def test_gradients_put_in_place_all_at_once_are_those_added_one_by_one() -> None
     assert all((p.grad == 2).all() for p in models[0].parameters())
 
 
-def test_copies_in_half_precision_are_the_casts_autocast_would_make() -> None:
-    models, flats, norms = [_linear_pair(), _linear_pair()], [], []
-    names = frozenset({"0.weight", "1.weight"})
-    for model, half in zip(models, (frozenset[str](), names), strict=True):
-        flat = FlatOptimizer(model, OptimConfig(warmup_steps=0, max_norm=0.5), half=half)
-        for step in range(3):
-            flat.zero_grad()
-            for scale in (1.0, 3.0):  # the second adds to the first
-                x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
-                with torch.autocast("cpu", torch.bfloat16):
-                    out = model(scale * x)
-                flat.backward(out.float().square().sum())
-            flat.gather(2)
-            norms.append(flat.step(step))
-        flats.append(flat)
-    assert {p.dtype for p in models[1].parameters()} == {torch.bfloat16, torch.float32}
-    assert norms[:3] == norms[3:] and norms[0] > 0
-    for role, buffer in flats[0].state().items():
-        assert buffer.dtype == torch.float32 and torch.equal(buffer, flats[1].state()[role]), role
-    weight = models[1][0].weight
-    assert torch.equal(weight, models[0][0].weight.bfloat16())
-    flats[1].swap_ema()
-    assert torch.equal(weight, next(flats[1].views(flats[0].ema))[1].bfloat16())
-    flats[1].param.zero_()
-    flats[1].refresh()
-    assert not weight.any()
-
-
 def test_half_precision_master_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="bfloat16"):
         FlatOptimizer(nn.Linear(2, 2).bfloat16(), OptimConfig())

@@ -6,6 +6,7 @@ and the outputs by the pack's names. Modules get the stored parameters by name.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +103,7 @@ def _function(function: Callable[..., Any]) -> Runner:
     """Runner of a loss function: inputs by name, its constants from the hparams it knows."""
 
     def run(case: Case, inputs: Inputs) -> tuple[None, Outputs]:
-        known = function.__code__.co_varnames[: function.__code__.co_argcount + 99]
+        known = inspect.signature(function).parameters
         hparams = {k: v for k, v in _hparams(case).items() if k in known}
         return None, {"out": function(**inputs, **hparams)}
 

@@ -20,8 +20,6 @@ from evofeed.trainer import (
     initial_training,
     tiny,
 )
-from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
@@ -197,24 +195,6 @@ def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
     assert {v.dtype for v in outputs["sm"].values()} == {torch.float32}
     assert loss.dtype == torch.float32
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-def test_weights_in_half_precision_change_nothing_under_autocast() -> None:
-    batch = synthetic_batch(**SIZES, no_recycling_iters=1)
-    found = []
-    for half in (False, True):
-        model = _noisy(_model())
-        names = model.half_weights() if half else frozenset[str]()
-        flat = FlatOptimizer(model, OptimConfig(), half=names)
-        torch.manual_seed(3)  # of the dropout
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = model(batch)
-        loss, _ = AlphaFoldLoss(LossConfig())(outputs, batch)
-        flat.backward(loss)
-        found.append((loss, flat.grad))
-    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) > 100
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_openfold_batches_become_the_loaders_convention() -> None:
