@@ -102,19 +102,24 @@ def _serve(
         pulse.beat(time.monotonic(), time.process_time())
         free.release()
 
+    def start(pool: ThreadPoolExecutor, wanted: int) -> int:
+        """Let so many more threads work, if so many are free; how many do."""
+        count = sum(free.acquire(blocking=False) for _ in range(wanted))
+        for _ in range(count):
+            pool.submit(work)
+        return count
+
     with ThreadPoolExecutor(num_threads, "evofeed-read") as pool:
         while True:
-            more = 1
-            while waiting and not connection.poll(_PATIENCE_SECONDS):
-                for _ in range(more):
-                    if waiting and free.acquire(blocking=False):
-                        pool.submit(work)
-                more *= 2
+            more, patience = 1, _PATIENCE_SECONDS
+            while waiting and not connection.poll(patience):
+                if not start(pool, more):  # all are busy
+                    patience = 20 * _PATIENCE_SECONDS
+                more = min(2 * more, num_threads)
             if (requests := pickle.loads(connection.recv_bytes())) is None:
                 return
             waiting.extend(requests)
-            if free.acquire(blocking=False):
-                pool.submit(work)
+            start(pool, 1)
 
 
 def _beat(pulse: Pulse, parent: int, stopping: threading.Event) -> None:
