@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
+MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
 
 
@@ -80,6 +81,13 @@ def _backward_bytes(N: int, D: int, tile: Tile, resident: bool = False) -> int:
     own = queries * (8 * width + 32) + keys * 2
     held = keys if resident else 2 * tile.columns
     return int(own + held * width * 4 + max(2 * tile.rows * tile.columns, 8 * queries))
+
+
+def _keeps_all_keys(N: int, D: int, tile: Tile) -> bool:
+    """Whether they all fit without costing a multiprocessor a program."""
+    least, most = (_backward_bytes(N, D, tile, resident) for resident in (False, True))
+    programs = [MULTIPROCESSOR_BYTES // (size + 1024) for size in (least, most)]
+    return most <= SHARED_BYTES and programs[0] == programs[1]
 
 
 def run_forward(
@@ -135,7 +143,7 @@ def run_backward_of_rows(given: Given, tile: Tile) -> None:
         {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
          "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
          "HAS_MASK": given.mask is not None,
-         "RESIDENT": _backward_bytes(N, D, tile, resident=True) <= SHARED_BYTES,
+         "RESIDENT": _keeps_all_keys(N, D, tile),
          "PAD": _pads(N, tile) or tile.rows >= N, "num_warps": tile.warps},
     )  # fmt: skip
 

@@ -174,12 +174,6 @@ def backward_kernel(
             s = zeros
             if HAS_BIAS:
                 s = as_logits(unpacked(bias, dtype), mma)
-                last = qb == Q_TILES - 1
-                next_k = gl.where(last, kb + 1, kb)
-                next_k = gl.where(next_k < K_TILES, next_k, kb) * BLOCK_K
-                next_q = gl.where(last, 0, (qb + 1) * BLOCK_Q)
-                bias = load_pairs(BIAS, next_k, next_q, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
-                barrier()  # or the loads sink to the fence below, which would wait for them
             extra = extra_tiles.index(qb).permute((1, 0))
             q_tile, do_tile = q_tiles.index(qb), do_tiles.index(qb)
             s = hopper.warpgroup_mma(k_tile, q_tile.permute((1, 0)), s, is_async=True)
@@ -188,6 +182,13 @@ def backward_kernel(
                 v_tile, do_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
             )
             dp = hopper.warpgroup_mma(key_d, extra, dp, is_async=True)
+            if HAS_BIAS:
+                last = qb == Q_TILES - 1
+                next_k = gl.where(last, kb + 1, kb)
+                next_k = gl.where(next_k < K_TILES, next_k, kb) * BLOCK_K
+                next_q = gl.where(last, 0, (qb + 1) * BLOCK_Q)
+                bias = load_pairs(BIAS, next_k, next_q, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
+                barrier()  # or the loads sink to the fence below, which would wait for them
             s = hopper.warpgroup_mma_wait(2, [s])
             x = s * factor + shift
             if PAD:
