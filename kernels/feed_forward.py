@@ -84,20 +84,21 @@ class _Transition(torch.autograd.Function):
         dy, *out_sums = scaled(dout, w2.dtype, mask=mask) if own_sums else (dout,)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
         if hopper.fits(normed, w1):
-            dhidden, *sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
-            dw1, dw2 = column_sums(sums[:2], w1.dtype)
-            dw1, dw2, hidden_sums = dw1.view(w1.shape), dw2.view(w2.shape), sums[2]
+            dhidden, *of_weights, hidden_sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
         else:
             hidden = project(normed, w1, b1, relu=True)
             dhidden, hidden_sums = relu_grad(dy, w2, hidden)
-            dw1, dw2 = weight_grad(dhidden, normed), weight_grad(dy, hidden)
+            dw1, dw2, of_weights = weight_grad(dhidden, normed), weight_grad(dy, hidden), []
             del hidden
         del normed
         dx, norm_sums = norm_rows_grad(
             torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
             residual_sum=not own_sums,
         )  # fmt: skip
-        of_norm, db1, *rest = column_sums([norm_sums, hidden_sums, *out_sums], dtypes[0])
+        parts = [norm_sums, hidden_sums, *of_weights, *out_sums]
+        of_norm, db1, *rest = column_sums(parts, dtypes[0])
+        if of_weights:
+            dw1, dw2, *rest = rest[0].view(w1.shape), rest[1].view(w2.shape), *rest[2:]
         dgamma, dbeta, db2 = (*torch.split(of_norm, C), *rest)
         grads = [dgamma, dbeta, dw1, db1, dw2, db2]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]

@@ -164,7 +164,7 @@ class _GatedAttention(torch.autograd.Function):
                 dout, plan.drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
                 dpacked[:, 3 * width : 4 * width], plan.columns,
             )  # fmt: skip
-            dwo = column_sums([weight_sums], plan.dtype)[0].view(out_weight.shape)
+            out_sums.append(weight_sums)
         else:
             residual_sums = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
             dwo, delta, out_sums = _output_grads(
@@ -187,6 +187,8 @@ class _GatedAttention(torch.autograd.Function):
         dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
         of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], ctx.dtypes[0])
         dbo = of_norm[2 * C :] if residual_sums else rest[0]
+        if len(rest) == 2:
+            dwo = rest[1].view(out_weight.shape)
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
         dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
         grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]

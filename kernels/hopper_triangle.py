@@ -5,8 +5,6 @@ Letters as in `triangle.py`: M pairs, C pair channels, E hidden channels.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -24,28 +22,10 @@ from evofeed.kernels.triangle_kernels import projection_sums_kernel
 __all__ = ["fits", "run_in", "run_in_grad", "run_out", "run_out_grad"]
 
 
-class Shape(NamedTuple):
-    """How a kernel is launched.
-
-    Attributes:
-        rows: pairs a program takes at a time.
-        warps: of a program.
-        programs: per multiprocessor.
-        registers: of a thread at most, or None.
-    """
-
-    rows: int
-    warps: int
-    programs: int = 1
-    registers: int | None = None
-
-
-SHAPES = {
-    "in": Shape(64, 8, 2, 128),  # half a multiprocessor's registers
-    "in_grad": Shape(64, 8),
-    "out": Shape(64, 8),
-    "out_grad": Shape(64, 8),
-}
+ROWS = 64  # pairs a program takes at a time
+WARPS = 8
+GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
+HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
 
 
 def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
@@ -65,19 +45,15 @@ def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
     )
 
 
-def _programs(z: Tensor, op: str) -> int:
-    """Programs that share all pairs, an even number."""
-    shape = SHAPES[op]
-    tiles = triton.cdiv(z.numel() // z.shape[-1], shape.rows)
-    return 2 * max(1, int(min(tiles, shape.programs * sm_count(z))) // 2)
+def _programs(z: Tensor, parts: int = 1, each: int = 1) -> int:
+    """Programs that share all pairs, in so many parts of the channels, `each` a multiprocessor."""
+    tiles = triton.cdiv(z.numel() // z.shape[-1], ROWS)
+    return int(max(1, min(tiles, each * sm_count(z) // parts)))
 
 
-def _sizes(z: Tensor, op: str) -> dict[str, Any]:
-    C, shape = z.shape[-1], SHAPES[op]
-    return {
-        "C": C, "E": C, "BLOCK_M": shape.rows, "num_warps": shape.warps,
-        "maxnreg": shape.registers,
-    }  # fmt: skip
+def _sizes(z: Tensor) -> dict[str, int]:
+    C = z.shape[-1]
+    return {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": WARPS}
 
 
 def run_in(
@@ -87,9 +63,9 @@ def run_in(
     """Fills a and b `[2, E * B, R, R]` and the statistics of z."""
     M = mask.numel()
     launch(
-        triangle_in_kernel, (_programs(z, "in"),),
+        triangle_in_kernel, (2 * _programs(z, 2, 2),),
         (z, gamma, beta, weight, bias, mask, ab, stats, M, eps),
-        _sizes(z, "in"),
+        {**_sizes(z), "maxnreg": HALF},
     )  # fmt: skip
 
 
@@ -98,13 +74,14 @@ def run_in_grad(
     mask: Tensor, dab: Tensor, dpacked: Tensor,
 ) -> Tensor:  # fmt: skip
     """Fills the first 4E columns of dpacked; returns parts of the sums of these columns."""
-    programs = _programs(z, "in_grad")
-    partial = torch.empty((programs // 2, bias.numel()), dtype=torch.float32, device=z.device)
+    parts = 2 * z.shape[-1] // GRAD_PART
+    programs = _programs(z, parts, 2)
+    partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
     launch(
-        triangle_in_grad_kernel, (programs,),
+        triangle_in_grad_kernel, (parts * programs,),
         (z, stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
          dpacked.stride(0)),
-        _sizes(z, "in_grad"),
+        {**_sizes(z), "BLOCK_E": GRAD_PART, "maxnreg": HALF},
     )  # fmt: skip
     return partial
 
@@ -120,10 +97,10 @@ def run_out(
 ) -> None:  # fmt: skip
     """Fills the result and the second statistics, those of X; the first are z's."""
     launch(
-        triangle_out_kernel, (_programs(z, "out"),),
+        triangle_out_kernel, (_programs(z),),
         (xt, gamma_x, beta_x, wz, bz, z, stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z), out,
          stats[1], stats.shape[-1], eps, *drop.strides()),
-        {**_sizes(z, "out"), "HAS_DROP": drop.mask is not None, "HAS_RES": residual},
+        {**_sizes(z), "HAS_DROP": drop.mask is not None, "HAS_RES": residual},
     )  # fmt: skip
 
 
@@ -136,7 +113,7 @@ def run_out_grad(
 
     Returns the gradient of wz, and one after the other those of gamma_x, beta_x, bz and bg.
     """
-    programs, (C, E) = _programs(z, "out_grad"), wz.shape
+    programs, (C, E) = _programs(z), wz.shape
     partial_w = torch.empty((programs, E, C), dtype=torch.float32, device=z.device)
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
     launch(
@@ -144,7 +121,7 @@ def run_out_grad(
         (dout, xt, stats[1], gamma_x, beta_x, wz, bz, z, stats[0], gamma_z, beta_z, wg, bg,
          _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1], dgate.stride(0),
          *drop.strides()),
-        {**_sizes(z, "out_grad"), "HAS_DROP": drop.mask is not None},
+        {**_sizes(z), "HAS_DROP": drop.mask is not None},
     )  # fmt: skip
     dwz = torch.empty_like(wz)
     sums = torch.empty(2 * (E + C), dtype=dtype, device=z.device)

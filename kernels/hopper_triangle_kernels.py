@@ -113,24 +113,24 @@ def triangle_in_kernel(
         first = tile * BLOCK_M
         cp.wait_group(0)
         barrier()
-        copy_rows(z_tiles.index(1 - slot), Z, first + programs * BLOCK_M, M, C)
-        cp.commit_group()
         z_tile = z_tiles.index(slot)
         z = z_tile.load(lines).to(gl.float32)
         mean = gl.sum(z, 1) / C
         z -= mean[:, None]
         rstd = 1.0 / gl.sqrt(gl.sum(z * z, 1) / C + eps)
-        rows = first + gl.arange(0, BLOCK_M, of_row)
-        gl.store(STATS + rows, mean, mask=(rows < M) & (half == 0))
-        gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
         z_tile.store((z * rstd[:, None]).to(dtype))
-        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, mma))
-        mask = gl.load(MASK + columns, mask=columns < M, other=0.0).to(gl.float32)
-        hopper.fence_async_shared()
+        hopper.fence_async_shared()  # waits for all loads: those of rows come after it
         barrier()
         zt = z_tile.permute((1, 0))
         g = hopper.warpgroup_mma(w_tiles.index(1), zt, zeros, use_acc=False, is_async=True)
         p = hopper.warpgroup_mma(w_tiles.index(0), zt, zeros, use_acc=False, is_async=True)
+        copy_rows(z_tiles.index(1 - slot), Z, first + programs * BLOCK_M, M, C)
+        cp.commit_group()
+        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, mma))
+        mask = gl.load(MASK + columns, mask=columns < M, other=0.0).to(gl.float32)
+        rows = first + gl.arange(0, BLOCK_M, of_row)
+        gl.store(STATS + rows, mean, mask=(rows < M) & (half == 0))
+        gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
         g, p = hopper.warpgroup_mma_wait(0, [g, p])
         p = (p + shift_p[:, None]) * mask[None, :]
         ab_tile.store((p * opened(g + shift_g[:, None])).to(dtype))
@@ -143,27 +143,33 @@ def triangle_in_kernel(
 @gluon.jit
 def triangle_in_grad_kernel(
     Z, STATS, GAMMA, BETA, W, BIAS, MASK, DAB, DP, PARTIAL, M, dp_m,
-    C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, num_warps: gl.constexpr,
+    C: gl.constexpr, E: gl.constexpr, BLOCK_E: gl.constexpr, BLOCK_M: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """Gradients of the four projections before their bias, DP `[M, 4E]`, from DAB `[2, E, M]`.
 
-    PARTIAL `[programs / 2, 4E]`: sums of columns of DP. Even programs take a, odd ones b.
+    A program takes BLOCK_E channels of a or b. PARTIAL `[programs, 4E]`: sums of columns of DP.
     """
     dtype: gl.constexpr = Z.dtype.element_ty
-    mma: gl.constexpr = mma_layout(BLOCK_M, E, num_warps)
-    half = gl.program_id(0) % 2
-    program, programs = gl.program_id(0) // 2, gl.num_programs(0) // 2
-    W += half * 2 * E * C
-    BIAS += half * 2 * E
-    DAB += (half * E).to(gl.int64) * M
-    DP += half * 2 * E
-    w_tiles, vectors = tiles_of(dtype, 2, E, C), vectors_of(4, E)
+    mma: gl.constexpr = mma_layout(BLOCK_M, BLOCK_E, num_warps)
+    PARTS: gl.constexpr = E // BLOCK_E
+    part = gl.program_id(0) % (2 * PARTS)
+    half, e0 = part // PARTS, part % PARTS * BLOCK_E
+    program, programs = gl.program_id(0) // (2 * PARTS), gl.num_programs(0) // (2 * PARTS)
+    own = half * 2 * E + e0
+    W += own * C
+    BIAS += own
+    DP += own
+    DAB += (half * E + e0).to(gl.int64) * M
+    w_tiles, vectors = tiles_of(dtype, 2, BLOCK_E, C), vectors_of(4, BLOCK_E)
     _keep_folded(w_tiles.index(0), vectors, 0, W, BIAS, GAMMA, BETA, 1.0)
     _keep_folded(w_tiles.index(1), vectors, 2, W + E * C, BIAS + E, GAMMA, BETA, -LOG2E)
-    z_tiles, dab_tiles = tiles_of(dtype, 2, BLOCK_M, C), tiles_of(dtype, 2, E, BLOCK_M)
-    dp_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, E], dtype)
-    zeros = gl.full([BLOCK_M, E], 0.0, gl.float32, mma)
-    sum_p, sum_g = no_sums(BLOCK_M, E), no_sums(BLOCK_M, E)
+    z_tiles, dab_tiles = tiles_of(dtype, 2, BLOCK_M, C), tiles_of(dtype, 2, BLOCK_E, BLOCK_M)
+    dg_tile = tiles_of(dtype, 1, BLOCK_M, BLOCK_E).index(0)
+    dp_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_E], dtype)
+    zeros = gl.full([BLOCK_M, BLOCK_E], 0.0, gl.float32, mma)
+    hopper.fence_async_shared()
+    sum_p, sum_g = no_sums(BLOCK_M, BLOCK_E), no_sums(BLOCK_M, BLOCK_E)
     copy_rows(z_tiles.index(0), Z, program * BLOCK_M, M, C)
     copy_columns(dab_tiles.index(0), DAB, program * BLOCK_M, M)
     cp.commit_group()
@@ -174,12 +180,11 @@ def triangle_in_grad_kernel(
         rstd, lean = _load_stats(STATS, rows, M)
         mask = gl.load(MASK + rows, mask=rows < M, other=0.0).to(gl.float32)
         cp.wait_group(0)
-        hopper.fence_async_shared()
         barrier()
-        z_tile = z_tiles.index(slot)
+        z = z_tiles.index(slot).load(gl.DotOperandLayout(0, mma, 2))
         wp, wg = w_tiles.index(0).permute((1, 0)), w_tiles.index(1).permute((1, 0))
-        g = hopper.warpgroup_mma(z_tile, wg, zeros, use_acc=False, is_async=True)
-        p = hopper.warpgroup_mma(z_tile, wp, zeros, use_acc=False, is_async=True)
+        g = hopper.warpgroup_mma(z, wg, zeros, use_acc=False, is_async=True)
+        p = hopper.warpgroup_mma(z, wp, zeros, use_acc=False, is_async=True)
         after = first + programs * BLOCK_M
         copy_rows(z_tiles.index(1 - slot), Z, after, M, C)
         copy_columns(dab_tiles.index(1 - slot), DAB, after, M)
@@ -188,18 +193,18 @@ def triangle_in_grad_kernel(
         g = hopper.warpgroup_mma_wait(1, [g])
         open_ = opened(_by_row(g, rstd, lean, vectors, 2))
         dp = dy * open_
-        p = hopper.warpgroup_mma_wait(0, [p])
+        p, _ = hopper.warpgroup_mma_wait(0, [p, z])
         p = _by_row(p, rstd, lean, vectors, 0)
-        barrier()  # all have read both tiles
-        dp_tile = dab_tiles.index(slot)._reinterpret(dtype, [BLOCK_M, E], dp_shared)
+        barrier()  # all have read dab
+        dp_tile = dab_tiles.index(slot)._reinterpret(dtype, [BLOCK_M, BLOCK_E], dp_shared)
         dp_tile.store(dp.to(dtype))
-        z_tile.store((dp * p * (1.0 - open_)).to(dtype))
+        dg_tile.store((dp * p * (1.0 - open_)).to(dtype))
         barrier()
         sum_p = add_columns(sum_p, store_rows(DP, dp_tile, first, M, dp_m))
-        sum_g = add_columns(sum_g, store_rows(DP + E, z_tile, first, M, dp_m))
+        sum_g = add_columns(sum_g, store_rows(DP + E, dg_tile, first, M, dp_m))
         slot = 1 - slot
     cp.wait_group(0)
-    PARTIAL += program * 4 * E + half * 2 * E
+    PARTIAL += program * 4 * E + own
     store_sums(PARTIAL, sum_p)
     store_sums(PARTIAL + E, sum_g)
 
@@ -214,13 +219,14 @@ def triangle_out_kernel(
     """OUT = Z + DROP * (norm(X) Wz^T + bz) * sigmoid(norm(Z) Wg^T + bg); X is channels first."""
     dtype: gl.constexpr = Z.dtype.element_ty
     mma: gl.constexpr = mma_layout(BLOCK_M, C, num_warps)
-    x_mma: gl.constexpr = mma_layout(BLOCK_M, E, num_warps)
-    of_x: gl.constexpr = gl.SliceLayout(1, x_mma)
+    operand: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    of_x: gl.constexpr = gl.SliceLayout(1, operand)
     wz_tile, wg_tile = tiles_of(dtype, 1, C, E).index(0), tiles_of(dtype, 1, C, C).index(0)
     vectors = vectors_of(4, C)
     _keep_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
     _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, -LOG2E)
     x_tiles, z_tiles = tiles_of(dtype, 2, E, BLOCK_M), tiles_of(dtype, 2, BLOCK_M, C)
+    hopper.fence_async_shared()
     program, programs = gl.program_id(0), gl.num_programs(0)
     zeros = gl.full([BLOCK_M, C], 0.0, gl.float32, mma)
     copy_rows(z_tiles.index(0), Z, program * BLOCK_M, M, C)
@@ -234,18 +240,17 @@ def triangle_out_kernel(
         if HAS_DROP:
             drop = load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, C, C)
         cp.wait_group(0)
-        hopper.fence_async_shared()
         barrier()
         z_tile, xt = z_tiles.index(slot), x_tiles.index(slot).permute((1, 0))
-        g = hopper.warpgroup_mma(
-            z_tile, wg_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
-        )
-        y = hopper.warpgroup_mma(xt, wz_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        wg, wz = wg_tile.permute((1, 0)), wz_tile.permute((1, 0))
+        z, xs = z_tile.load(operand), xt.load(operand)
+        g = hopper.warpgroup_mma(z, wg, zeros, use_acc=False, is_async=True)
+        y = hopper.warpgroup_mma(xs, wz, zeros, use_acc=False, is_async=True)
         after = first + programs * BLOCK_M
         copy_rows(z_tiles.index(1 - slot), Z, after, M, C)
         copy_columns(x_tiles.index(1 - slot), XT, after, M)
         cp.commit_group()
-        x = xt.load(x_mma).to(gl.float32)
+        x = xs.to(gl.float32)
         mean = gl.sum(x, 1) / E
         x -= mean[:, None]
         rstd = 1.0 / gl.sqrt(gl.sum(x * x, 1) / E + eps)
@@ -254,9 +259,9 @@ def triangle_out_kernel(
         gl.store(STATS_X + M + x_rows, rstd, mask=x_rows < M)
         lean = gl.convert_layout(-mean * rstd, gl.SliceLayout(1, mma))
         rstd = gl.convert_layout(rstd, gl.SliceLayout(1, mma))
-        g = hopper.warpgroup_mma_wait(1, [g])
+        g, _ = hopper.warpgroup_mma_wait(1, [g, z])
         open_ = opened(_by_row(g, rstd_z, lean_z, vectors, 2))
-        y = hopper.warpgroup_mma_wait(0, [y])
+        y, _ = hopper.warpgroup_mma_wait(0, [y, xs])
         out = _by_row(y, rstd, lean, vectors, 0) * open_
         if HAS_DROP:
             out *= drop.to(gl.float32)

@@ -16,29 +16,28 @@ from evofeed.kernels.launching import launch
 __all__ = ["column_sums"]
 
 AT_ONCE = 4
+BLOCK = 4096  # numbers of a program at once
 LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 
 
 @triton.jit
 def _column_sums_kernel(
     P0, P1, P2, P3, OUT0, OUT1, OUT2, OUT3, G0, G1, G2, G3, N0, N1, N2, N3,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, COUNT: tl.constexpr,
+    ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
-    _sum_block(P0, OUT0, G0, N0, block, BLOCK_G, BLOCK_N)
-    block -= tl.cdiv(N0, BLOCK_N)
+    block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, BLOCK // ROWS0)
     if COUNT > 1:
-        _sum_block(P1, OUT1, G1, N1, block, BLOCK_G, BLOCK_N)
-        block -= tl.cdiv(N1, BLOCK_N)
+        block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, BLOCK // ROWS1)
     if COUNT > 2:
-        _sum_block(P2, OUT2, G2, N2, block, BLOCK_G, BLOCK_N)
-        block -= tl.cdiv(N2, BLOCK_N)
+        block = _sum_block(P2, OUT2, G2, N2, block, ROWS2, BLOCK // ROWS2)
     if COUNT > 3:
-        _sum_block(P3, OUT3, G3, N3, block, BLOCK_G, BLOCK_N)
+        block = _sum_block(P3, OUT3, G3, N3, block, ROWS3, BLOCK // ROWS3)
 
 
 @triton.jit
 def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Adds up this program's columns, if they are of P; returns its number among what follows."""
     if (block >= 0) & (block * BLOCK_N < N):
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)
         total = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
@@ -47,6 +46,16 @@ def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
             inside = (g < G)[:, None] & (n < N)[None, :]
             total += tl.load(P + g[:, None] * N + n[None, :], mask=inside, other=0.0)
         tl.store(OUT + n, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=n < N)
+    return block - tl.cdiv(N, BLOCK_N)
+
+
+def _rows(part: Tensor) -> int:
+    """Rows that a program adds up at once.
+
+    Long rows make programs enough; short ones are summed by few, with more rows at once.
+    """
+    G, N = part.shape
+    return int(max(8, min(triton.next_power_of_2(G), 32 if N >= LONG else 128)))
 
 
 def column_sums(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -57,13 +66,13 @@ def column_sums(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         count = len(some)
         spare = [None] * (AT_ONCE - count)
         sizes = [[part.shape[axis] for part in some] + [0] * len(spare) for axis in (0, 1)]
-        highest = max(8, triton.next_power_of_2(max(sizes[0])))
-        # long rows make programs enough; short ones are summed by few, with more rows at once
-        block_g = min(highest, 32 if max(sizes[1]) >= LONG else 128)
-        block_n = 4096 // block_g
+        rows = [_rows(part) for part in some]
+        blocks = sum(
+            triton.cdiv(part.shape[1], BLOCK // n) for part, n in zip(some, rows, strict=True)
+        )
         launch(
-            _column_sums_kernel, (sum(triton.cdiv(n, block_n) for n in sizes[1]),),
-            (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
-            {"BLOCK_G": block_g, "BLOCK_N": block_n, "COUNT": count, "num_warps": 8},
+            _column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
+            {**{f"ROWS{n}": r for n, r in enumerate([*rows, 1, 1, 1][:AT_ONCE])}, "BLOCK": BLOCK,
+             "COUNT": count, "num_warps": 8},
         )  # fmt: skip
     return outs

@@ -48,7 +48,7 @@ TEXTS = [
     compile_kernel(triangle.triangle_in_kernel, **PAIRS),
     compile_kernel(triangle.triangle_out_kernel, **PAIRS, HAS_DROP=True, HAS_RES=True),
     compile_kernel(triangle.triangle_out_grad_kernel, **PAIRS, HAS_DROP=True),
-    compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS),
+    compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS, BLOCK_E=64),
     compile_kernel(gated.gated_output_kernel, **ROWS, BLOCK_C=128, HAS_RES=True),
     compile_kernel(gated.gated_output_grad_kernel, **ROWS, D=32, BLOCK_K=128),
     compile_kernel(transition.transition_grad_kernel, C=128, N=512, BLOCK_N=128, BLOCK_M=64),
