@@ -91,6 +91,16 @@ def atoms(seed, residues=30):
     return (positions * mask[..., None] + 0.0).astype(np.float32), mask
 
 
+def test_a_code_that_names_no_text_is_refused():
+    column = pack_strings(["a", "b", "a"])
+    *rest, last = bytes(column.payload)
+    assert last == 0
+    for wrong in (2, 255):  # one past the last, and any
+        bad = dataclasses.replace(column, payload=memoryview(bytes([*rest, wrong])))
+        with pytest.raises(ValueError, match="names no text"):
+            unpack_strings(bad, 3)
+
+
 def test_masks_survive():
     _, mask = atoms(1)
     mask[3] = 1
