@@ -12,9 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("featurize", "store", "loader", "service", "trainer", "kernels")
-COMMON = set(
-    "features errors lazy options residues residue_geometry shapes __version__".split()
-)
+COMMON = set("features errors lazy options residues residue_geometry shapes __version__".split())
 MAY_IMPORT = {
     "store": set(),
     "kernels": set(),
