@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.loader import random
@@ -32,6 +32,7 @@ def draws_of(sample: int, recycle: int = 0, config: LoaderConfig = CONFIG) -> Re
     return RecycleDraws(config, sample_key(0, 0, sample), recycle, CPU)
 
 
+@settings(deadline=None)
 @given(WORDS, st.integers(0, 200))
 def test_numpy_and_torch_draw_the_same_bits(word: int, count: int) -> None:
     key = random.stream_key(word)
@@ -45,6 +46,7 @@ def test_numpy_and_torch_draw_the_same_bits(word: int, count: int) -> None:
     assert order == np.argsort(want >> np.uint64(1), kind="stable").tolist()
 
 
+@settings(deadline=None)
 @given(WORDS, st.integers(1, 2**31), st.integers(0, 100))
 def test_a_bounded_draw_is_the_same_number_alone_and_in_a_row(
     word: int, bound: int, index: int
@@ -86,6 +88,7 @@ def test_block_deletion_keeps_a_quarter_of_the_rows() -> None:
     assert abs(np.mean(kept) / rows - want) < 4 * np.std(kept) / rows / math.sqrt(len(kept))
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 60),
     st.lists(st.integers(1, 59), max_size=6),
@@ -180,6 +183,7 @@ def test_recycling_and_clamping_have_their_frequencies() -> None:
     assert recycling_iters(LoaderConfig.prediction(), 0, 0, 0) == 3
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 30), st.integers(0, 2**31))
 def test_fast_clustering_is_the_plain_definition(
     centres: int, extra: int, length: int, seed: int

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import golden_files
 from tests.loader.records import make_record, write_dataset
@@ -92,12 +92,14 @@ def test_each_filter_takes_what_it_should_and_says_so(
         eligible_rows(index, LoaderConfig.initial_training())
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 9))
 def test_a_pass_without_weights_is_a_permutation(count: int, seed: int, epoch: int) -> None:
     order = pass_order(count, None, seed, epoch, 0, 0)
     assert sorted(order.tolist()) == list(range(count))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 320), st.integers(0, 2**40))
 def test_neighbours_stay_together_in_windows_and_windows_are_shuffled(
     count: int, window: int, seed: int
