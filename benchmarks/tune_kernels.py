@@ -140,21 +140,17 @@ PAIRS = {64: 262144, 128: 65536, 256: 32768}  # channels: rows
 
 
 def norm_cases() -> Iterator[Case]:
-    sizes = [Tile(*c) for c in itertools.product((8, 16, 32, 64), (1,), (1, 2, 4, 8), (1,))]
-    walks = [
-        Tile(*c) for c in itertools.product((8, 16, 32), (1,), (2, 4, 8), (1, 3, 4), (2, 3, 4, 6))
-    ]
-    for C, M in {64: 262144, 128: 65536, 256: 33792, 1024: 25600}.items():
+    sizes = [Tile(*c) for c in itertools.product((8, 16, 32), (1,), (1, 2, 4), (1,))]
+    walks = [Tile(*c) for c in itertools.product((8, 16), (1,), (2, 4), (3,), (3, 4, 6, 8, 12))]
+    shapes = {64: 262144, 128: 65536, 256: 33792, 1024: 25600}
+    for (C, M), dtype in itertools.product(shapes.items(), (BF16, torch.float32)):
 
-        def forward(M: int = M, C: int = C) -> Callable[[Any], Any]:
-            xs = [rand(M, C) for _ in range(4)]
-            turn = itertools.cycle(xs)
+        def forward(M: int = M, C: int = C, dtype: torch.dtype = dtype) -> Callable[[Any], Any]:
+            turn = itertools.cycle([rand(M, C, dtype=dtype) for _ in range(4)])
             return lambda _: layer_norm(next(turn), *norm(C))
 
-        def backward(M: int = M, C: int = C) -> Callable[[Any], Any]:
-            xs = [(rand(M, C), rand(M, C)) for _ in range(4)]
-            turn = itertools.cycle(xs)
-            rows = (M, 0, C)
+        def backward(M: int = M, C: int = C, dtype: torch.dtype = dtype) -> Callable[[Any], Any]:
+            turn = itertools.cycle([[rand(M, C, dtype=dtype) for _ in "xy"] for _ in range(4)])
             gamma, beta = norm(C)
             stats = torch.ones(2 * M + TICKETS, device=DEVICE)
             stats[2 * M :] = 0
@@ -162,12 +158,13 @@ def norm_cases() -> Iterator[Case]:
 
             def run(_: Any) -> Any:
                 x, dy = next(turn)
-                return layer_norm_backward(dy, x, gamma, beta, stats, rows, sums=sums)
+                return layer_norm_backward(dy, x, gamma, beta, stats, (M, 0, C), sums=sums)
 
             return run
 
-        yield Case({"kind": "tile", "op": "norm_forward", "C": C}, sizes, forward)
-        yield Case({"kind": "tile", "op": "norm_backward", "C": C}, walks, backward)
+        wide = "_float32" if dtype is torch.float32 else ""
+        yield Case({"kind": "tile", "op": f"norm_forward{wide}", "C": C}, sizes, forward)
+        yield Case({"kind": "tile", "op": f"norm_backward{wide}", "C": C}, walks, backward)
 
 
 def op_cases() -> Iterator[Case]:

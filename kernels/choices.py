@@ -83,7 +83,9 @@ class HopperTiles(NamedTuple):
 DEFAULTS: dict[str, Tile] = {
     # of a norm: rows of 128 channels (as many elements in all)
     "norm_forward": Tile(32, 1, 4, 1),
-    "norm_backward": Tile(16, 1, 2, 3, 4),
+    "norm_forward_float32": Tile(16, 1, 4, 1),
+    "norm_backward": Tile(16, 1, 4, 3, 4),
+    "norm_backward_float32": Tile(16, 1, 4, 3, 4),
     "norm_rows": Tile(32, 128, 4, 1),
     "relu_grad": Tile(64, 128, 4, 2),
     "mlp": Tile(64, 64, 4, 2),

@@ -51,12 +51,23 @@ def _tile_of(
 
 
 @triton.jit
+def _statistics(x, col_in, C, eps, BLOCK_C: tl.constexpr, EVEN: tl.constexpr):
+    """Mean and 1/std of each row."""
+    width = BLOCK_C if EVEN else C
+    mean = tl.sum(x, 1) / width
+    centred = x - mean[:, None]
+    if not EVEN:
+        centred = tl.where(col_in[None, :], centred, 0.0)
+    return mean, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+
+
+@triton.jit
 def _forward_kernel(
     X, W, B, Y, STATS, M, n1, s0, s1, C, eps,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PLAIN: tl.constexpr, EVEN: tl.constexpr,
     KEEP: tl.constexpr, TICKETS: tl.constexpr,
 ):  # fmt: skip
-    """Y, and with KEEP in STATS the rows' means, their 1/std, and zeros for the tickets.
+    """Y, and in STATS with KEEP the rows' means and 1/std, and then TICKETS zeros.
 
     PLAIN: X is contiguous; EVEN: C is BLOCK_C.
     """
@@ -68,35 +79,32 @@ def _forward_kernel(
     )
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
-    width = BLOCK_C if EVEN else C
-    mean = tl.sum(x, 1) / width
-    centred = x - mean[:, None]
-    if not EVEN:
-        centred = tl.where(col_in[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-    y = centred * rstd[:, None] * w[None, :] + b[None, :]
+    mean, rstd = _statistics(x, col_in, C, eps, BLOCK_C, EVEN)
+    y = (x - mean[:, None]) * rstd[:, None] * w[None, :] + b[None, :]
     tl.store(Y + start + flat, y.to(Y.dtype.element_ty), mask=inside)
     if KEEP:
         rows = first + tl.arange(0, BLOCK_M)
         tl.store(STATS + rows, mean, mask=rows < M)
         tl.store(STATS + M + rows, rstd, mask=rows < M)
-        if tl.program_id(0) == 0:
-            tl.store(STATS + 2 * M + tl.arange(0, TICKETS), tl.zeros([TICKETS], tl.float32))
+    if TICKETS > 0 and tl.program_id(0) == 0:
+        tickets = STATS + (2 * M if KEEP else 0) + tl.arange(0, TICKETS)
+        tl.store(tickets, tl.zeros([TICKETS], tl.float32))
 
 
 @triton.jit
 def _backward_kernel(
-    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, DW, DB, M, n1, s0, s1, C, tiles_each,
+    DY, X, W, B, STATS, RES, DX, NORMED, PARTIAL, DW, DB, M, n1, s0, s1, C, eps, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PLAIN: tl.constexpr, EVEN: tl.constexpr,
-    HAS_RES: tl.constexpr, KEEP: tl.constexpr, RES_SUM: tl.constexpr,
-    LAST_SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, WAYS: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_STATS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_RES: tl.constexpr, KEEP: tl.constexpr,
+    RES_SUM: tl.constexpr, LAST_SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    WAYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """DX = gradient of X, plus RES; with KEEP also the forward result again, in NORMED.
 
     PARTIAL `[programs, 2 or 3, C]`: each program's sums for W, B and, with RES_SUM, of RES.
     With LAST_SUMS the last program to finish adds them up into DW and DB.
-    Programs walk from the last row to the first: what was written last may still be in the cache.
+    Without HAS_STATS the rows' means and 1/std are found again. BACKWARDS: programs walk from
+    the last row to the first.
     """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_C)
@@ -110,14 +118,18 @@ def _backward_kernel(
     if RES_SUM:
         dr = tl.zeros([WAYS, BLOCK_C], tl.float32)
     for step in tl.range(tiles_each, num_stages=STAGES):
-        first = ((tiles_each - 1 - step) * tl.num_programs(0) + program) * BLOCK_M
+        turn = tiles_each - 1 - step if BACKWARDS else step
+        first = (turn * tl.num_programs(0) + program) * BLOCK_M
         x, start, flat, inside = _tile_of(
             X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN
         )
         dy = tl.load(DY + start + flat, mask=inside, other=0.0).to(tl.float32)
-        rows = first + tl.arange(0, BLOCK_M)
-        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)
-        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)
+        if HAS_STATS:
+            rows = first + tl.arange(0, BLOCK_M)
+            mean = tl.load(STATS + rows, mask=rows < M, other=0.0)
+            rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)
+        else:
+            mean, rstd = _statistics(x, col_in, C, eps, BLOCK_C, EVEN)
         xhat = (x - mean[:, None]) * rstd[:, None]
         if not EVEN:
             xhat = tl.where(col_in[None, :], xhat, 0.0)
@@ -142,7 +154,7 @@ def _backward_kernel(
     if RES_SUM:
         tl.store(to + 2 * C, tl.sum(dr, 0), mask=col_in)
     if LAST_SUMS:
-        tickets = (STATS + 2 * M).to(tl.pointer_type(tl.int32), bitcast=True)
+        tickets = (STATS + (2 * M if HAS_STATS else 0)).to(tl.pointer_type(tl.int32), bitcast=True)
         _sum_of_all(PARTIAL, tickets, DW, DB, C, CHUNK, GROUP)
 
 
@@ -167,14 +179,11 @@ def _sum_of_all(PARTIAL, TICKETS, DW, DB, C, CHUNK: tl.constexpr, GROUP: tl.cons
     if tl.atomic_add(TICKETS + 1 + group, 1, sem="acq_rel") == members - 1:
         tl.store(TICKETS + 1 + group, 0)
         sums = PARTIAL + (programs + group) * 2 * C
-        if groups == 1:
-            _sum_rows(PARTIAL, members, DW, DB, C, CHUNK, GROUP)
-        else:
-            _sum_rows(PARTIAL + group * GROUP * 2 * C, members, sums, sums + C, C, CHUNK, GROUP)
-            tl.debug_barrier()
-            if tl.atomic_add(TICKETS, 1, sem="acq_rel") == groups - 1:
-                tl.store(TICKETS, 0)
-                _sum_rows(PARTIAL + programs * 2 * C, groups, DW, DB, C, CHUNK, GROUP)
+        _sum_rows(PARTIAL + group * GROUP * 2 * C, members, sums, sums + C, C, CHUNK, GROUP)
+        tl.debug_barrier()
+        if tl.atomic_add(TICKETS, 1, sem="acq_rel") == groups - 1:
+            tl.store(TICKETS, 0)
+            _sum_rows(PARTIAL + programs * 2 * C, groups, DW, DB, C, CHUNK, GROUP)
 
 
 @triton.jit
@@ -220,6 +229,19 @@ def rows_and_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
 
 GROUP = 32  # rows of sums that one program adds up at a time
 TICKETS = 64  # one for all, one per group of programs
+# Bytes up to which what the forward pass read first is still cached when backward begins;
+# of more, what was read or written last is.
+CACHED = 3 << 23
+
+
+def _found_again(x: Tensor) -> bool:
+    """Whether backward computes the statistics anew: of short rows they are much to store."""
+    return x.shape[-1] * x.itemsize <= 128
+
+
+def _choice(op: str, x: Tensor) -> Tile:
+    wide = "_float32" if x.dtype is torch.float32 else ""
+    return tile(op + wide, x.shape[-1], torch.bfloat16)  # its float32 tiles are for products
 
 
 @cache
@@ -241,26 +263,29 @@ def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
     ways = min(rows, max(1, threads * (16 // itemsize) // sizes["BLOCK_C"]))
     return {
         **sizes, "WAYS": ways if C % 16 == 0 else rows, "GROUP": GROUP,
-        "CHUNK": min(2 * sizes["BLOCK_C"], 2 * threads), "STAGES": choice.stages,
+        "CHUNK": min(2 * sizes["BLOCK_C"], max(256, 2 * threads)), "STAGES": choice.stages,
     }  # fmt: skip
 
 
 def _normalised(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: bool
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, for_backward: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int, int]]:
-    """The result; for the backward pass x as it was read, the statistics, and n1, s0 and s1."""
+    """The result; for the backward pass x as it was read, statistics, and n1, s0 and s1."""
     C = x.shape[-1]
     x, n1, s0, s1 = rows_and_strides(x)
     M, plain = x.numel() // C, x.is_contiguous()
     y = torch.empty_like(x) if plain else x.new_empty(x.shape)
-    stats = x.new_empty(2 * M + TICKETS, dtype=torch.float32) if keep else None
-    sizes = _sizes(tile("norm_forward", C, torch.bfloat16), C)
+    keep, stats = for_backward and not _found_again(x), None
+    if for_backward:
+        stats = x.new_empty((2 * M if keep else 0) + TICKETS, dtype=torch.float32)
+    sizes = _sizes(_choice("norm_forward", x), C)
     launch(
         _forward_kernel, (-(-M // sizes["BLOCK_M"]),),
         (x, weight, bias, y, stats, M, n1, s0, s1, C, eps),
         # Threads that share a row sum its squares in pairs: a product contracted into one
         # of the two orders would give them different last bits.
-        {"PLAIN": plain, "KEEP": keep, "TICKETS": TICKETS, "enable_fp_fusion": False, **sizes},
+        {"PLAIN": plain, "KEEP": keep, "TICKETS": TICKETS if for_backward else 0,
+         "enable_fp_fusion": False, **sizes},
     )  # fmt: skip
     return y, x, stats, (n1, s0, s1)
 
@@ -271,13 +296,16 @@ class _LayerNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         y, x, stats, ctx.rows = _normalised(x, weight, bias, eps, True)
         ctx.save_for_backward(x, weight, bias, stats)
+        ctx.eps = eps
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, stats = ctx.saved_tensors
         sums = torch.empty_like(weight), torch.empty_like(bias)
-        dx, _ = layer_norm_backward(dy.contiguous(), x, weight, bias, stats, ctx.rows, sums=sums)
+        dx, _ = layer_norm_backward(
+            dy.contiguous(), x, weight, bias, stats, ctx.rows, sums=sums, eps=ctx.eps
+        )
         return dx, *sums, None
 
 
@@ -292,6 +320,7 @@ def layer_norm_backward(
     normed: Tensor | None = None,
     residual_sum: bool = False,
     sums: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Gradient of the input, and the parts of those of weight and bias.
 
@@ -304,7 +333,8 @@ def layer_norm_backward(
         normed: filled with the forward pass's result again, if given.
         residual_sum: whether the residual's columns are summed too.
         sums: filled with the gradients of weight and bias; `stats` then comes from this
-            file's own forward pass, which readied its tickets.
+            file's own forward pass, which readied its tickets and may hold nothing else.
+        eps: of the norm, needed with `sums`.
 
     Returns:
         The gradient of x, and `[programs, 2 (or 3 with residual_sum) * C]` whose column sums
@@ -313,7 +343,7 @@ def layer_norm_backward(
     C = x.shape[-1]
     M, plain = x.numel() // C, x.is_contiguous()
     dx = torch.empty_like(x) if plain else x.new_empty(x.shape)
-    choice = tile("norm_backward", C, torch.bfloat16)
+    choice = _choice("norm_backward", x)
     meta = _walk(choice, C, x.itemsize)
     tiles = -(-M // meta["BLOCK_M"])
     programs = min(tiles, choice.programs * sm_count(x), GROUP * (TICKETS - 1))
@@ -324,9 +354,11 @@ def layer_norm_backward(
     launch(
         _backward_kernel, (programs,),
         (dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db, M, *rows, C,
-         -(-tiles // programs)),
-        {"PLAIN": plain, "HAS_RES": residual is not None, "KEEP": normed is not None,
-         "RES_SUM": residual_sum, "LAST_SUMS": sums is not None, **meta},
+         eps, -(-tiles // programs)),
+        {"PLAIN": plain, "HAS_STATS": sums is None or not _found_again(x),
+         "BACKWARDS": x.numel() * x.itemsize > CACHED, "HAS_RES": residual is not None,
+         "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": sums is not None,
+         **meta},
     )  # fmt: skip
     return dx, partial
 
