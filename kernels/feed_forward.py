@@ -95,10 +95,12 @@ class _Transition(torch.autograd.Function):
             torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
             residual_sum=not own_sums,
         )  # fmt: skip
-        parts = [norm_sums, hidden_sums, *of_weights, *out_sums]
-        of_norm, db1, *rest = column_sums(parts, dtypes[0])
+        parts = [norm_sums, hidden_sums, *out_sums]
+        of_norm, db1, *rest = column_sums(
+            [*parts, *of_weights], *[dtypes[0] for _ in parts], *[w1.dtype for _ in of_weights]
+        )
         if of_weights:
-            dw1, dw2, *rest = rest[0].view(w1.shape), rest[1].view(w2.shape), *rest[2:]
+            *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
         dgamma, dbeta, db2 = (*torch.split(of_norm, C), *rest)
         grads = [dgamma, dbeta, dw1, db1, dw2, db2]
         grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]

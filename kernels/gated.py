@@ -164,8 +164,9 @@ class _GatedAttention(torch.autograd.Function):
                 dout, plan.drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
                 dpacked[:, 3 * width : 4 * width], plan.columns,
             )  # fmt: skip
-            out_sums.append(weight_sums)
+            of_weight = [weight_sums]
         else:
+            of_weight = []
             residual_sums = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
             dwo, delta, out_sums = _output_grads(
                 dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, not residual_sums
@@ -185,9 +186,12 @@ class _GatedAttention(torch.autograd.Function):
             dout if plan.residual else None, normed, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
-        of_norm, dg_bias, *rest = column_sums([norm_sums, *out_sums], ctx.dtypes[0])
+        parts = [norm_sums, *out_sums]
+        of_norm, dg_bias, *rest = column_sums(
+            [*parts, *of_weight], *[ctx.dtypes[0] for _ in parts], *[plan.dtype for _ in of_weight]
+        )
         dbo = of_norm[2 * C :] if residual_sums else rest[0]
-        if len(rest) == 2:
+        if of_weight:
             dwo = rest[1].view(out_weight.shape)
         dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
         dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]

@@ -13,7 +13,7 @@ from torch import Tensor
 from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
 from evofeed.kernels.hopper_gated_kernels import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.launching import launch
-from evofeed.kernels.projection import Drop
+from evofeed.kernels.projection import Drop, even
 
 __all__ = ["OutputGrads", "fits", "run_output", "run_output_grad"]
 
@@ -68,8 +68,8 @@ def run_output(
     each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
     launch(
         gated_output_kernel, (C // block * _programs(x, M, C // block, each),),
-        (attended, gate, gate_bias, weight, bias, _mask(drop, x), x, out, M, gate.stride(0),
-         *drop.strides()),
+        (attended, gate, gate_bias, even(weight), bias, _mask(drop, x), even(x), out, M,
+         gate.stride(0), *drop.strides()),
         {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
          "HAS_RES": residual, "num_warps": WARPS},
     )  # fmt: skip
@@ -93,8 +93,8 @@ def run_output_grad(
     ]
     launch(
         gated_output_grad_kernel, (K // block * programs,),
-        (dout, _mask(drop, dout), weight, attended, gate, gate_bias, do, dgate, delta, *partials,
-         M, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
+        (even(dout), _mask(drop, dout), even(weight), attended, gate, gate_bias, do, dgate, delta,
+         *partials, M, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
          *drop.strides()),
         {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
          "HAS_DROP": drop.mask is not None, "num_warps": WARPS,

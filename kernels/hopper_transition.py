@@ -13,6 +13,7 @@ from torch import Tensor
 from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
 from evofeed.kernels.hopper_transition_kernels import transition_grad_kernel
 from evofeed.kernels.launching import launch
+from evofeed.kernels.projection import even
 
 __all__ = ["HiddenGrads", "fits", "run_hidden_grad"]
 
@@ -66,7 +67,7 @@ def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -
     ]
     launch(
         transition_grad_kernel, (N // block * splits,),
-        (x, dy, w1, b1, w2, hidden, *partials, M),
+        (x, even(dy), even(w1), b1, even(w2), hidden, *partials, M),
         {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "num_warps": WARPS},
     )  # fmt: skip
     return HiddenGrads(hidden, *partials)

@@ -56,8 +56,8 @@ def transition_grad_kernel(
     slot = 0
     for tile in range(split, gl.cdiv(M, BLOCK_M), splits):
         cp.wait_group(0)
-        barrier()
         hopper.fence_async_shared()
+        barrier()
         after = (tile + splits) * BLOCK_M
         copy_rows(x_tiles.index(1 - slot), X, after, M, C)
         copy_rows(dy_tiles.index(1 - slot), DY, after, M, C)

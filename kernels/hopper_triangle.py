@@ -16,7 +16,7 @@ from evofeed.kernels.hopper_triangle_kernels import (
     triangle_out_kernel,
 )
 from evofeed.kernels.launching import launch
-from evofeed.kernels.projection import Drop
+from evofeed.kernels.projection import Drop, even
 from evofeed.kernels.triangle_kernels import projection_sums_kernel
 
 __all__ = ["fits", "run_in", "run_in_grad", "run_out", "run_out_grad"]
@@ -64,7 +64,7 @@ def run_in(
     M = mask.numel()
     launch(
         triangle_in_kernel, (2 * _programs(z, 2, 2),),
-        (z, gamma, beta, weight, bias, mask, ab, stats, M, eps),
+        (even(z), gamma, beta, weight, bias, mask, ab, stats, M, eps),
         {**_sizes(z), "maxnreg": HALF},
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def run_in_grad(
     partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
     launch(
         triangle_in_grad_kernel, (parts * programs,),
-        (z, stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
+        (even(z), stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
          dpacked.stride(0)),
         {**_sizes(z), "BLOCK_E": GRAD_PART, "maxnreg": HALF},
     )  # fmt: skip
@@ -98,8 +98,8 @@ def run_out(
     """Fills the result and the second statistics, those of X; the first are z's."""
     launch(
         triangle_out_kernel, (_programs(z),),
-        (xt, gamma_x, beta_x, wz, bz, z, stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z), out,
-         stats[1], stats.shape[-1], eps, *drop.strides()),
+        (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z),
+         out, stats[1], stats.shape[-1], eps, *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None, "HAS_RES": residual},
     )  # fmt: skip
 
@@ -118,8 +118,8 @@ def run_out_grad(
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
     launch(
         triangle_out_grad_kernel, (programs,),
-        (dout, xt, stats[1], gamma_x, beta_x, wz, bz, z, stats[0], gamma_z, beta_z, wg, bg,
-         _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1], dgate.stride(0),
+        (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
+         bg, _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1], dgate.stride(0),
          *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None},
     )  # fmt: skip

@@ -23,6 +23,7 @@ from evofeed.kernels.projection_kernels import (
 
 __all__ = [
     "Drop",
+    "even",
     "mlp",
     "norm_rows",
     "norm_rows_grad",
@@ -51,6 +52,12 @@ def pack(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """The tensors joined along their first axis, in `dtype`."""
     joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     return joined.to(dtype).contiguous()
+
+
+def even(x: Tensor) -> Tensor:
+    """x, contiguous, and from an address that copies of 16 bytes take (16-bit types)."""
+    x = x.contiguous()
+    return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,18 @@ def _rows(part: Tensor) -> int:
     return int(max(8, min(triton.next_power_of_2(G), 32 if N >= LONG else 128)))
 
 
-def column_sums(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The sum over the first axis of each contiguous `[G, N]` float32 tensor, in `dtype`."""
-    outs = [torch.empty(part.shape[1], dtype=dtype, device=part.device) for part in parts]
+def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
+    """The sum over the first axis of each contiguous `[G, N]` float32 tensor.
+
+    Args:
+        parts: the tensors.
+        dtypes: of each sum; the last one is that of all others.
+    """
+    dtypes += dtypes[-1:] * (len(parts) - len(dtypes))
+    outs = [
+        torch.empty(part.shape[1], dtype=dtype, device=part.device)
+        for part, dtype in zip(parts, dtypes, strict=True)
+    ]
     for first in range(0, len(parts), AT_ONCE):
         some, into = parts[first : first + AT_ONCE], outs[first : first + AT_ONCE]
         count = len(some)
