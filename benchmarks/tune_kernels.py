@@ -152,8 +152,7 @@ def norm_cases() -> Iterator[Case]:
         def backward(M: int = M, C: int = C, dtype: torch.dtype = dtype) -> Callable[[Any], Any]:
             turn = itertools.cycle([[rand(M, C, dtype=dtype) for _ in "xy"] for _ in range(4)])
             gamma, beta = norm(C)
-            stats = torch.ones(2 * M + TICKETS, device=DEVICE)
-            stats[2 * M :] = 0
+            stats = torch.zeros(2 * M + TICKETS, device=DEVICE)
             sums = torch.empty_like(gamma), torch.empty_like(beta)
 
             def run(_: Any) -> Any:
