@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from evofeed.errors import TrainerError
 from evofeed.trainer.model.config import (
     EvoformerConfig,
     ExtraMSAConfig,
@@ -68,15 +69,27 @@ def _template_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
 
 
 def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
-    """Our configuration from the `loss` section of an OpenFold configuration."""
+    """Our configuration from the `loss` section of an OpenFold configuration.
+
+    Raises:
+        TrainerError: terms that share one number here have several there, or
+            clashes are averaged, which is not done here.
+    """
     fape, chi, violation = config["fape"], config["supervised_chi"], config["violation"]
     weights = ("distogram", "masked_msa", "plddt_loss", "experimentally_resolved", "tm")
+    confident = ("plddt_loss", "experimentally_resolved", *_enabled_tm(config))
+    if violation.get("average_clashes"):
+        raise TrainerError("loss.violation.average_clashes is True: clashes are summed here")
     return LossConfig(
         fape=fape["weight"],
         fape_backbone=fape["backbone"]["weight"],
         fape_sidechain=fape["sidechain"]["weight"],
-        fape_clamp_distance=fape["backbone"]["clamp_distance"],
-        fape_length_scale=fape["backbone"]["loss_unit_distance"],
+        fape_clamp_distance=_one(
+            config, "fape.backbone.clamp_distance", "fape.sidechain.clamp_distance"
+        ),
+        fape_length_scale=_one(
+            config, "fape.backbone.loss_unit_distance", "fape.sidechain.length_scale"
+        ),
         supervised_chi=chi["weight"],
         chi_weight=chi["chi_weight"],
         angle_norm_weight=chi["angle_norm_weight"],
@@ -87,6 +100,30 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
         distogram_max_bin=config["distogram"]["max_bin"],
         plddt_cutoff=config["plddt_loss"]["cutoff"],
         tm_max_bin=float(config["tm"]["max_bin"]),
-        eps=config["distogram"]["eps"],
+        min_resolution=_one(config, *(f"{name}.min_resolution" for name in confident)),
+        max_resolution=_one(config, *(f"{name}.max_resolution" for name in confident)),
+        eps=_one(
+            config,
+            *("distogram.eps", "masked_msa.eps", "supervised_chi.eps", "violation.eps"),
+            *(f"{name}.eps" for name in confident),
+        ),
         **{name: config[name]["weight"] for name in weights},
     )
+
+
+def _enabled_tm(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("tm",) if config["tm"].get("enabled") else ()
+
+
+def _one(config: Mapping[str, Any], *paths: str) -> float:
+    """The number that stands at all of the paths, dots between their parts."""
+    found = {}
+    for path in paths:
+        value: Any = config
+        for part in path.split("."):
+            value = value[part]
+        found[path] = float(value)
+    if len(set(found.values())) != 1:
+        values = ", ".join(f"loss.{path} = {value:g}" for path, value in found.items())
+        raise TrainerError(f"one number is used for all of these here: {values}")
+    return found[paths[0]]

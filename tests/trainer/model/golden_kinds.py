@@ -103,8 +103,8 @@ def _function(function: Callable[..., Any]) -> Runner:
     """Runner of a loss function: inputs by name, its constants from the hparams it knows."""
 
     def run(case: Case, inputs: Inputs) -> tuple[None, Outputs]:
-        known = inspect.signature(function).parameters
-        hparams = {k: v for k, v in _hparams(case).items() if k in known}
+        known = inspect.signature(function).parameters  # floats all of them, where OpenFold has 31
+        hparams = {k: float(v) for k, v in _hparams(case).items() if k in known}
         return None, {"out": function(**inputs, **hparams)}
 
     return run

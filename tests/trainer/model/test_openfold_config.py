@@ -1,0 +1,72 @@
+"""OpenFold's settings become ours, and what ours cannot say is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.formats.openfold_config import loss_config_from_openfold
+
+
+def settings() -> dict[str, Any]:
+    """A `loss` section in which no number is the default."""
+    shared = {"eps": 1e-6, "weight": 0.25}
+    judged = {**shared, "min_resolution": 0.2, "max_resolution": 4.0}
+    fape = {"clamp_distance": 8.0, "weight": 0.4}
+    return {
+        "fape": {
+            "weight": 0.9,
+            "backbone": {**fape, "loss_unit_distance": 12.0},
+            "sidechain": {**fape, "length_scale": 12.0},
+        },
+        "supervised_chi": {**shared, "chi_weight": 0.3, "angle_norm_weight": 0.02},
+        "distogram": {**shared, "min_bin": 3.0, "max_bin": 20.0},
+        "masked_msa": dict(shared),
+        "plddt_loss": {**judged, "cutoff": 12.0},
+        "experimentally_resolved": dict(judged),
+        "tm": {**judged, "max_bin": 30, "enabled": True},
+        "violation": {
+            **shared,
+            "violation_tolerance_factor": 9.0,
+            "clash_overlap_tolerance": 1.2,
+            "average_clashes": False,
+        },
+    }
+
+
+def test_every_number_is_taken_over() -> None:
+    config = loss_config_from_openfold(settings())
+    assert (config.eps, config.min_resolution, config.max_resolution) == (1e-6, 0.2, 4.0)
+    assert (config.fape_clamp_distance, config.fape_length_scale) == (8.0, 12.0)
+    assert (config.distogram_min_bin, config.tm_max_bin, config.plddt_cutoff) == (3.0, 30.0, 12.0)
+    assert (config.fape, config.fape_sidechain, config.tm) == (0.9, 0.4, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        (["masked_msa"], "eps", 1e-4),
+        (["fape", "sidechain"], "clamp_distance", 9.0),
+        (["fape", "sidechain"], "length_scale", 9.0),
+        (["experimentally_resolved"], "max_resolution", 3.0),
+        (["tm"], "min_resolution", 0.0),
+        (["violation"], "average_clashes", True),
+    ],
+)
+def test_what_would_be_lost_is_refused_by_name(section: list[str], name: str, value: Any) -> None:
+    config = copy.deepcopy(settings())
+    place = config
+    for part in section:
+        place = place[part]
+    place[name] = value
+    with pytest.raises(TrainerError, match=name):
+        loss_config_from_openfold(config)
+
+
+def test_a_term_that_is_off_may_differ() -> None:
+    config = settings()
+    config["tm"].update(enabled=False, eps=1e-3, max_resolution=1.0)
+    assert loss_config_from_openfold(config).eps == 1e-6
