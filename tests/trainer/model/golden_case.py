@@ -89,7 +89,7 @@ class Case:
                 error = float(np.abs(ours).max()) / largest
                 wrong = error > 1e-5
             else:
-                scale = max(float(np.abs(want).max(initial=0)), 1e-3 * largest, 1e-20)
+                scale = max(float(np.abs(want).max(initial=0)), 1e-3 * largest, 1e-9)
                 error = float(np.abs(ours - want).max(initial=0)) / scale
                 wrong = not error <= tolerance
             if wrong:
