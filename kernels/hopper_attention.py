@@ -87,7 +87,7 @@ def _keeps_all_keys(N: int, D: int, tile: Tile) -> bool:
     """Whether they all fit without costing a multiprocessor a program."""
     least, most = (_backward_bytes(N, D, tile, resident) for resident in (False, True))
     programs = [MULTIPROCESSOR_BYTES // (size + 1024) for size in (least, most)]
-    return most <= SHARED_BYTES and programs[0] == programs[1]
+    return most <= SHARED_BYTES and programs[0] <= programs[1]  # few keys take less than two tiles
 
 
 def run_forward(
