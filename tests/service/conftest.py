@@ -76,7 +76,7 @@ class Served:
     def __init__(self, folder: Path, url: str, first: str, second: str) -> None:
         self.folder, self.url, self.first, self.second = folder, url, first, second
         self.base = f"{url}/v1/datasets/demo"
-        self.client = httpx.Client(base_url=url)
+        self.client = httpx.Client(base_url=url, timeout=60)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.client.get(f"{self.base}{path}", **options)
@@ -119,7 +119,7 @@ class Start:
             defaults["database_url"] = SecretStr(self._new_url())
         self.settings.append(ServiceSettings(**(defaults | changes)))
         url = self._stack.enter_context(serving(self.settings[-1]))
-        return self._stack.enter_context(httpx.Client(base_url=url))
+        return self._stack.enter_context(httpx.Client(base_url=url, timeout=60))
 
     def database(self) -> Database:
         """The database of the service started last."""
@@ -221,7 +221,8 @@ class PostgresServer:
 @contextmanager
 def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
     """A client that carries a token."""
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
         yield client
 
 

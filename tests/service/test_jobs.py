@@ -170,13 +170,13 @@ def test_a_job_outlives_its_service_and_goes_on_where_it_was(raw, tmp_path) -> N
     settings = ServiceSettings(
         home=tmp_path, database_url=SecretStr(""), port=0, datasets={"out": str(tmp_path / "out")}
     )
-    with serving(settings) as url, httpx.Client(base_url=url) as client:
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         job_id = submit(client, raw)
         wait(client, job_id, {"running", *ENDED})
     with Database(settings.url).read() as session:
         row = session.get(JobRow, job_id)
         assert row is not None and row.state in ("queued", "succeeded")
-    with serving(settings) as url, httpx.Client(base_url=url) as client:
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         assert wait(client, job_id)["state"] == "succeeded"
     assert len(Dataset.open(tmp_path / "out")) == 6
 
