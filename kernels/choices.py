@@ -1,6 +1,6 @@
 """Tile sizes per op and shape: what was fastest when it was measured, kept as data.
 
-`choices.json` holds the winners of `benchmarks/kernels.py --tune`, with the card
+`choices.json` holds the winners of `benchmarks/tune_kernels.py`, with the card
 they were measured on. A shape that was never measured takes the entry of the
 nearest size, and without any entry a default that fits every Hopper card.
 """

@@ -58,7 +58,7 @@ def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
 
 
 @triton.jit
-def _backward_kernel(
+def pair_norm_backward_kernel(
     DBIAS, Z, GAMMA, BETA, STATS, W, RES, DZ, PARTIAL, M, C, H, length, scale, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, HAS_RES: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -134,7 +134,7 @@ class _Function(torch.autograd.Function):
         out = torch.empty_like(z)
         partial = torch.empty((programs, (2 + H) * C), dtype=torch.float32, device=z.device)
         launch(
-            _backward_kernel, (programs,),
+            pair_norm_backward_kernel, (programs,),
             (dbias.contiguous(), z, gamma, beta, stats, packed,
              None if dz is None else dz.contiguous(), out, partial, M, C, H, z.shape[-2],
              float(ctx.scale), triton.cdiv(tiles, programs)),

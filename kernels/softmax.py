@@ -56,7 +56,7 @@ def _store_rows(TENSOR, at, keys, lines_in, K, value):
 
 
 @triton.jit
-def _forward_kernel(
+def softmax_forward_kernel(
     X, MASK, BIAS, Y, ms_b, ms_r, R, H, Q, K, rows_each,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, THREE: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, STAGES: tl.constexpr,
@@ -96,7 +96,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def softmax_backward_kernel(
     Y, DY, DX, PARTIAL, R, H, Q, K, rows_each,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, THREE: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -164,7 +164,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         mask = None if mask is None else mask.contiguous()
         strides = (0, 0) if mask is None else mask.stride()[:2]
         launch(
-            _forward_kernel, grid,
+            softmax_forward_kernel, grid,
             (x, mask, None if bias is None else bias.contiguous(), y, *strides, *x.shape[1:],
              rows_each),
             {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, **options},
@@ -183,7 +183,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         if has_bias:
             partial = y.new_empty((B, grid[2], H, Q, K), dtype=torch.float32)
         launch(
-            _backward_kernel, grid, (y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each),
+            softmax_backward_kernel, grid,
+            (y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each),
             {"HAS_BIAS": has_bias, **options},
         )  # fmt: skip
         return dx, None, None if partial is None else partial.sum(1).to(ctx.bias_dtype)

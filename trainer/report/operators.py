@@ -29,7 +29,7 @@ GROUPS: dict[str, str] = {
     "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
     r"^_(update|scalars|square_sum|ratio)_kernel",
     "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
-    r"^norm_rows_kernel|^_(forward|backward|sum_partials)_kernel",
+    r"norm_(rows|forward|backward)_kernel",
     "attention": r"attn|attention|flash|fmha|softmax|sdpa|"
     r"^(forward|backward(_d\w+)?|bias_gradient|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
     "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"

@@ -142,7 +142,8 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_1(
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
         ("Memcpy HtoD (Pinned -> Device)", "memory"),
         ("something_new", "other"),
-        ("_backward_kernel", "norm"),
+        ("norm_backward_kernel", "norm"),
+        ("softmax_backward_kernel", "attention"),
         ("backward_dkv_kernel", "attention"),
         ("backward_kernel", "attention"),
         (
