@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
@@ -113,7 +114,7 @@ def fasta(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    path = Path(_scratch()) / "a.index"
+    path = Path(_SCRATCH.name) / "a.index"
     path.write_bytes(data)
     for entry in read_index(str(path)).values():
         assert Path(entry.db).parent == path.parent
@@ -121,16 +122,12 @@ def index(data: bytes) -> None:
 
 def packed(data: bytes) -> None:
     name = ("x.gz", "x.zst")[data[:1] != b"\x1f"]
-    path = Path(_scratch()) / name
+    path = Path(_SCRATCH.name) / name
     path.write_bytes(data)
     assert len(read_bytes(FileRef(name, str(path)), InputCaps())) <= 1 << 26
 
 
-@cache
-def _scratch() -> str:
-    import tempfile
-
-    return tempfile.mkdtemp(prefix="evofeed-fuzz-")
+_SCRATCH = tempfile.TemporaryDirectory(prefix="evofeed-fuzz-")  # gone when the process ends
 
 
 FORMATS: dict[str, Callable[[bytes], None]] = {
