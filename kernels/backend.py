@@ -23,7 +23,6 @@ __all__ = [
     "HAS_TRITON",
     "INTERPRETER",
     "barrier",
-    "capability",
     "compute_dtype",
     "cp",
     "gl",
@@ -31,6 +30,7 @@ __all__ = [
     "hopper",
     "interpreted",
     "nothing_launched",
+    "on_hopper",
     "sm_count",
     "tl",
     "triton",
@@ -156,12 +156,14 @@ _capabilities: dict[int, tuple[int, int]] = {}
 _sm_counts: dict[int, int] = {}
 
 
-def capability(x: Tensor) -> tuple[int, int]:
-    """Compute capability of the tensor's GPU."""
+def on_hopper(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether kernels laid out by hand for Hopper's 16-bit products can work in `dtype` at x."""
+    if not HAS_GLUON or INTERPRETER or x.device.type != "cuda":
+        return False
     index = x.device.index or 0
     if index not in _capabilities:
         _capabilities[index] = torch.cuda.get_device_capability(index)
-    return _capabilities[index]
+    return _capabilities[index] == (9, 0) and dtype in (torch.bfloat16, torch.float16)
 
 
 def sm_count(x: Tensor) -> int:

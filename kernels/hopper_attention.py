@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.attention_kernels import LOG2E
-from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
+from evofeed.kernels.backend import on_hopper, sm_count, triton
 from evofeed.kernels.choices import HopperTiles, Tile, hopper_tiles
 from evofeed.kernels.hopper_backward import backward_kernel
 from evofeed.kernels.hopper_bias_gradient import bias_gradient_kernel
@@ -52,11 +52,7 @@ def backward_fits(given: Given) -> bool:
 def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
     """Hopper, 16 bits, as many queries as keys, and rows that start at multiples of 16 bytes."""
     return (
-        HAS_GLUON
-        and not INTERPRETER
-        and q.device.type == "cuda"
-        and capability(q) == (9, 0)
-        and q.dtype in (torch.bfloat16, torch.float16)
+        on_hopper(q, q.dtype)
         and q.shape[2] == k.shape[2]
         and q.shape[-1] % 8 == 0
         and all(

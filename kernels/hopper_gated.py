@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
+from evofeed.kernels.backend import on_hopper, sm_count, triton
 from evofeed.kernels.hopper_gated_kernels import gated_output_grad_kernel, gated_output_kernel
 from evofeed.kernels.launching import launch
 from evofeed.kernels.projection import Drop, even
@@ -25,12 +25,8 @@ PART = 128  # channels of a program's share of the weight
 def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
     """Whether the kernels take this op: Hopper, 16 bits, 64 to 256 channels."""
     return (
-        HAS_GLUON
-        and not INTERPRETER
-        and x.device.type == "cuda"
-        and capability(x) == (9, 0)
+        on_hopper(x, dtype)
         and x.dtype is dtype
-        and dtype in (torch.bfloat16, torch.float16)
         and x.shape[-1] in (64, 128, 256)
         and width in (64, 128, 256)
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
+from evofeed.kernels.backend import on_hopper, sm_count, triton
 from evofeed.kernels.hopper_transition_kernels import transition_grad_kernel
 from evofeed.kernels.launching import launch
 from evofeed.kernels.projection import even
@@ -24,15 +24,7 @@ WARPS = 8
 def fits(x: Tensor, w1: Tensor) -> bool:
     """Whether the kernel takes these rows `[M, C]`: Hopper, 16 bits, 64 to 256 channels."""
     N, C = w1.shape
-    return (
-        HAS_GLUON
-        and not INTERPRETER
-        and x.device.type == "cuda"
-        and capability(x) == (9, 0)
-        and w1.dtype in (torch.bfloat16, torch.float16)
-        and C in (64, 128, 256)
-        and N % _hidden_each(C) == 0
-    )
+    return on_hopper(x, w1.dtype) and C in (64, 128, 256) and N % _hidden_each(C) == 0
 
 
 class HiddenGrads(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import HAS_GLUON, INTERPRETER, capability, sm_count, triton
+from evofeed.kernels.backend import on_hopper, sm_count, triton
 from evofeed.kernels.hopper_triangle_kernels import (
     triangle_in_grad_kernel,
     triangle_in_kernel,
@@ -32,12 +32,8 @@ def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
     """Whether the kernels take these pairs: Hopper, 16 bits, lines that start at 16 bytes."""
     C = z.shape[-1]
     return (
-        HAS_GLUON
-        and not INTERPRETER
-        and z.device.type == "cuda"
-        and capability(z) == (9, 0)
+        on_hopper(z, dtype)
         and z.dtype is dtype
-        and dtype in (torch.bfloat16, torch.float16)
         and C == E
         and C in (64, 128)
         and (z.numel() // C) % 16 == 0
