@@ -24,6 +24,7 @@ from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
 
 _OBJECT_STORE = 128 << 20  # only ids and counts cross
 _CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
+_STARTS = 2  # Ray gives a node 30 s to start; with warm files a busy machine makes it
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 
 # One token per process: Ray's core reads it once and keeps it.
@@ -64,9 +65,7 @@ class RayExecutor:
 
     def _start(self, num_workers: int) -> Any:
         self._ours = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
-        folder = ""
         if self._ours:
-            folder = "" if self.address else tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
             self._set_environ()
         import ray
         from ray.exceptions import RayError
@@ -75,35 +74,41 @@ class RayExecutor:
         self._lost = RayError
         if not self._ours:  # the caller's Ray, which stays when we go
             return ray
-        quiet: dict[str, Any] = {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-        try:
-            if self.address:
-                del quiet["include_dashboard"]
-                ray.init(address=self.address, **quiet)
-            else:
-                self._guardian = guardian.start(folder)
-                ray.init(
-                    address="local",
-                    num_cpus=num_workers,
-                    object_store_memory=_OBJECT_STORE,
-                    _temp_dir=folder,
-                    **quiet,
-                )
-        except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
-            self.close()
-            if self.address:  # a driver stands on a node of its cluster, one without cores will do
-                where = f"join Ray at {self.address}"
-                hint = (
-                    f"run `ray start --address={self.address} --num-cpus=0` on this machine first"
-                )
-            else:
-                where, hint = "start a local Ray", "--executor local works without Ray"
-            raise JobError(f"cannot {where}: {str(error).splitlines()[0]}; {hint}") from error
-        return ray
+        for attempt in range(1 if self.address else _STARTS):
+            if attempt:
+                self._set_environ()
+            try:
+                self._init(ray, num_workers)
+                return ray
+            except Exception as error:  # a node that is slow to start raises a bare one
+                self.close()
+                failure = error
+        raise self._refusal(failure) from failure
+
+    def _init(self, ray: Any, num_workers: int) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self.address:
+            ray.init(address=self.address, **quiet)
+            return
+        folder = tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
+        self._guardian = guardian.start(folder)
+        ray.init(
+            address="local",
+            num_cpus=num_workers,
+            object_store_memory=_OBJECT_STORE,
+            include_dashboard=False,
+            _temp_dir=folder,
+            **quiet,
+        )
+
+    def _refusal(self, error: Exception) -> JobError:
+        if self.address:  # a driver stands on a node of its cluster, one without cores will do
+            where = f"join Ray at {self.address}"
+            hint = f"run `ray start --address={self.address} --num-cpus=0` on this machine first"
+        else:
+            where, hint = "start a local Ray", "`evofeed featurize --executor local` needs no Ray"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return JobError(f"cannot {where}: {reason}; {hint}")
 
     def _set_environ(self) -> None:
         """No usage statistics, tools die with their worker, and a token that touches no disk."""

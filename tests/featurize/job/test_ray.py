@@ -23,6 +23,7 @@ from tests.featurize.job.stage import (
     wait_for_silence,
 )
 
+from evofeed.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, driver, ray_executor
 from evofeed.featurize.job.ray_executor import RayExecutor
@@ -243,3 +244,29 @@ def test_a_node_lost_from_a_cluster_costs_time_and_nothing_else(
     report = on_stage(act)
     assert report.snapshot == honest[0]
     assert Dataset.open(str(tmp_path)).digest == honest[0]
+
+
+@pytest.mark.parametrize(("failures", "starts"), [(1, 2), (9, 2)])
+def test_a_ray_that_is_slow_to_start_gets_a_second_chance_and_then_a_clear_error(
+    failures: int, starts: int, ray_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives up on a busy machine with a bare `Exception`."""
+    import ray
+
+    calls = []
+
+    def init(**options: Any) -> None:
+        calls.append(options)
+        if len(calls) <= failures:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    before = os.environ.copy()
+    if failures < starts:
+        RayExecutor(2, 60.0).close()
+    else:
+        with pytest.raises(JobError, match=r"timed out during startup\.; .*--executor local"):
+            RayExecutor(2, 60.0)
+    assert len(calls) == starts
+    assert dict(os.environ) == dict(before)
+    assert is_empty(ray_folders), "nothing of either start is left"
