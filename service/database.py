@@ -15,34 +15,26 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from evofeed.errors import ServiceError
+from evofeed.service.database_url import parse_url
 
 
 class Database:
     """Sessions on one database.
 
     Raises:
-        ServiceError: the URL cannot be read, or the database does not answer.
+        ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            self._url = make_url(url)
-        except ArgumentError:
-            # The URL may hold a password: name the setting, never the value.
-            raise ServiceError(
-                "EVOFEED_DATABASE_URL is no database URL; use sqlite:///FILE or "
-                "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-            ) from None
-        if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
-            self._url = self._url.set(drivername="postgresql+psycopg")
-        self.is_sqlite = self._url.get_backend_name() == "sqlite"
-        if self.is_sqlite and self._url.database:
-            Path(self._url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._url = parse_url(url)
+        self.is_sqlite = self._url.drivername == "sqlite"
+        if self.is_sqlite:
+            self._make_folder()
         options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
         self.engine = create_engine(self._url, **options)
         if self.is_sqlite:
@@ -71,8 +63,8 @@ class Database:
                 config = _alembic()
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
-        except OperationalError as error:
-            raise _unreachable(self._url.render_as_string(hide_password=True), error) from None
+        except DatabaseError as error:
+            raise self._unusable(str(error.orig or "no answer")) from None
 
     def is_current(self) -> bool:
         """True if the database answers and holds the newest tables.
@@ -83,8 +75,8 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 at = MigrationContext.configure(connection).get_current_revision()
-        except OperationalError as error:
-            raise _unreachable(self._url.render_as_string(hide_password=True), error) from None
+        except DatabaseError as error:
+            raise self._unusable(str(error.orig or "no answer")) from None
         return at == ScriptDirectory.from_config(_alembic()).get_current_head()
 
     def require_current(self) -> None:
@@ -103,20 +95,27 @@ class Database:
         """Close every connection."""
         self.engine.dispose()
 
+    def _make_folder(self) -> None:
+        try:
+            Path(self._url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(f"{error.filename}: {error.strerror}") from None
+
+    def _unusable(self, why: str) -> ServiceError:
+        if self.is_sqlite:
+            what, hint = "cannot be used", "name a folder of yours in EVOFEED_HOME"
+        else:
+            what, hint = "does not answer", "start it, or unset EVOFEED_DATABASE_URL"
+        reason = why.strip().splitlines()[0]
+        shown = self._url.render_as_string(hide_password=True)
+        return ServiceError(f"the database {what} ({reason}); {hint}", path=shown)
+
 
 def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.set_main_option("path_separator", "os")
     return config
-
-
-def _unreachable(url: str, error: OperationalError) -> ServiceError:
-    reason = str(error.orig).strip().splitlines()[0] if error.orig else "no answer"
-    return ServiceError(
-        f"the database does not answer ({reason}); start it or unset EVOFEED_DATABASE_URL",
-        path=url,
-    )
 
 
 def _prepare_sqlite(engine: Any) -> None:

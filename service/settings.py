@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
-from sqlalchemy import make_url
 
 from evofeed.errors import ServiceError
+from evofeed.service.database_url import parse_url
 from evofeed.service.names import is_name
 
 _SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets
+_MISSPELT = 0.85  # likeness: a letter or two are wrong
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -96,7 +99,7 @@ class ServiceSettings(BaseSettings):
         password = self.database_password.get_secret_value().strip()
         if not password:
             return url
-        return make_url(url).set(password=password).render_as_string(hide_password=False)
+        return parse_url(url).set(password=password).render_as_string(hide_password=False)
 
     @property
     def auth_on(self) -> bool:
@@ -123,13 +126,26 @@ def load_settings(**changes: Any) -> ServiceSettings:
     """Settings from the environment with some fields given.
 
     Raises:
-        ServiceError: a value is refused; names the variable, never a secret's value.
+        ServiceError: a value is refused, or a variable is all but the name of a setting;
+            names the variable, never a secret's value.
     """
+    _refuse_misspelt(os.environ)
     try:
         return ServiceSettings(**changes)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {first['msg']}") from None
-    except SettingsError as error:
-        raise ServiceError(f"{error}; give JSON") from None
+        what = first["msg"].removeprefix("Value error, ")
+        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}): {what}") from None
+    except SettingsError as error:  # it names the field, and nothing else that a user knows
+        field = str(error).partition('"')[2].partition('"')[0]
+        raise ServiceError(f"setting {field} (EVOFEED_{field.upper()}) is not JSON") from None
+
+
+def _refuse_misspelt(names: Iterable[str]) -> None:
+    """A guard such as EVOFEED_ATUH=on must not be passed over in silence."""
+    known = [f"EVOFEED_{field.upper()}" for field in ServiceSettings.model_fields]
+    for name in names:
+        near = difflib.get_close_matches(name, known, 1, _MISSPELT)
+        if name.startswith("EVOFEED_") and name not in known and near:
+            raise ServiceError(f"no setting {name}; did you mean {near[0]}?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,6 +83,40 @@ def test_a_wrong_call_is_a_short_error_and_an_exit_code(run: Run, arguments, cod
     done = run(*arguments)
     assert done.code == code, done.err
     assert says in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("DATABASE_URL", "hunter2", "sqlite:///FILE or postgresql://"),
+        ("DATABASE_URL", "mysql://me:hunter2@here/x", "sqlite:///FILE or postgresql://"),
+        ("DATABASE_URL", "postgresql://me:hunter2@here:port/x", "sqlite:///FILE or postgresql://"),
+        ("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x", "does not answer"),
+        ("DATABASE_URL", "sqlite://", "sqlite:///FILE"),
+        ("DATABASE_URL", "sqlite:///{tmp}/text", "file is not a database"),
+        ("DATABASE_URL", "sqlite:///{tmp}", "unable to open database file"),
+        ("HOME", "{tmp}/text/below", "Not a directory); name a folder of yours in EVOFEED_HOME"),
+        ("PORT", "abc", "EVOFEED_PORT"),
+        ("DATASETS", "demo=/tmp", "EVOFEED_DATASETS) is not JSON"),
+        ("ATUH", "on", "no setting EVOFEED_ATUH; did you mean EVOFEED_AUTH?"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_without_the_password(
+    run: Run, tmp_path, monkeypatch, variable, value, says
+) -> None:
+    (tmp_path / "text").write_text("this is no database, and long enough to be looked at\n" * 9)
+    monkeypatch.setenv(f"EVOFEED_{variable}", value.format(tmp=tmp_path))
+    monkeypatch.setenv("EVOFEED_DATABASE_PASSWORD", "hunter2")
+    done = run("serve", "--port", "0")
+    assert done.code == 1 and says in done.err and done.err.count("\n") == 1, done.err
+    assert "hunter2" not in done.err and not done.out
+
+
+def test_a_taken_port_is_one_line(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "--port", str(taken.getsockname()[1]))
+    assert done.code == 1 and done.err.count("\n") == 1
+    assert "already in use; choose another --port" in done.err
 
 
 def test_help_has_an_example(run: Run) -> None:
