@@ -250,7 +250,7 @@ def _engine(url: str) -> Engine:
         @sa.event.listens_for(engine, "connect")
         def _configure(connection: Any, _: object) -> None:
             # No WAL: the ledger may lie on a network disk, where WAL is not safe.
-            connection.execute("PRAGMA busy_timeout = 10000")
+            connection.execute("PRAGMA busy_timeout = 60000")
             connection.execute("PRAGMA synchronous = FULL")
 
     return engine

@@ -144,7 +144,8 @@ class Worker:
 
     def enforce(self, deadline: float) -> None:
         """Kill it if the chain in hand has taken longer than `deadline` seconds."""
-        if self.chain_id and time.monotonic() - self._since > deadline:
+        late = self.chain_id and time.monotonic() - self._since > deadline
+        if late and not self.connection.poll():  # else it has gone on, and we were slow to hear it
             self._late = True
             self.kill()
 
