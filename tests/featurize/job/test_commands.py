@@ -15,7 +15,7 @@ def evofeed(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "evofeed.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
 
 
 @pytest.fixture(scope="module")

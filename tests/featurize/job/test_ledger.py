@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.job.stage import on_stage, run, small_units, start_driver, wait_for
+from tests.featurize.job.stage import (
+    on_stage,
+    run,
+    small_units,
+    start_driver,
+    wait_for,
+    wait_until,
+)
 
 from evofeed.errors import JobError
 from evofeed.featurize import FeaturizeConfig, discover
@@ -43,7 +51,7 @@ def postgres_url() -> Iterator[str]:
 
     call("initdb", "-A", "trust", "-U", "evofeed", "--no-sync")
     options = f"-k {folder} -c listen_addresses= -c fsync=off"
-    call("pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
+    call("pg_ctl", "-l", folder / "log", "-w", "-t", 300, "-o", options, "start")
     yield f"postgresql://evofeed@/postgres?host={folder}"
     call("pg_ctl", "-m", "immediate", "stop")
     shutil.rmtree(folder)
@@ -194,38 +202,30 @@ def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> No
 
 
 def test_a_job_is_driven_by_one_process_at_a_time(
-    url: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_PATIENCE", 0.2)
-    job_id = os.urandom(8).hex()
+    job_id, held = os.urandom(8).hex(), tmp_path / "held"
     pid = os.fork()
     if not pid:
         code = 1
         try:
             ledger = Ledger(url)
             with lock.driving(ledger, job_id):
-                Path(f"/tmp/evofeed-test-{job_id}").touch()
-                signal_wait()
+                held.touch()
+                signal.pause()
         finally:
             os._exit(code)
-    while not Path(f"/tmp/evofeed-test-{job_id}").exists():
-        pass
+    wait_until(held.exists)
     ledger = Ledger(url)
     with pytest.raises(JobError, match="another process"), lock.driving(ledger, job_id):
         pass
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    monkeypatch.setattr(lock, "_PATIENCE", 5.0)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for(pid) == -signal.SIGKILL
+    monkeypatch.setattr(lock, "_PATIENCE", 240.0)
     with lock.driving(ledger, job_id):  # the death of the holder opens it
         pass
     ledger.close()
-    Path(f"/tmp/evofeed-test-{job_id}").unlink()
-
-
-def signal_wait() -> None:
-    import signal
-
-    signal.pause()
 
 
 def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
@@ -243,7 +243,8 @@ def test_a_job_with_its_ledger_in_postgresql_survives_its_driver(
             lambda: arm(ledger.Ledger, "finish", "after", 3, mark),
             ledger=postgres_url,
         )
-        assert wait_for(pid) == -9
+        assert wait_for(pid) == -signal.SIGKILL
+        lock._PATIENCE = 240.0  # until PostgreSQL has seen that its client is gone
         return run(raw, tmp_path / "data", ledger=postgres_url)
 
     report = on_stage(act)

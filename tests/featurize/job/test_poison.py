@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.featurize.job.stage import checksums, children, hurry_only, on_stage,
 
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport
+from evofeed.featurize.job.worker import Worker
 
 MEMORY = 512 << 20
 DEADLINE = 1.0
@@ -148,3 +150,21 @@ def test_retry_gives_quarantined_chains_another_chance(
     again = on_stage(lambda: run(raw, fast_path))
     assert again.num_broken == 0
     assert checksums(fast_path) == honest[1]
+
+
+def test_who_has_gone_on_to_another_chain_is_not_late_however_long_nobody_listened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[Worker] = []
+    monkeypatch.setattr(Worker, "kill", killed.append)
+    worker = Worker.__new__(Worker)
+    worker.connection, theirs = Pipe()
+    worker.chain_id, worker._since = "1abc_A", -1e9
+    theirs.send("2def_B")
+    worker.enforce(DEADLINE)
+    assert not killed
+    assert worker.connection.recv() == "2def_B"
+    worker.enforce(DEADLINE)
+    assert killed == [worker]
+    worker.connection.close()
+    theirs.close()

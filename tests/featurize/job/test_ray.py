@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,38 +15,52 @@ import pytest
 from tests.featurize.job.stage import (
     checksums,
     descendants,
+    hold_still,
     on_stage,
     run,
     start_driver,
     wait_for,
     wait_for_silence,
+    wait_until,
 )
 
 from evofeed.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, driver, ray_executor
+from evofeed.featurize.job import JobReport, Ledger, driver, ray_executor
 from evofeed.featurize.job.ray_executor import RayExecutor
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-POISON = """
+ACTOR = """
 import os, signal, time
 from dataclasses import dataclass
+from evofeed.featurize.job.worker import Worker
 from evofeed.featurize.sources import ChainSource
 
 @dataclass(frozen=True, slots=True)
-class Poison(ChainSource):
+class Actor(ChainSource):
     act: str = ""
 
     def structure_ref(self):
-        if self.act == "crash" and not os.environ.get("PLANNING"):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if self.act == "hang" and not os.environ.get("PLANNING"):
-            time.sleep(1000)
+        if not os.environ.get("PLANNING"):
+            if self.act == "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            while self.act == "hang" or (self.act and not os.path.exists(self.act)):
+                time.sleep(0.02)
         return ChainSource.structure_ref(self)
+
+# Whoever watches a worker is sent its chains, so he comes here: he shall hurry only who hangs.
+honest = Worker.enforce
+
+def enforce(worker, deadline):
+    hangs = any(s.act == "hang" and s.chain_id == worker.chain_id for s in worker.task.sources)
+    honest(worker, deadline if hangs else 3600.0)
+
+Worker.enforce = enforce
 """
+"""Chains that crash or hang whoever takes them in hand, or wait until there is a file."""
 
 
 def on_ray(raw: Path, dataset: Path, **changes: Any) -> JobReport:
@@ -76,13 +89,6 @@ def is_empty(folder: Path) -> bool:
     return not list(folder.iterdir())
 
 
-def wait_until(claim: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def no_token_file() -> Iterator[None]:
     """A private Ray leaves no token in the home folder."""
@@ -101,22 +107,23 @@ def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three jobs on one private Ray, for starting it is what takes the time."""
-    (tmp_path / "evofeed_test_poison.py").write_text(POISON)
+    (tmp_path / "evofeed_test_actor.py").write_text(ACTOR)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     sources = discover(str(raw))
+    held = sources[2].chain_id
     acts = {sources[4].chain_id: "crash", sources[9].chain_id: "hang"}
 
     def act() -> list[JobReport]:
         with contextlib.closing(RayExecutor(2, 60.0)):  # jobs find it running and leave it so
             return [
-                undisturbed(raw, tmp_path / "quiet"),
-                with_kills(raw, tmp_path / "killed"),
+                undisturbed(raw, tmp_path / "quiet", held),
+                with_kills(raw, tmp_path / "killed", held),
                 with_poison(raw, tmp_path / "poisoned", acts),
             ]
 
     quiet, killed, poisoned = on_stage(act)
-    wait_until(lambda: is_empty(ray_folders), 20)
+    wait_until(lambda: is_empty(ray_folders))
     assert quiet.snapshot == killed.snapshot == honest[0]
     assert killed.lost_workers >= 1, "and nobody was blamed"
     assert {item["chain_id"]: item["type"] for item in poisoned.broken} == dict.fromkeys(
@@ -126,74 +133,82 @@ def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_noth
     assert checksums(tmp_path / "poisoned") == kept
 
 
-def undisturbed(raw: Path, dataset: Path) -> JobReport:
+def undisturbed(raw: Path, dataset: Path, held: str) -> JobReport:
     """Nothing dies; while units are in work, Ray has less memory to give than there is."""
     import ray
 
-    taken = []
+    seen = dataset.with_suffix(".seen")
 
     def look(progress: Any) -> None:
         whole, left = ray.cluster_resources(), ray.available_resources()
-        taken.append(whole["memory"] - left.get("memory", 0))
+        if whole["memory"] - left.get("memory", 0) >= expected_memory(0, 0):
+            seen.touch()
 
-    report = on_ray(raw, dataset, progress=look)
-    assert max(taken) >= expected_memory(0, 0)
-    return report
+    return with_actors(raw, dataset, {held: str(seen)}, progress=look)
 
 
-def with_kills(raw: Path, dataset: Path) -> JobReport:
-    """Three workers die, in turn ours and Ray's."""
+def with_kills(raw: Path, dataset: Path, held: str) -> JobReport:
+    """Three workers die, in turn ours and Ray's; the job cannot be over before."""
     killed: list[int] = []
+    enough = dataset.with_suffix(".enough")
 
     def kill_one(progress: Any) -> None:
         word = ("worker.main", "ray::unit_on_ray")[len(killed) % 2]
         alive = named(os.getpid(), word)
         if len(killed) < 3 and alive:
-            killed.append(alive[0])
-            os.kill(alive[0], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(alive[0], signal.SIGKILL)
+                killed.append(alive[0])
+        if len(killed) == 3:
+            enough.touch()
 
-    report = on_ray(raw, dataset, progress=kill_one)
-    assert killed
-    return report
+    return with_actors(raw, dataset, {held: str(enough)}, progress=kill_one)
 
 
 def with_poison(raw: Path, dataset: Path, acts: dict[str, str]) -> JobReport:
     """Some chains crash or hang whoever takes them in hand."""
-    from evofeed_test_poison import Poison  # type: ignore[import-not-found]
+    return with_actors(raw, dataset, acts, deadline=4.0, max_broken=0.5)
 
-    def poisoned(uri: str, **places: Any) -> list[Any]:
+
+def with_actors(raw: Path, dataset: Path, acts: dict[str, str], **changes: Any) -> JobReport:
+    """A job in which some chains do as they are told."""
+    from evofeed_test_actor import Actor  # type: ignore[import-not-found]
+
+    def actors(uri: str, **places: Any) -> list[Any]:
         return [
-            Poison(**{**_fields(s), "act": acts[s.chain_id]}) if s.chain_id in acts else s
-            for s in discover(uri, **places)
+            Actor(**_fields(source), act=acts.get(source.chain_id, ""))
+            for source in discover(uri, **places)
         ]
-
-    honest_plan, honest_changed = driver.make_plan, driver._Driver._changed
 
     def planning(function: Any) -> Any:
         def harmlessly(*args: Any) -> Any:
-            os.environ["PLANNING"] = "1"
-            made = function(*args)
-            del os.environ["PLANNING"]
-            return made
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PLANNING", "1")
+                return function(*args)
 
         return harmlessly
 
-    driver.discover, driver.make_plan = poisoned, planning(honest_plan)  # type: ignore[assignment]
-    driver._Driver._changed = planning(honest_changed)  # type: ignore[method-assign]
-    return on_ray(raw, dataset, deadline=4.0, max_broken=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "discover", actors)
+        patch.setattr(driver, "make_plan", planning(driver.make_plan))
+        patch.setattr(driver._Driver, "_changed", planning(driver._Driver._changed))
+        return on_ray(raw, dataset, **changes)
 
 
 def test_a_driver_killed_under_ray_is_taken_up_by_the_next(
     raw: Path, tmp_path: Path, honest: tuple[str, Any], ray_folders: Path
 ) -> None:
     def act() -> JobReport:
-        pid = start_driver(raw, tmp_path, lambda: None, executor="ray")
+        def hold() -> None:  # at its first outcome, with Ray at work
+            hold_still(tmp_path / "mark", Ledger, "finish")
+
+        pid = start_driver(raw, tmp_path, hold, executor="ray")
         wait_until(lambda: list(tmp_path.glob("shards/*.arrow")))
         assert not is_empty(ray_folders)
         os.kill(pid, signal.SIGKILL)
         assert wait_for(pid) == -signal.SIGKILL
-        wait_for_silence(20)
-        wait_until(lambda: is_empty(ray_folders), 20)  # by the guardian
+        wait_for_silence()
+        wait_until(lambda: is_empty(ray_folders))  # by the guardian
         return run(raw, tmp_path)  # without Ray: the ledger does not mind
 
     assert on_stage(act).snapshot == honest[0]

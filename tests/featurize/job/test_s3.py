@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[3]
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.featurize.job.stage import run
+from tests.featurize.job.stage import hold_still, run
+from evofeed.featurize.job import driver
+if sys.argv[3:]:
+    hold_still(Path(sys.argv[3]), driver, "publish")
 report = run(Path(sys.argv[1]), sys.argv[2], workers=1)
 print(report.state, report.snapshot, report.resumed, report.num_shards)
 """
@@ -37,26 +40,29 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield made.uri
 
 
-def start(raw: Path, uri: str) -> subprocess.Popen[str]:
-    """A driver in an interpreter of its own: the S3 client does not survive a fork."""
-    command = [sys.executable, "-c", DRIVER, str(raw), uri]
+def start(raw: Path, uri: str, *mark: Path) -> subprocess.Popen[str]:
+    """A driver in an interpreter of its own: the S3 client does not survive a fork.
+
+    With a mark it publishes only once that is there.
+    """
+    command = [sys.executable, "-c", DRIVER, str(raw), uri, *map(str, mark)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
 
 
 def finish(driver: subprocess.Popen[str]) -> list[str]:
-    said, _ = driver.communicate(timeout=120)
+    said, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0
     return said.split()
 
 
 @pytest.mark.slow
 def test_a_job_on_s3_killed_and_run_again_publishes_the_same_snapshot(
-    raw: Path, bucket: str, honest: tuple[str, Any]
+    raw: Path, bucket: str, honest: tuple[str, Any], tmp_path: Path
 ) -> None:
     uri = f"{bucket}/data"
     storage = open_storage(uri)
-    driver = start(raw, uri)
+    driver = start(raw, uri, tmp_path / "never")
     while not list(storage.files("shards/")):
         time.sleep(0.02)
         assert driver.poll() is None
