@@ -156,7 +156,7 @@ def test_who_has_gone_on_to_another_chain_is_not_late_however_long_nobody_listen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed: list[Worker] = []
-    monkeypatch.setattr(Worker, "kill", killed.append)
+    monkeypatch.setattr(Worker, "kill", lambda worker: killed.append(worker))
     worker = Worker.__new__(Worker)
     worker.connection, theirs = Pipe()
     worker.chain_id, worker._since = "1abc_A", -1e9
