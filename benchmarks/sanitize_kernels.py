@@ -6,12 +6,16 @@ memcheck finds accesses outside a tensor (PyTorch's caching allocator is switche
 so that every tensor is an allocation of its own), racecheck hazards in shared memory
 (plain products run in float32 there: it does not survive cuBLAS's kernels for bfloat16).
 The script runs itself under both tools, one process for each group of cases, several at a
-time. A case that a tool does not survive is noted, and the group goes on after it.
+time. A case that a tool does not survive is noted, and the group goes on after it. The result
+names the kernels that no case launched. Without a GPU:
+
+    TRITON_INTERPRET=1 PYTHONPATH=src python benchmarks/sanitize_kernels.py --work "float32 ops"
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import json
 import os
@@ -21,29 +25,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from sanitize_cases import GROUPS, MULTIPROCESSORS, cases_of
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck")
-KINDS = ("bfloat16", "float32")
-GROUPS = (
-    *(f"{kind} {part}" for part in ("blocks", "modules", "ops") for kind in KINDS),
-    "optimizers",
-)
 OURS = ("--kernel-name", "kns=_kernel", "--kernel-name-exclude", "kns=gemm")
 PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm")}
 REPORT = r"========= ((?:Invalid|Out|Error|Warning|Race)[^\n]*)"
 VALUES = r"Current Value : (\S+, Incoming Value : \S+)"
 FAILED = r"(?:Internal Sanitizer Error|CUDA error): [^\n]*"
-S, R = 5, 37  # odd, and more than one tile of 32
-C_M, C_Z = 32, 64
 
 
 class FloatProducts(TorchDispatchMode):
@@ -61,146 +59,60 @@ class FloatProducts(TorchDispatchMode):
         return result.to(args[0].dtype) if out is None else out.copy_(result)
 
 
-Case = tuple[str, Callable[[], Any]]
+def entries() -> set[str]:
+    """Every kernel of the tree, `module.function`: what is launched, not what it calls."""
+    found = set()
+    for path in (HERE.parent / "kernels").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.name.endswith("_kernel")
+                and any(ast.unparse(d) in ("triton.jit", "gluon.jit") for d in node.decorator_list)
+            ):
+                found.add(f"kernels.{path.stem}.{node.name}")
+    for node in ast.walk(ast.parse((HERE.parent / "loader/fused/run.py").read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
+            found.add(f"loader.fused.{ast.unparse(node.args[0])}")
+    return found
 
 
-def both(*outs: Tensor) -> None:
-    """Forward has run; this is the backward pass."""
-    torch.autograd.backward(outs, [torch.randn_like(o) for o in outs])
+def tell_launches() -> None:
+    """Prints a line at the first launch of every kernel."""
+    import triton
+    from triton.runtime.interpreter import InterpretedFunction
 
+    told = set()
+    for kind in (triton.runtime.JITFunction, InterpretedFunction):
 
-class Inputs:
-    """Random tensors of one type on one device."""
+        def run(self: Any, *arguments: Any, before: Any = kind.run, **options: Any) -> Any:
+            name = f"{self.fn.__module__.removeprefix('evofeed.')}.{self.fn.__name__}"
+            if name not in told:
+                told.add(name)
+                print("launch", name, flush=True)
+            return before(self, *arguments, **options)
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-
-    def rand(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype).requires_grad_()
-
-    def mask(self, *shape: int) -> Tensor:
-        return (torch.rand(shape, device=self.device) > 0.2).to(self.dtype)
-
-
-def ops(given: Inputs) -> Iterator[Case]:
-    """Ops that stand for themselves."""
-    from evofeed.kernels import layer_norm, masked_softmax
-    from evofeed.kernels.attention import biased_attention
-
-    rand, mask = given.rand, given.mask
-    for C in (20, 128, 1000):
-        yield f"layer norm C={C}", lambda C=C: both(layer_norm(rand(S, R, C), rand(C), rand(C)))
-    for K in (R, 50):  # three tiles, one tile
-        yield (
-            f"softmax K={K}",
-            lambda K=K: both(masked_softmax(rand(1, S, 2, R, K), mask(1, S, K), rand(1, 2, R, K))),
-        )
-    for D, biased in ((8, True), (32, True), (32, False), (64, True)):
-
-        def attention(D: int = D, biased: bool = biased) -> None:
-            bias = rand(1, 2, R, R) if biased else None
-            both(biased_attention(*(rand(1, S, R, 2, D) for _ in "qkv"), bias, mask(1, S, R)))
-
-        yield f"attention D={D} bias={biased}", attention
-
-
-def modules(given: Inputs) -> Iterator[Case]:
-    """What a block is made of, each module alone."""
-    from evofeed.kernels import to_fused
-    from evofeed.trainer.model import msa_attention, triangle
-    from evofeed.trainer.model.outer_product_mean import OuterProductMean
-    from evofeed.trainer.model.transition import MSATransition, PairTransition
-
-    def m() -> Tensor:
-        return given.rand(1, S, R, C_M)
-
-    def z() -> Tensor:
-        return given.rand(1, R, R, C_Z)
-
-    def of_msa() -> Tensor:
-        return given.mask(1, S, R)
-
-    def of_pairs() -> Tensor:
-        return given.mask(1, R, R)
-
-    found: list[tuple[nn.Module, list[Callable[[], Tensor]]]] = [
-        (triangle.TriangleMultiplicationOutgoing(C_Z, 32), [z, of_pairs]),
-        (triangle.TriangleMultiplicationIncoming(C_Z, 32), [z, of_pairs]),
-        (triangle.TriangleAttentionStartingNode(C_Z, 16, 4), [z, of_pairs]),
-        (triangle.TriangleAttentionEndingNode(C_Z, 16, 4), [z, of_pairs]),
-        (msa_attention.MSARowAttentionWithPairBias(C_M, C_Z, 8, 4), [m, z, of_msa]),
-        (msa_attention.MSAColumnAttention(C_M, 8, 4), [m, of_msa]),
-        (msa_attention.MSAColumnGlobalAttention(C_M, 8, 4), [m, of_msa]),
-        (MSATransition(C_M, 2), [m, of_msa]),
-        (PairTransition(C_Z, 2), [z, of_pairs]),
-        (OuterProductMean(C_M, C_Z, 16), [m, of_msa]),
-    ]
-    for plain, makers in found:
-        name = type(plain).__name__
-        module = to_fused(plain.to(given.device, given.dtype))
-        yield (
-            name,
-            lambda module=module, makers=makers: both(module(*(make() for make in makers))),
-        )
-
-
-def blocks(given: Inputs) -> Iterator[Case]:
-    """Whole blocks, with what their ops hand through to each other."""
-    from evofeed.kernels import to_fused
-    from evofeed.trainer.model.evoformer import EvoformerBlock
-    from evofeed.trainer.model.extra_msa import ExtraMSABlock
-
-    sizes = {
-        "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 32,
-        "c_hidden_pair_att": 16, "no_heads_msa": 4, "no_heads_pair": 4, "transition_n": 2,
-        "msa_dropout": 0.15, "pair_dropout": 0.25,
-    }  # fmt: skip
-    rand, mask = given.rand, given.mask
-    for block in (EvoformerBlock, ExtraMSABlock):
-        module: nn.Module = to_fused(block(**sizes)).to(given.device, given.dtype)
-        yield (
-            block.__name__,
-            lambda module=module: both(
-                *module(rand(1, S, R, C_M), rand(1, R, R, C_Z), mask(1, S, R), mask(1, R, R))
-            ),
-        )
-
-
-def optimizers(device: str) -> Iterator[Case]:
-    from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
-    from evofeed.kernels.layerwise import Span
-
-    for size in (5, 16, 5000):
-        a, b, c, d, e = (torch.rand(size, device=device) for _ in range(5))
-        low = torch.zeros(size, device=device, dtype=torch.bfloat16)
-        yield f"Adam {size}", FusedAdamEMA(a, b, c, d, e, low, max_norm=0.1).step
-        spans = [Span(0, 3, False), Span(3, size - 3, True)]
-        yield f"LAMB {size}", FusedLAMB(a, b, c, d, e, low, spans=spans).step
-        yield f"LARS {size}", FusedLARS(a, b, c, d, low, spans=spans).step
+        kind.run = run
 
 
 def work(device: str, group: str, first: int, float_products: bool) -> None:
     """The cases of one group, in order, from the `first` on."""
+    from evofeed.kernels import backend
     from evofeed.kernels.choices import override
 
+    tell_launches()
     override("small_norm", 0)
+    backend._sm_counts[0] = MULTIPROCESSORS
     torch.manual_seed(0)
-    kind, _, part = group.partition(" ")
-    if part:
-        found = {"ops": ops, "modules": modules, "blocks": blocks}[part](
-            Inputs(device, getattr(torch, kind))
-        )
-    else:
-        found = optimizers(device)
-    for number, (case, call) in enumerate(found):
-        if number < first:
-            continue
-        print("begin", case, flush=True)
-        with FloatProducts() if float_products else nullcontext():
-            call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        print("ran", case, flush=True)
+    with backend.interpreted() if device == "cpu" else nullcontext():
+        for number, (case, call) in enumerate(cases_of(group, device)):
+            if number < first:
+                continue
+            print("begin", case, flush=True)
+            with FloatProducts() if float_products else nullcontext():
+                call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            print("ran", case, flush=True)
     print("all cases ran", flush=True)
 
 
@@ -208,7 +120,8 @@ def once(
     tool: str, group: str, first: int, deadline: float, log: Path, options: tuple[str, ...]
 ) -> tuple[int | None, str]:
     """Runs a group from one case on under one tool; exit code (None: cut off) and its output."""
-    command = ["compute-sanitizer", "--tool", tool, *OURS, "--show-backtrace", "no"]
+    of_ours = OURS if group != "loader" else OURS[2:]  # its kernels have names of all kinds
+    command = ["compute-sanitizer", "--tool", tool, *of_ours, "--show-backtrace", "no"]
     command += ["--print-limit", "20", *options]
     command += [sys.executable, str(Path(__file__).resolve())]
     command += ["--work", group, "--first", str(first)]
@@ -234,9 +147,11 @@ def once(
 def checked(tool: str, group: str, deadline: float, folder: Path, *options: str) -> dict[str, Any]:
     """Runs one group of cases under one tool and reads its verdict, case by case."""
     start, cases, first = time.time(), {}, 0
+    launched: set[str] = set()
     while True:
         log = folder / f"{'_'.join([tool, *group.split(), str(first), *options[1:]])}.log"
         code, text = once(tool, group, first, deadline, log, options)
+        launched |= set(re.findall(r"^launch (.*)$", text, flags=re.MULTILINE))
         parts = re.split(r"^begin (.*)\n", text, flags=re.MULTILINE)[1:]
         for name, part in zip(parts[::2], parts[1::2], strict=True):
             reports = re.findall(REPORT, part)
@@ -253,7 +168,7 @@ def checked(tool: str, group: str, deadline: float, folder: Path, *options: str)
             break
     return {
         "tool": tool, "group": group, "seconds": round(time.time() - start, 1), "exit": code,
-        "finished": "all cases ran" in text, "cases": cases,
+        "finished": "all cases ran" in text, "cases": cases, "launched": sorted(launched),
     }  # fmt: skip
 
 
@@ -286,7 +201,14 @@ def main() -> None:
     def run(tool: str, group: str, *options: str) -> None:
         row = checked(tool, group, deadline, folder, *options)
         runs.append(row)
-        args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n")
+        missed = {
+            tool: sorted(
+                entries() - {name for r in runs if r["tool"] == tool for name in r["launched"]}
+            )
+            for tool in args.tools
+        }
+        result = {"environment": environment, "never_launched": missed, "runs": runs}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
         wrong = {name: found for name, found in row["cases"].items() if found != "clean"}
         end = "" if row["finished"] else ", not finished"
         print(tool, group, *options, f"{len(row['cases'])} cases, {row['seconds']} s{end}", end=" ")
@@ -299,6 +221,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.workers) as pool:
         pairs = itertools.product(GROUPS, args.tools)
         list(pool.map(lambda pair: run(pair[1], pair[0]), pairs))
+    print("never launched:", json.loads(args.out.read_text())["never_launched"])
 
 
 if __name__ == "__main__":
