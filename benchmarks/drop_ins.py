@@ -1,6 +1,7 @@
 """The drop-ins beside PyTorch's own modules, and OpenFold's own block before and after `to_fused`.
 
     PYTHONPATH=src python benchmarks/drop_ins.py --openfold CHECKOUT --out benchmarks/results/drop_ins_h200.json
+    PYTHONPATH=src python benchmarks/drop_ins.py --merge NEW.json --out benchmarks/results/drop_ins_h200.json
     PYTHONPATH=src python benchmarks/drop_ins.py --table benchmarks/results/drop_ins_h200.json
 
 The modules' shapes are those High-Flyer published for hfai.nn: an LSTM of 985, two
@@ -16,6 +17,7 @@ import argparse
 import copy
 import json
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from typing import Any
 
 import torch
 from gpu_times import Row, environment, gpu_times, graphed, peak_mb, wall_us
-from kernel_table import load, save
+from kernel_table import load, merge, save
 from torch import Tensor, nn
 
 from evofeed.kernels import SwapReport, to_fused
@@ -241,12 +243,14 @@ def run(sections: dict[str, Iterator[Row]], out: Path) -> None:
     info = {} if TINY else environment("drop_ins.py", "5 to 10 calls, median and quartiles")
     kept = load(out)
     for section, rows in sections.items():
-        found: list[Row] = []
+        start, found = time.time(), list[Row]()
         kept[section] = {"environment": info, "rows": found}
         for row in rows:
             found.append(row)
             save(out, kept)
             print(section, json.dumps(row), flush=True)
+        kept[section]["seconds"] = round(time.time() - start, 1)
+        save(out, kept)
 
 
 def table(path: Path) -> str:
@@ -298,8 +302,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("drop_ins.json"))
     parser.add_argument("--openfold", type=Path, help="a checkout, for its own block")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--merge", type=Path, nargs="+", help="put their sections into --out")
     parser.add_argument("--table", type=Path, help="print a result file as a table and stop")
     args = parser.parse_args()
+    if args.merge:
+        print("merged:", *merge(args.out, args.merge))
+        return
     if args.table:
         print(table(args.table))
         return

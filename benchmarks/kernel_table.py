@@ -32,6 +32,21 @@ def save(path: Path, sections: dict[str, Any]) -> None:
     path.write_text(json.dumps({"sections": sections}, indent=1) + "\n")
 
 
+def merge(into: Path, others: list[Path]) -> list[str]:
+    """Puts the sections that `others` finished into a result file; its other sections stay.
+
+    Returns their names.
+    """
+    sections, taken = load(into), []
+    for path in others:
+        for name, section in load(path).items():
+            if "seconds" in section:  # written when a section ends
+                sections[name] = section
+                taken.append(name)
+    save(into, sections)
+    return taken
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, dict) and "us" in value:
         return f"{value['us']:g} ({value['q1']:g}-{value['q3']:g})"

@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/kernels.py --out benchmarks/results/kernels_h200.json
     PYTHONPATH=src python benchmarks/kernels.py --sections blocks --out ... (other sections stay)
+    PYTHONPATH=src python benchmarks/kernels.py --merge NEW.json --out ... (sections it finished)
     PYTHONPATH=src python benchmarks/kernels.py --table benchmarks/results/kernels_h200.json
 
 GPU time is the median of events around single calls that were queued ahead of
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from gpu_times import Call, Row, environment, gpu_times, graphed, peak_mb, wall_us
-from kernel_table import load, save, table
+from kernel_table import load, merge, save, table
 from torch import Tensor, nn
 
 from evofeed.kernels import layer_norm, masked_softmax, reference, to_fused
@@ -543,6 +544,7 @@ def run(sections: list[str], peers: bool, out: Path, only: str, compiled_too: bo
                 )
                 for line in row.get("kernels", [])[:28]:
                     print("   ", *line, flush=True)
+            result[section]["seconds"] = round(time.time() - start, 1)
         except Exception:  # one section must not cost the others their device time
             traceback.print_exc()
             rows.append({"case": "failed", "failed": traceback.format_exc()[-1500:]})
@@ -557,8 +559,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="blocks: only cases containing this text")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--no-compiled-blocks", action="store_true", help="a minute each")
+    parser.add_argument("--merge", type=Path, nargs="+", help="put their sections into --out")
     parser.add_argument("--table", type=Path, help="print a result file as a table and stop")
     args = parser.parse_args()
+    if args.merge:
+        print("merged:", *merge(args.out, args.merge))
+        return
     if args.table:
         print(table(args.table))
         return
