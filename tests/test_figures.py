@@ -1,53 +1,76 @@
-"""Figures in the README are those of the results they name, rounded."""
+"""Figures in the documents are those of benchmarks/results, rounded."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = " ".join((ROOT / "README.md").read_text().split())
 
 
-def result(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+def loaded() -> Any:
+    spec = importlib.util.spec_from_file_location("measured", ROOT / "benchmarks" / "measured.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def store_sentences() -> list[str]:
-    found = result("store.json")
-    ratio = {name: f"{value:.2f}" for name, value in found["ratio"].items()}
-    ms = {name: f"{times['cpu_mean'] / 1e3:.2f}" for name, times in found["crop_us"].items()}
+MEASURED = loaded()
+
+
+def text(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_the_page_of_figures_is_printed_from_the_results() -> None:
+    page = (ROOT / "docs" / "measured.md").read_text()
+    assert page == MEASURED.page() + "\n", "run: python benchmarks/measured.py > docs/measured.md"
+
+
+def test_every_row_of_the_readmes_table_is_a_row_of_that_page() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## Measured\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .*\|$", section, re.MULTILINE)[2:]  # below the head and its line
+    assert len(rows) >= 5
+    assert set(rows) <= set(MEASURED.table(MEASURED.rows()))
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Page and words: what is said in prose from a result."""
+    loader = MEASURED.result("loader_h200")["presets"]
+    tensors = [
+        loader[preset]["step_50_ms_openfold_dataloader"]["mb_per_sample"]
+        for preset in ("initial_training", "finetuning")
+    ]
+    ratio = MEASURED.result("store")["ratio"]["evofeed"]
+    curve = MEASURED.result("overfit_h200_recipe")
+    lddt = {line["step"]: line["lddt_ca"] for line in curve["metrics"]}
+    other = curve["predicted_from_other_rows"]["lddt_ca"]
+    flow = loader["initial_training"]["step_50_ms"]["mb_per_sample"]
     return [
-        f"| dataset size, {found['workload']['chains']:,} chains | {ratio['evofeed']} of the raw "
-        f"arrays ({ratio['evofeed zstd']} with zstd) | Arrow zstd {ratio['Arrow IPC zstd']}, "
-        f"lz4 {ratio['Arrow IPC lz4']} |",
-        f"| {ms['evofeed']} ms, checksum included | raw Arrow {ms['Arrow IPC raw']}, MosaicML MDS "
-        f"{ms['MosaicML MDS']}, Arrow zstd {ms['Arrow IPC zstd']}, Lance {ms['Lance']} ms |",
+        ("README.md", f"{tensors[0]:.0f} to {tensors[1]:.0f} MB of padded tensors a sample"),
+        ("README.md", f"{ratio:.2f} of their size"),
+        ("README.md", f"{flow:.1f} MB a sample"),
+        (
+            "docs/training.md",
+            f"{curve['residues']} residues reached lDDT-Ca {lddt[375]:.2f} after 375 and "
+            f"{lddt[425]:.2f} after 425 of the {curve['config']['steps']} steps",
+        ),
+        ("docs/training.md", f"from other rows of the same alignment it reaches {other:.2f}"),
     ]
 
 
-def featurize_sentences() -> list[str]:
-    found = result("featurize.json")
-    # One small file pays a fixed cost; it is told apart.
-    large = [each for each in found["alignments"].values() if each["characters"] > 100_000]
-    small = [each for each in found["alignments"].values() if each["characters"] < 10_000]
-    ours = sorted(each["ours_ns_per_character"] for each in large)
-    fixed = sorted(each["ours_ns_per_character"] for each in small)
-    theirs = sorted(
-        each["openfold_parse_only_ns_per_character"] for each in found["alignments"].values()
-    )
-    every = found["structures"].values()
-    times = sorted(each["times_biopython"] for each in every if "times_biopython" in each)
-    return [
-        f"| {ours[0]:.0f}-{ours[-1]:.0f} ns a character; {fixed[0]:.0f}-{fixed[-1]:.0f} for a file "
-        f"of 20 sequences | OpenFold's parser alone {theirs[0]:.0f}-{theirs[-1]:.0f}, same run |",
-        f"| {times[0]:.0f}x to {times[-1]:.0f}x Biopython's parser | same run |",
-    ]
+@pytest.mark.parametrize(("page", "words"), sentences())
+def test_a_figure_in_prose_is_the_results(page: str, words: str) -> None:
+    assert words in text(page)
 
 
-@pytest.mark.parametrize("sentence", [*store_sentences(), *featurize_sentences()])
-def test_a_figure_in_the_readme_is_the_results(sentence: str) -> None:
-    assert sentence in README
+def test_every_result_is_described() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    names = [path.name for path in (ROOT / "benchmarks" / "results").iterdir()]
+    missing = [name for name in names if f"results/{name})" not in page]
+    assert all(name.startswith("trainer_h200.") for name in missing), missing  # named together
