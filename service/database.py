@@ -124,7 +124,7 @@ def _prepare_sqlite(engine: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         for pragma in (
             "journal_mode=WAL",
-            "busy_timeout=5000",
+            "busy_timeout=30000",
             "foreign_keys=ON",
             "synchronous=NORMAL",
         ):

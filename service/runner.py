@@ -6,6 +6,7 @@ database, and reports back there; nothing a client sent is on a command line.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -13,6 +14,8 @@ import sys
 import threading
 import traceback
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from evofeed.errors import EvofeedError
 from evofeed.featurize.job import JobProgress, JobReport, run_job
@@ -121,8 +124,9 @@ class _Pulse:
 
     def _beat(self) -> None:
         while not self._done.wait(_BEAT_SECONDS / 4):
-            if self._queue.heartbeat(self._job_id, self._latest):
-                self.stop_for(jobs.CANCELLED)
+            with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
+                if self._queue.heartbeat(self._job_id, self._latest):
+                    self.stop_for(jobs.CANCELLED)
             if os.getppid() != self._parent:  # our service died: the next one takes over
                 self.stop_for(jobs.QUEUED)
 

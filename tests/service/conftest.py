@@ -76,7 +76,7 @@ class Served:
     def __init__(self, folder: Path, url: str, first: str, second: str) -> None:
         self.folder, self.url, self.first, self.second = folder, url, first, second
         self.base = f"{url}/v1/datasets/demo"
-        self.client = httpx.Client(base_url=url, timeout=60)
+        self.client = httpx.Client(base_url=url, timeout=300)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.client.get(f"{self.base}{path}", **options)
@@ -119,7 +119,7 @@ class Start:
             defaults["database_url"] = SecretStr(self._new_url())
         self.settings.append(ServiceSettings(**(defaults | changes)))
         url = self._stack.enter_context(serving(self.settings[-1]))
-        return self._stack.enter_context(httpx.Client(base_url=url, timeout=60))
+        return self._stack.enter_context(httpx.Client(base_url=url, timeout=300))
 
     def database(self) -> Database:
         """The database of the service started last."""
@@ -185,7 +185,7 @@ class PostgresServer:
         data, log = self._folder / "data", self._folder / "log"
         self._run("initdb", "-D", data, "-A", "trust", "-U", "evofeed", "--no-sync")
         options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=50"
-        self._run("pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start")
+        self._run("pg_ctl", "-D", data, "-l", log, "-w", "-t", 240, "-o", options, "start")
 
     def stop(self) -> None:
         if (self._folder / "data" / "postmaster.pid").exists():
@@ -213,7 +213,7 @@ class PostgresServer:
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(self._binaries / program), *map(str, arguments)]
         done = subprocess.run(
-            command, user=self._user, cwd=self._folder, capture_output=True, text=True, timeout=60
+            command, user=self._user, cwd=self._folder, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -222,7 +222,7 @@ class PostgresServer:
 def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
     """A client that carries a token."""
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=300) as client:
         yield client
 
 

@@ -37,7 +37,7 @@ def test_a_page_looks_as_it_should(served, chromium: str, tmp_path: Path, path: 
          f"--user-data-dir={tmp_path / 'profile'}", "--force-prefers-reduced-motion",
          "--enable-logging=stderr", "--window-size=1200,900", f"--screenshot={picture}",
          f"{served.url}{path}"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Refused to" not in done.stderr and "Content Security Policy" not in done.stderr

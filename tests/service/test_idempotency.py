@@ -49,7 +49,7 @@ def test_of_many_at_once_one_is_done(start_any: Start, tmp_path) -> None:
     statuses: list[int] = []
 
     def post() -> None:
-        with httpx.Client(base_url=client.base_url, timeout=30) as mine:
+        with httpx.Client(base_url=client.base_url, timeout=300) as mine:
             new = {"name": "a", "uri": str(tmp_path)}
             answer = mine.post("/v1/datasets", json=new, headers={"Idempotency-Key": "k"})
             statuses.append(answer.status_code)

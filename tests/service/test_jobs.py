@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from conftest_service import Start
 from pydantic import SecretStr
+from sqlalchemy.exc import OperationalError
 
 from evofeed.featurize.synth import write_synthetic
-from evofeed.service import ServiceSettings, serving
+from evofeed.service import ServiceSettings, jobs, scheduler, serving
 from evofeed.service.database import Database
 from evofeed.service.jobs import JobQueue
+from evofeed.service.runner import _Pulse
 from evofeed.service.tables import JobRow
 from evofeed.store import Dataset
 
@@ -48,8 +53,8 @@ def descendants() -> set[int]:
 
 
 def all_end(pids: set[int]) -> bool:
-    """True once none of these runs any more; False after 40 seconds."""
-    end = time.monotonic() + 40
+    """True once none of these runs any more; False after four minutes."""
+    end = time.monotonic() + 240
     while any(running(pid) for pid in pids):
         if time.monotonic() > end:
             return False
@@ -71,8 +76,15 @@ def submit(client: httpx.Client, raw: Path, **changes: Any) -> str:
     return str(answer.json()["id"])
 
 
+def wait_until(claim: Callable[[], Any]) -> None:
+    end = time.monotonic() + 240
+    while not claim():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
 def wait(client: httpx.Client, job_id: str, states: set[str] = ENDED) -> dict[str, Any]:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while (job := client.get(f"/v1/jobs/{job_id}").json())["state"] not in states:
         assert time.monotonic() < end, job
         time.sleep(0.1)
@@ -84,7 +96,7 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw
     client = start_any(datasets={"out": str(tmp_path / "out")})
     job_id = submit(client, raw, preset="openfold", crop={"max_msa_rows": 16})
     events: list[tuple[str, dict[str, Any]]] = []
-    with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=90) as stream:
+    with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=300) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         kind = ""
         for line in stream.iter_lines():
@@ -111,10 +123,11 @@ def test_a_job_publishes_a_snapshot_and_tells_its_progress(start_any: Start, raw
 @pytest.mark.cluster
 def test_a_job_runs_on_ray_and_leaves_no_process(start: Start, raw, tmp_path) -> None:
     client = start(datasets={"out": str(tmp_path / "out")})
+    before = descendants()
     job_id = submit(client, raw, executor="ray")
     seen: set[int] = set()
     while client.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
-        seen |= descendants()
+        seen |= descendants() - before
         time.sleep(0.2)
     job = wait(client, job_id)
     assert (job["state"], job["result"]["num_good"]) == ("succeeded", 6), job
@@ -141,10 +154,23 @@ def test_broken_chains_are_dead_letters_and_get_another_chance(start: Start, tmp
     assert (job["state"], job["result"]["num_good"]) == ("succeeded", 4), job
 
 
+@pytest.fixture
+def held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Jobs that were started do nothing until this file is there."""
+    mark, python = tmp_path / "mark", tmp_path / "python"
+    wait_first = f'until [ -e "{mark}" ]; do sleep 0.05; done; exec {sys.executable} "$@"'
+    python.write_text(f"#!/bin/sh\n{wait_first}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr(jobs, "LOST_SECONDS", 1e9)
+    return mark
+
+
 @pytest.mark.slow
 def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
-    start: Start, raw, tmp_path
+    start: Start, raw, tmp_path, held_back: Path
 ) -> None:
+    before = descendants()
     client = start(datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")})
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
@@ -153,8 +179,10 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     in_use = client.delete("/v1/datasets/out")
     assert (in_use.status_code, in_use.json()["code"]) == (409, "dataset_in_use")
     assert client.post(f"/v1/jobs/{running}/retry").status_code == 409
-    children = descendants()
+    wait_until(lambda: descendants() - before)
+    children = descendants() - before
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
+    held_back.touch()
     assert wait(client, running)["state"] in ("cancelled", "succeeded")
     assert children and all_end(children)
     listed = client.get("/v1/jobs").json()["jobs"]
@@ -249,3 +277,18 @@ def test_a_job_whose_process_fell_silent_is_queued_again(tmp_path) -> None:
     assert queue.claim(1) == job.id
     assert queue.get(job.id)[0].attempts == 2
     database.close()
+
+
+def test_a_heart_beats_on_after_the_database_was_busy() -> None:
+    class Busy:
+        beats = 0
+
+        def heartbeat(self, job_id: str, progress: object) -> bool:
+            self.beats += 1
+            if self.beats == 1:
+                raise OperationalError("UPDATE jobs", {}, Exception("database is locked"))
+            return True  # it is asked to stop
+
+    pulse = _Pulse(Busy(), "job")  # type: ignore[arg-type]
+    with pulse:
+        wait_until(lambda: pulse.stop_state == jobs.CANCELLED)

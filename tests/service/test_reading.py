@@ -113,10 +113,12 @@ def test_health_ready_config_and_openapi_answer_without_a_network(served) -> Non
 
 
 def test_a_service_stops_with_its_block_and_leaves_nothing_behind(folder) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with serving({"demo": folder[0]}) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:  # told to end, if it has not yet
+        thread.join(240)
+        assert not thread.is_alive(), thread.name
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz")
 

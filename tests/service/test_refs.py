@@ -127,7 +127,7 @@ def test_of_many_racing_moves_one_wins(moving) -> None:
     statuses: list[int] = []
 
     def move(number: int) -> None:
-        with httpx.Client(base_url=client.base_url, timeout=30) as mine:
+        with httpx.Client(base_url=client.base_url, timeout=300) as mine:
             url = "/v1/datasets/demo/refs/raced"
             target = {"digest": (first, second)[number % 2]}
             answer = mine.put(url, json=target, headers={"If-None-Match": "*"})
