@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="cut off after so many")
     parser.add_argument("--workers", type=int, default=7)
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--resume", action="store_true", help="keep groups that --out finished")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.work:
@@ -196,18 +197,20 @@ def main() -> None:
         "tool": version.stdout.strip().splitlines()[-1],
     }  # fmt: skip
     runs: list[dict[str, Any]] = []
+    if args.resume and args.out.exists():
+        runs = [run for run in json.loads(args.out.read_text())["runs"] if run["finished"]]
+    done = {(run["group"], run["tool"]) for run in runs}
     folder, deadline = args.out.parent, time.time() + args.seconds
+
+    def missed() -> dict[str, list[str]]:
+        seen = {tool: {name for r in runs if r["tool"] == tool for name in r["launched"]}
+                for tool in args.tools}  # fmt: skip
+        return {tool: sorted(entries() - names) for tool, names in seen.items()}
 
     def run(tool: str, group: str, *options: str) -> None:
         row = checked(tool, group, deadline, folder, *options)
         runs.append(row)
-        missed = {
-            tool: sorted(
-                entries() - {name for r in runs if r["tool"] == tool for name in r["launched"]}
-            )
-            for tool in args.tools
-        }
-        result = {"environment": environment, "never_launched": missed, "runs": runs}
+        result = {"environment": environment, "never_launched": missed(), "runs": runs}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         wrong = {name: found for name, found in row["cases"].items() if found != "clean"}
         end = "" if row["finished"] else ", not finished"
@@ -219,9 +222,10 @@ def main() -> None:
             run(tool, group, "--racecheck-report", "hazard")
 
     with ThreadPoolExecutor(args.workers) as pool:
-        pairs = itertools.product(GROUPS, args.tools)
+        pairs = [pair for pair in itertools.product(GROUPS, args.tools) if pair not in done]
         list(pool.map(lambda pair: run(pair[1], pair[0]), pairs))
-    print("never launched:", json.loads(args.out.read_text())["never_launched"])
+    for tool, names in missed().items():
+        print(f"{tool} never launched:", ", ".join(names) or "none")
 
 
 if __name__ == "__main__":
