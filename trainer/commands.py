@@ -63,15 +63,22 @@ def train(
     from evofeed.trainer.run.config import load_config
     from evofeed.trainer.run.train import train as run_training
 
-    settings = load_config(config)
-    if share:
-        settings = settings.replace(shares=tuple(share))
-    if chain:
-        settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
+    if plot is not None:
+        raise typer.BadParameter("--plot draws the run of --report; give that too")
     if not dataset or out is None:
         raise typer.BadParameter("training needs --dataset and --out")
+    settings = load_config(config)
+    if steps:
+        settings = settings.replace(steps=steps)
+    if share:
+        try:
+            settings = settings.replace(shares=tuple(share))
+        except ValueError as error:
+            raise typer.BadParameter(f"--share: {error}") from error
+    if chain:
+        settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
     result = run_training(
-        settings.replace(steps=steps) if steps else settings,
+        settings,
         dataset,
         out=out,
         resume=resume,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class OperatorSampler:
 
     def _begin(self) -> None:
         activity = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
-        self._profile = profile(activities=[activity], acc_events=True)  # else it warns
+        self._profile = profile(activities=[activity])
         with _quiet():
             self._profile.start()
         if self._cuda:
@@ -183,7 +184,9 @@ def _quiet() -> Iterator[None]:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
-        yield
+        with warnings.catch_warnings():  # some versions warn that events do not accumulate
+            warnings.simplefilter("ignore")
+            yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)

@@ -200,6 +200,7 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time to the first batch", _seconds(figures["first_batch_seconds"])),
         ("wait at an epoch start", _seconds(max(starts)) + " at most" if starts else "one epoch"),
         ("iterations", f"{figures['iterations']}, {len(figures['skipped_steps'])} skipped"),
+        *_early_end(report["run"]),
         ("total", _seconds(figures["total_seconds"])),
         ("samples per second", f"{speed['samples_per_second']:.3g}"),
         ("model FLOP/s", f"{speed['flops_per_second']:.3g}" if "mfu" in speed else "not counted"),
@@ -225,6 +226,14 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"{entry['share']:7.2%}  {_seconds(entry['seconds_per_step'])} a step"
         rows.append((f"  {group} operators", text))
     return rows
+
+
+def _early_end(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Why there are fewer iterations than asked for, if so."""
+    if not run["stopped_by"]:
+        return []
+    wanted = run["config"]["steps"]
+    return [("stopped by", f"{run['stopped_by']}, of {wanted} steps; --resume goes on")]
 
 
 def _seconds(value: float | None) -> str:

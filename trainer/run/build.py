@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from evofeed.trainer.model.config import (
     overfit,
     tiny,
 )
-from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.config import TrainConfig, replaced
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.fixed import FixedBatches
 from evofeed.trainer.run.loop import LossFunction
@@ -48,13 +47,13 @@ def set_precision(config: TrainConfig) -> None:
 def model_config(config: TrainConfig) -> ModelConfig:
     """The model configuration of a run: its preset's, with the run's own changes."""
     sizes, _ = PRESET_PARTS[config.preset]()
-    return replaced(sizes, config.model, "model.")
+    return _changed(sizes, config.model, "model.")
 
 
 def loss_config(config: TrainConfig) -> LossConfig:
     """The loss configuration of a run: its preset's, with the run's own changes."""
     _, weights = PRESET_PARTS[config.preset]()
-    return replaced(weights, config.loss, "loss.")
+    return _changed(weights, config.loss, "loss.")
 
 
 def build_plain(config: TrainConfig) -> AlphaFold:
@@ -125,7 +124,7 @@ def loader_config(config: TrainConfig, world: World) -> Any:
         )
     else:
         base = getattr(LoaderConfig, config.preset)()
-    base = replaced(base, config.loader, "loader.")
+    base = _changed(base, config.loader, "loader.")
     batch = config.accumulate * world.size * base.batch_size
     return base if base.global_batch_size else base.replace(global_batch_size=batch)
 
@@ -149,25 +148,11 @@ def build_validation(
     return None
 
 
-def replaced(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
-    """A configuration with some fields changed; a mapping changes fields of a nested one.
-
-    Raises:
-        InputError: there is no such field, or its value is refused.
-    """
-    known = {entry.name for entry in dataclasses.fields(base)}
-    values = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise InputError(f"no setting {prefix}{name}; there are {', '.join(sorted(known))}")
-        now = getattr(base, name)
-        nested = dataclasses.is_dataclass(now) and isinstance(value, Mapping)
-        values[name] = replaced(now, value, f"{prefix}{name}.") if nested else value
+def _changed(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
     try:
-        changed: _C = dataclasses.replace(base, **values)
+        return replaced(base, changes, prefix)
     except ValueError as error:
-        raise InputError(f"{prefix.rstrip('.')}: {error}") from error
-    return changed
+        raise InputError(str(error)) from error
 
 
 def _opened(dataset: Any) -> Any:

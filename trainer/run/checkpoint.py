@@ -126,15 +126,19 @@ def write_checkpoint(
     aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    listing = {}
-    for file, tensors in files.items():
-        path = aside / f"{file}.safetensors"
-        save_file(tensors, path)
+    try:
+        listing = {}
+        for file, tensors in files.items():
+            path = aside / f"{file}.safetensors"
+            save_file(tensors, path)
+            _sync(path)
+            listing[path.name] = {"nbytes": path.stat().st_size, "xxh3": _digest(path)}
+        path = aside / _STATE
+        path.write_text(json.dumps({"step": step, "files": listing, "state": state}, indent=1))
         _sync(path)
-        listing[path.name] = {"nbytes": path.stat().st_size, "xxh3": _digest(path)}
-    path = aside / _STATE
-    path.write_text(json.dumps({"step": step, "files": listing, "state": state}, indent=1))
-    _sync(path)
+    except Exception:
+        shutil.rmtree(aside, ignore_errors=True)  # a full disk gets its space back
+        raise
     if target.exists():  # the same step again, after a resume from an older checkpoint
         shutil.rmtree(target)
     aside.rename(target)

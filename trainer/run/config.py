@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from evofeed.errors import InputError
 from evofeed.trainer.run.optim import OptimConfig
@@ -51,7 +52,7 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """Older ones are deleted."""
     validate_every: int = 500
-    """Steps between validations, if there is a validation set."""
+    """Steps between validations, if there is a validation set, and one at the end; 0: none."""
     validate_batches: int = 16
     """Batches of the validation set that each validation looks at."""
     profile_steps: int = 3
@@ -78,14 +79,14 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
-        for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped"):
+        for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped", "validate_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.fixed_batches < 0 or min(self.shares, default=1.0) <= 0:
-            raise ValueError(
-                f"fixed_batches {self.fixed_batches} must not be negative and every share of "
-                f"{list(self.shares)} must be above 0"
-            )
+        for name in ("checkpoint_every", "validate_every", "profile_steps", "fixed_batches"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative")
+        if min(self.shares, default=1.0) <= 0:
+            raise ValueError(f"shares are {list(self.shares)}, but each must be above 0")
 
     def replace(self, **changes: Any) -> TrainConfig:
         """A copy with some fields changed."""
@@ -148,14 +149,9 @@ def from_dict(values: Mapping[str, Any], path: str | None = None) -> TrainConfig
     """
     values = dict(values)
     try:
-        start = preset(str(values.get("preset", "initial_training")))
-        if "shares" in values:
-            values["shares"] = tuple(values["shares"])
-        if "optim" in values:
-            values["optim"] = _replaced(start.optim, values["optim"], "optim.")
-        return _replaced(start, values, "")
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{error}; `evofeed train --help` shows an example", path=path) from error
+        return replaced(preset(str(values.get("preset", "initial_training"))), values)
+    except ValueError as error:
+        raise InputError(str(error), path=path) from error
 
 
 def load_config(source: str) -> TrainConfig:
@@ -193,30 +189,65 @@ def save_config(config: TrainConfig, path: Path) -> None:
     path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
 
 
-def _replaced(base: _C, values: Mapping[str, Any], prefix: str) -> _C:
-    known = {entry.name for entry in dataclasses.fields(base)}
-    unknown = sorted(set(values) - known)
+def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
+    """A configuration with some fields changed; a mapping changes fields of a nested one.
+
+    Args:
+        base: any dataclass of plain values.
+        changes: new values by field.
+        prefix: what stands before a field's name in messages.
+
+    Raises:
+        ValueError: there is no such field, or its value is refused; names it.
+    """
+    hints = get_type_hints(type(base))
+    unknown = sorted(set(changes) - set(hints))
     if unknown:
-        raise ValueError(f"no setting {prefix}{unknown[0]}; there are {', '.join(sorted(known))}")
-    checked = {
-        name: _like(getattr(base, name), value, prefix + name) for name, value in values.items()
+        raise ValueError(f"no setting {prefix}{unknown[0]}; there are {', '.join(sorted(hints))}")
+    values = {
+        name: _checked(hints[name], getattr(base, name), value, prefix + name)
+        for name, value in changes.items()
     }
-    changed: _C = dataclasses.replace(base, **checked)
+    try:
+        changed: _C = dataclasses.replace(base, **values)
+    except ValueError as error:
+        raise ValueError(f"{prefix.rstrip('.')}: {error}" if prefix else str(error)) from error
     return changed
 
 
-def _like(default: Any, value: Any, name: str) -> Any:
-    """A value of the default's type, or of its own where the default is none of these.
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+    Mapping: "names and values",
+}
 
-    YAML takes `5e-4` for text and only `5.0e-4` for a number; both are meant.
+
+def _checked(hint: Any, now: Any, value: Any, name: str) -> Any:
+    """A value of a field's declared type, so that a wrong one is told here and by name.
+
+    YAML takes `5e-4` for text and only `5.0e-4` for a number; both are meant. It has lists
+    where we have tuples.
     """
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    wanted = type(default)
-    if wanted not in kinds:
-        return value
-    if wanted is float and not isinstance(value, bool):
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    kind: Any = get_origin(wanted) or wanted
+    if hasattr(kind, "__dataclass_fields__"):
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, Mapping):
+            return replaced(kind() if now is None else now, value, f"{name}.")
+        raise ValueError(f"{name} is {value!r} and must be {_KINDS[Mapping]}")
+    if kind is float and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
-    if type(value) is not wanted:
-        raise ValueError(f"{name} is {value!r} and must be {kinds[wanted]}")
+    if kind is tuple and isinstance(value, list | tuple):
+        inner = get_args(wanted)[0]
+        return tuple(_checked(inner, None, entry, f"{name}[{i}]") for i, entry in enumerate(value))
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{name} is {value!r} and must be {_KINDS[kind]}")
     return value

@@ -33,7 +33,7 @@ from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
-from evofeed.trainer.run.runlog import RunLog
+from evofeed.trainer.run.runlog import RunLog, without_nan
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
 from evofeed.trainer.run.telemetry import (
     Names,
@@ -89,7 +89,7 @@ class Loop:
         out: folder for logs and checkpoints.
         world: who else takes part.
         log: where step lines go, on the first rank.
-        validate: called every `validate_every` steps, under averaged weights.
+        validate: called every `validate_every` steps and after the last, under averaged weights.
         watch: called before every step with its number, for the profiler.
         provenance: kept in every checkpoint: dataset digest, versions.
     """
@@ -307,7 +307,7 @@ class Loop:
         names = [name for ask in found.samples for name in ask()]
         entry = {"step": found.step, "samples": names, "mean_terms": found.terms}
         name = f"step_{found.step:08d}.rank{self.world.rank}.json"
-        (folder / name).write_text(json.dumps(entry))
+        (folder / name).write_text(json.dumps(without_nan(entry)))
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
                 f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
@@ -317,7 +317,8 @@ class Loop:
 
     def _every(self, done: int) -> None:
         config = self.config
-        if self.validate and config.validate_every and done % config.validate_every == 0:
+        due = config.validate_every and (done % config.validate_every == 0 or done == config.steps)
+        if self.validate and due:
             self.clock.part("validation")
             self._validate(done - 1)
         if config.checkpoint_every and done % config.checkpoint_every == 0:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from evofeed.errors import TrainerError
 from evofeed.trainer.run.boards import Board
 from evofeed.trainer.run.clock import StepTimes
 
@@ -67,7 +69,8 @@ class RunLog:
         for board in self._boards:
             board.close()
         if self._file:
-            self._file.close()
+            with suppress(OSError) if error else nullcontext():  # a full disk was told already
+                self._file.close()
 
     def values(self, step: int, **values: Any) -> None:
         """Something about a step: loss, terms, norm, epoch, metrics."""
@@ -85,7 +88,13 @@ class RunLog:
         }
         if self._file is None:
             raise ValueError("the log is not open: use it in a with statement")
-        self._file.write(json.dumps(_finite(line)) + "\n")
+        try:
+            self._file.write(json.dumps(without_nan(line)) + "\n")
+        except OSError as error:
+            raise TrainerError(
+                f"cannot write it ({error.strerror}); free space and go on with --resume",
+                path=str(self._folder / STEPS),
+            ) from error
         for board in self._boards:
             board.log(_scalars(line, self._samples), times.step)
 
@@ -114,10 +123,10 @@ def forget_steps(folder: Path, first: int) -> None:
     aside.rename(folder / STEPS)
 
 
-def _finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """JSON knows no nan: None stands for a number that is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

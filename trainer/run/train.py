@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import sys
 import time
@@ -36,6 +37,7 @@ from evofeed.trainer.run.stream import Loader
 
 __all__ = ["build_model", "build_plain", "loader_config", "run", "train"]
 
+_LOG = logging.getLogger(__name__)
 _WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
 
 
@@ -124,8 +126,7 @@ def run(
     facts = _facts(config, model, loader, world)
     log = None
     if world.is_first:
-        out.mkdir(parents=True, exist_ok=True)
-        save_config(config, out / "config.yaml")
+        _make(out)
         boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
         boards += [WeightsAndBiases(wandb, out, facts)] if wandb else []
         log = RunLog(
@@ -138,8 +139,11 @@ def run(
     )  # fmt: skip
     first = loop.resume() if resume else 0
     if first >= config.steps:  # nothing left to do, and nothing to report anew
+        if world.is_first:
+            _LOG.warning("%s: all %d steps are done; a larger --steps goes on", out, first)
         return loop.result
     if world.is_first:
+        save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit
         forget_steps(out, first)
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
@@ -172,13 +176,25 @@ def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
         (out / RUN).write_text(json.dumps(facts, indent=1, default=str))
 
 
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainerError(
+            f"cannot make this folder ({error.strerror}); choose another --out", path=str(out)
+        ) from error
+
+
 def _run_told(loop: Loop) -> TrainResult:
-    """Run, and say what to do about a GPU that is too small."""
+    """Run, and say what to do about a machine that is too small."""
     try:
         return loop.run()
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # on a CPU the allocator's has no type of its own
+        told = str(error).splitlines()[0]
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in told:
+            raise
         raise TrainerError(
-            f"out of GPU memory ({str(error).splitlines()[0]}); recompute activations with "
+            f"out of memory ({told}); recompute activations with "
             "`model: {activation_checkpointing: true}`, or lower loader.crop_size or batch_size"
         ) from error
 
@@ -191,7 +207,6 @@ def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) 
         "config": config.to_dict(),
         "world_size": world.size,
         "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
-        "on_gpu": gpu,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "dataset": loader.state_dict().get("snapshots"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

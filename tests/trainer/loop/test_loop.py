@@ -90,6 +90,7 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
     assert all(torch.isfinite(buffer).all() for buffer in run.optimizer.state().values())
     dumped = json.loads((tmp_path / "nonfinite" / "step_00000002.rank0.json").read_text())
     assert dumped["samples"] == ["chain2"]
+    assert dumped["mean_terms"] == {"error": None}
     assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 1, 0, 0, 1, 1]
 
 
@@ -176,9 +177,9 @@ def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path
     def note(step: int) -> None:
         kept.append(run.optimizer.param.clone())
 
-    run = loop(config(4, validate_every=4), tmp_path, validate=validate, watch=note)
+    run = loop(config(5, validate_every=4), tmp_path, validate=validate, watch=note)
     run.run()
-    assert seen == [False]
+    assert seen == [False, False]  # after the fourth step and at the end
     assert run.model.training
     assert not torch.equal(run.optimizer.param, run.optimizer.ema)
     assert (tmp_path / CHECKPOINTS).is_dir()

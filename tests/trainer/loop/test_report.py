@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from loop_standin import TinyLoader, TinyModel, squared_error
 
 import evofeed.kernels
 from evofeed.cli import main
-from evofeed.errors import InputError, TrainerError
+from evofeed.errors import CheckpointError, InputError, TrainerError
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
-from evofeed.trainer.report.run_report import make_report
+from evofeed.trainer.report.run_report import make_report, report_rows
+from evofeed.trainer.run.clock import StepTimes
 from evofeed.trainer.run.config import (
     PRESETS,
     TrainConfig,
@@ -26,7 +30,7 @@ from evofeed.trainer.run.config import (
     save_config,
 )
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.runlog import forget_steps, read_steps
+from evofeed.trainer.run.runlog import STEPS, RunLog, forget_steps, read_steps
 from evofeed.trainer.run.train import run
 
 
@@ -89,6 +93,44 @@ def test_the_report_prints_as_table_and_json_and_draws_a_picture(
     with pytest.raises(SystemExit):
         main(["train", "--report", str(folder), "--json"])
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 60
+
+
+def test_a_run_that_was_stopped_early_says_by_what_and_what_to_do(folder: Path) -> None:
+    report = make_report(folder)
+    assert "stopped by" not in dict(report_rows(report))
+    report["run"]["stopped_by"] = "SIGINT"
+    assert dict(report_rows(report))["stopped by"] == "SIGINT, of 60 steps; --resume goes on"
+
+
+def test_a_resume_that_does_not_fit_leaves_the_configuration_of_the_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(folder, out)
+    before = (out / "config.yaml").read_bytes()
+    model, another = TinyModel(), TrainConfig(steps=99, precision="fp32", kernels="torch")
+    model.second = torch.nn.Linear(16, 9)
+    with pytest.raises(CheckpointError, match="second"):
+        run(another, model, squared_error, TinyLoader(), world=World(), out=out, resume=True)
+    assert (out / "config.yaml").read_bytes() == before
+
+
+def test_out_of_memory_says_what_to_change(tmp_path: Path) -> None:
+    def greedy(outputs: Any, batch: Any) -> Any:
+        return torch.empty(1 << 60).sum(), {}
+
+    config = TrainConfig(steps=2, precision="fp32", kernels="torch")
+    with pytest.raises(TrainerError, match=r"out of memory .*activation_checkpointing"):
+        run(config, TinyModel(), greedy, TinyLoader(), world=World(), out=tmp_path)
+
+
+def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / STEPS).symlink_to("/dev/full")
+    with (
+        pytest.raises(TrainerError, match=r"steps\.jsonl: cannot write it .*free space"),
+        RunLog(tmp_path, steps=1) as log,
+    ):
+        log.times(StepTimes(step=0, seconds={"data_wait": 0.1}))
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
@@ -215,6 +257,13 @@ def test_a_config_written_as_yaml_reads_back_equal(tmp_path: Path, name: str) ->
         ({"steps": None}, "must be a whole number"),
         ({"deterministic": "yes, please"}, "must be true or false"),
         ({"optim": {"learning_rate": "fast"}}, r"optim\.learning_rate is 'fast'"),
+        ({"optim": {"clip": "hard"}}, r"optim: clip is 'hard'"),
+        ({"optim": 3}, "optim is 3 and must be names and values"),
+        ({"model": 3}, "model is 3 and must be names and values"),
+        ({"shares": 0.5}, "shares is 0.5 and must be a list"),
+        ({"shares": ["half"]}, r"shares\[0\] is 'half' and must be a number"),
+        ({"shares": [-1]}, "must be above 0"),
+        ({"checkpoint_every": -2}, "checkpoint_every is -2, but must not be negative"),
     ],
 )
 def test_a_wrong_setting_is_named(values: dict[str, object], says: str) -> None:

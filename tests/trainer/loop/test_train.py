@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -100,15 +99,12 @@ def test_a_run_handed_from_one_rank_to_two_to_four_is_the_same_run(
 
 
 def _torchrun(ranks: int, arguments: list[str]) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-        "--master-port", str(port), "-m", "evofeed.cli", *arguments, "--device", "cpu", "--json",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(ranks), "-m", "evofeed.cli", *arguments, "--device", "cpu", "--json",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -224,6 +220,32 @@ def test_unknown_fields_of_the_model_are_named(tiny_dataset: str, tmp_path: Path
     wrong = config(1, model={"evoformer": {"blocks": 3}})
     with pytest.raises(InputError, match=r"no setting model\.evoformer\.blocks"):
         train(wrong, tiny_dataset, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"c_m": "wide"}}, r"model\.c_m is 'wide' and must be a whole number"),
+        ({"model": {"evoformer": 3}}, r"model\.evoformer is 3 and must be names and values"),
+        ({"loader": {"max_msa_clusters": "all"}}, r"loader\.max_msa_clusters is 'all'"),
+        ({"loader": {"crop_size": -4}}, "loader: crop_size must be at least 1"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(changes: dict[str, Any], says: str) -> None:
+    wrong = preset("tiny").replace(**changes)
+    with pytest.raises(InputError, match=says):
+        model_config(wrong), loader_config(wrong, World())
+
+
+def test_options_that_go_together_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["train", "tiny", "--dataset", "data", "--out", str(tmp_path)]
+    for more, says in ((["--share", "-1"], "must be above 0"), (["--plot", "a.png"], "--report")):
+        with pytest.raises(SystemExit) as ended:
+            main([*start, *more])
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
 
 
 def test_without_dataset_or_folder_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
