@@ -27,6 +27,13 @@ from evofeed.store import Dataset
 __all__ = ["FeatureLoader"]
 
 _STATE_VERSION: Final = 1
+_SAME: Final = {
+    "snapshots": "open the dataset at that digest, Dataset.open(uri, digest)",
+    "config": "make the LoaderConfig of that run",
+    "seed": "give that seed",
+    "global_batch_size": "give LoaderConfig that number, and there may be more or fewer ranks",
+}
+"""What a state must have in common with the loader that goes on from it, and how to get there."""
 _ARENA_NBYTES: Final = (64 << 20, 512 << 20)
 """Least and most shared memory taken unasked."""
 
@@ -118,13 +125,13 @@ class FeatureLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._epoch
+        """The epoch that the next batch belongs to; once one is at its end, that is the next."""
+        return self._epoch + (self._consumed >= self.planner.epoch_len)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """The rest of the current epoch."""
-        if self._consumed >= self.planner.epoch_len:
-            self._epoch, self._consumed = self._epoch + 1, 0
+        """The rest of the current epoch, or the next one whole."""
+        if self.epoch > self._epoch:
+            self._epoch, self._consumed = self.epoch, 0
         epoch = self._epoch
         while self._epoch == epoch and self._consumed < self.planner.epoch_len:
             yield self._next()
@@ -135,11 +142,15 @@ class FeatureLoader:
         feeder = self._feeder or self._start()
         asked = time.perf_counter()
         cause = "handing over" if len(feeder.ready) else feeder.busy_with
-        batch = self._take(feeder)
-        waited = time.perf_counter() - asked
-        tensors = batch.hand_over()
+        try:
+            batch = self._take(feeder)
+            waited = time.perf_counter() - asked
+            tensors = batch.hand_over()
+            self._note(batch.plan)
+        except BaseException:  # Ctrl-C too: whoever goes on gets the batch that was not given
+            self.close()
+            raise
         self._stats.delivered(batch, waited, cause)
-        self._note(batch.plan)
         feeder.ready.refill()  # only now: making the next ones would hold up this one
         return tensors
 
@@ -159,7 +170,6 @@ class FeatureLoader:
             if not feeder.is_alive():
                 raise LoaderError("the loader was closed while a batch was wanted")
         if isinstance(item, BaseException):
-            self.close()
             raise item
         return item
 
@@ -183,8 +193,8 @@ class FeatureLoader:
         )
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
-        self._finalizer = weakref.finalize(self, _shut_down, feeder, arena)
         self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _shut_down, self._pid, feeder, arena)
         feeder.start()
         return feeder
 
@@ -214,9 +224,11 @@ class FeatureLoader:
         mine = self.state_dict()
         if state.get("version") != _STATE_VERSION:
             raise CannotResume(f"state version {state.get('version')}, not {_STATE_VERSION}")
-        for name in ("snapshots", "config", "seed", "global_batch_size"):
+        for name in _SAME:
             if state[name] != mine[name]:
-                raise CannotResume(f"{name} was {state[name]!r} and is now {mine[name]!r}")
+                raise CannotResume(
+                    f"{name} was {state[name]!r} and is now {mine[name]!r}: {_SAME[name]}"
+                )
         self.planner.check_start(state["consumed"])
         if state.get("width", self.planner.width) != self.planner.width:
             raise CannotResume(
@@ -238,7 +250,7 @@ class FeatureLoader:
 
     def close(self) -> None:
         """Stop threads and reader process and free the shared memory; iterating restarts them."""
-        if self._finalizer is not None and self._pid == os.getpid():
+        if self._finalizer is not None:
             self._finalizer()
         self._forget()
 
@@ -254,9 +266,10 @@ class FeatureLoader:
         self.close()
 
 
-def _shut_down(feeder: Feeder, arena: Arena) -> None:
-    feeder.stop()
-    arena.close()
+def _shut_down(pid: int, feeder: Feeder, arena: Arena) -> None:
+    if pid == os.getpid():  # in a fork, thread and reader are the parent's, and its locks may be
+        feeder.stop()
+        arena.close()
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:

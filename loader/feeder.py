@@ -8,6 +8,8 @@ allowed, as they come within an optimiser step.
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import threading
 import time
 from collections import deque
@@ -26,12 +28,15 @@ from evofeed.loader.stats import Stats
 
 __all__ = ["Feeder"]
 
+_LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _TRIES: Final = 4
 """Reads of one chain that a storage may fail while it answers for others."""
 _FIRST_WAIT_SECONDS: Final = 0.5
 _OUTAGE_SECONDS: Final = 900.0
 """A storage that has not answered at all for so long is given up."""
+_REMIND_SECONDS: Final = 60.0
+"""Reads that fail are told about at most so often."""
 
 
 @dataclass(slots=True)
@@ -89,7 +94,7 @@ class Feeder(threading.Thread):
         self._unsent: list[ReadRequest] = []
         self._homeless: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
-        self._last_success = 0.0
+        self._last_success, self._last_told = 0.0, -math.inf
         self._bad: set[tuple[int, int]] = set()
         self._number = 0
         self.busy_with = "starting"
@@ -177,8 +182,14 @@ class Feeder(threading.Thread):
     def _readable(self, plan: SamplePlan) -> SamplePlan:
         if (plan.dataset, plan.row) in self._bad:
             self._stats.substituted += 1
-            return self._planner.substitute(plan, self._bad)
+            return self._substitute(plan)
         return plan
+
+    def _substitute(self, plan: SamplePlan) -> SamplePlan:
+        try:
+            return self._planner.substitute(plan, self._bad)
+        except LoaderError as error:
+            raise LoaderError(f"{error}; the last one: {self._stats.bad_chains[-1]}") from None
 
     def _request(self, sample: _Sample) -> bool:
         """Give the sample a slot and ask for it; False if there is no room."""
@@ -226,7 +237,7 @@ class Feeder(threading.Thread):
         self._arena.free(sample.offset)
         sample.offset = None
         self._quarantine(sample, answer)
-        sample.plan = self._planner.substitute(sample.plan, self._bad)
+        sample.plan = self._substitute(sample.plan)
         self._homeless.append(sample)
         self._homeless.sort(key=lambda one: one.age)
 
@@ -241,8 +252,12 @@ class Feeder(threading.Thread):
         self._stats.retries += 1
         if sample.failures >= _TRIES and self._last_success > sample.asked:
             return False  # others could be read meanwhile
-        if now - max(self._last_success, sample.asked) > _OUTAGE_SECONDS:
+        left = max(self._last_success, sample.asked) + _OUTAGE_SECONDS - now
+        if left < 0:
             raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
+        if now - self._last_told > _REMIND_SECONDS:
+            self._last_told = now
+            _LOG.warning("a read failed and is tried again, for %d s at most: %s", left, why)
         self._retries.append(
             (now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample)
         )
@@ -276,6 +291,7 @@ class Feeder(threading.Thread):
             return
         self._bad.add(chain)
         self._stats.bad_chains.append(str(why))
+        _LOG.warning("this chain cannot be read and is replaced: %s", why)
         limit = self._planner.config.max_bad_chains
         if len(self._bad) > limit:
             raise LoaderError(

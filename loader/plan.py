@@ -172,4 +172,4 @@ class Planner:
             row = int(catalog.rows[random.below(key, len(catalog), attempt)])
             if (sample.dataset, row) not in bad:
                 return SamplePlan(sample.epoch, sample.position, sample.dataset, row, sample.key)
-        raise LoaderError(f"all {len(catalog)} chains of a dataset are unreadable")
+        raise LoaderError(f"none of the {len(catalog)} chains of {catalog.dataset.uri} can be read")

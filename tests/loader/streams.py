@@ -1,0 +1,47 @@
+"""Small loaders, and what they give in a few bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from torch import Tensor
+
+from evofeed.features import BATCH
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+
+CONFIG = LoaderConfig(
+    crop_size=16,
+    max_msa_clusters=8,
+    max_extra_msa=12,
+    global_batch_size=12,
+    epoch_len=24,
+    max_recycling_iters=1,
+)
+
+
+def open_loader(dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
+    """On the CPU and with reader threads, unless told otherwise."""
+    return FeatureLoader(dataset, config, **{"device": "cpu", "reader": "thread", **options})
+
+
+def digest(batch: dict[str, Tensor], sample: int, recycled: frozenset[str]) -> str:
+    """Of all of a sample's features, byte for byte."""
+    total = hashlib.sha256()
+    for name in sorted(batch):
+        value = batch[name][:, sample] if name in recycled else batch[name][sample]
+        total.update(name.encode())
+        total.update(value.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def sample_digests(loader: FeatureLoader, batches: int | None = None) -> list[str]:
+    """Of the samples of so many batches, or of the rest of the epoch."""
+    recycled = frozenset(feature.name for feature in BATCH if feature.stage == "recycle")
+    out: list[str] = []
+    for number, batch in enumerate(loader):
+        out += [digest(batch, i, recycled) for i in range(len(batch["aatype"]))]
+        if number + 1 == batches:
+            break
+    return out

@@ -1,0 +1,134 @@
+"""A training loop that breaks off, fails, is interrupted, or has two loaders, loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.loader.records import small_dataset
+from tests.loader.streams import CONFIG, open_loader, sample_digests
+
+from evofeed.errors import LoaderError
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("interruptions") / "d")
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    with open_loader(dataset) as loader:
+        return sample_digests(loader)
+
+
+class GatedStorage(LocalStorage):
+    """Reads wait while the gate is closed."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        assert self.gate.wait(120)
+        super().read_into(key, offset, out)
+
+
+def test_ctrl_c_while_waiting_for_data_loses_nothing(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    storage = GatedStorage(dataset.uri)
+    slow = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    with open_loader(slow, prefetch=1, ready=1) as loader:
+        got = sample_digests(loader, 3)
+        storage.gate.clear()
+
+        def interrupt() -> None:
+            assert loader._feeder is not None
+            shelf = loader._feeder.ready
+            while not shelf._arrived._waiters:  # type: ignore[attr-defined]
+                threading.Event().wait(0.01)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            storage.gate.set()
+
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                got += sample_digests(loader, 1)
+        other.join()
+        assert len(got) < len(reference)
+        got += sample_digests(loader)
+        assert got == reference
+        assert loader.state_dict()["consumed"] == len(reference)
+        assert "ahead" not in loader.state_dict()
+
+
+def test_a_loop_that_fails_or_breaks_off_goes_on_with_the_next_batch(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    with open_loader(dataset) as loader:
+        got = sample_digests(loader, 2)
+        with pytest.raises(ZeroDivisionError):
+            for _ in loader:  # had by the loop that failed
+                raise ZeroDivisionError
+        got += [reference[2], *sample_digests(loader)]
+    assert got == reference
+
+
+def test_two_loaders_at_once_do_not_disturb_each_other(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    with open_loader(dataset, reader="process") as one, open_loader(dataset) as two:
+        mine, yours = [], []
+        while len(mine) < len(reference):
+            mine += sample_digests(one, 1)
+            yours += sample_digests(two, 1)
+    assert mine == yours == reference
+
+
+FAILING = """
+import signal, sys
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
+for batch in loader:
+    {what}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raise ZeroDivisionError", "ZeroDivisionError"),
+        ("signal.raise_signal(signal.SIGINT)", "KeyboardInterrupt"),
+    ],
+)
+def test_a_script_that_fails_ends_with_its_own_error(
+    dataset: Dataset, what: str, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING.format(what=what), dataset.uri],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1] == said
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_files_that_vanish_while_training_are_named(tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "d", 8)
+    with open_loader(dataset, CONFIG, prefetch=1, ready=1) as loader:
+        sample_digests(loader, 1)
+        for shard in (tmp_path / "d" / "shards").iterdir():
+            shard.unlink()
+        dataset.storage.close()  # else the open ones are read on, as they may be
+        with pytest.raises(LoaderError, match=r"none of the 8 chains .*no such file"):
+            sample_digests(loader)
