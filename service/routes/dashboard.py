@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
-from evofeed.errors import EvofeedError
+from evofeed.errors import DatasetMissing, EvofeedError
 from evofeed.service import charts, jobs
 from evofeed.service.auth import COOKIE, authenticate_text
 from evofeed.service.clock import iso
@@ -46,7 +46,22 @@ def _size(nbytes: float) -> str:
     raise AssertionError("the loop returns")
 
 
-_PAGES.filters |= {"size": _size, "short": lambda digest: digest[:12], "iso": iso}
+def _when(time: str) -> str:
+    """An ISO time (UTC) as a person reads it, to the minute."""
+    return f"{time[:16].replace('T', ' ')} UTC"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_PAGES.filters |= {
+    "size": _size,
+    "short": lambda digest: digest[:12],
+    "iso": iso,
+    "when": _when,
+    "count": _count,
+}
 _PAGES.globals |= {"version": __version__, "histogram": charts.histogram, "bars": charts.bars}
 
 
@@ -86,6 +101,8 @@ def dataset_page(
 ) -> HTMLResponse:
     """One dataset: its snapshots, what they hold, and a page of chains."""
     row, view = service.catalog.dataset(name), service.catalog.view(name)
+    if not view.refs():
+        return render("unpublished.html", dataset=row)
     ref = view.ref(query.ref)
     note_ref(service.database, row.id, ref)
     query = query.model_copy(update={"limit": min(query.limit, 25), "columns": None})
@@ -166,7 +183,8 @@ def _overview(service: Service, name: str, uri: str) -> dict[str, Any]:
         ref = view.ref("main")
         manifest = view.manifest(ref.digest)
     except EvofeedError as error:
-        return {"name": name, "uri": uri, "trouble": error.message}
+        trouble = "" if isinstance(error, DatasetMissing) else error.message
+        return {"name": name, "uri": uri, "trouble": trouble, "digest": ""}
     return {
         "name": name,
         "uri": uri,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import httpx
 import pytest
@@ -71,8 +73,21 @@ def test_a_page_is_whole_and_loads_nothing_from_elsewhere(served, path) -> None:
 def test_the_first_page_lists_datasets_and_their_troubles(served, start: Start, tmp_path) -> None:
     text = Page(served.client.get("/")).text
     assert "demo" in text and served.second[:12] in text and "45" in text
-    client = start(datasets={"lost": str(tmp_path / "nowhere")})
-    assert "no ref 'main'" in Page(client.get("/")).text
+    torn = Path(shutil.copytree(served.folder, tmp_path / "torn"))
+    (torn / "snapshots" / served.second / "manifest.json").write_text("{")
+    client = start(datasets={"new": str(tmp_path / "nowhere"), "torn": str(torn)})
+    text = Page(client.get("/")).text
+    assert "nothing is published yet" in text
+    assert "manifest" in text, "and says what is wrong with the other"
+
+
+def test_a_dataset_without_a_snapshot_has_a_page_that_says_how_to_get_one(
+    start: Start, tmp_path
+) -> None:
+    client = start(datasets={"new": str(tmp_path / "nowhere")})
+    answer = client.get("/ui/datasets/new")
+    assert answer.status_code == 200
+    assert f"evofeed featurize INPUT {tmp_path / 'nowhere'}" in Page(answer).text
 
 
 def test_a_dataset_page_shows_histograms_chains_and_history(served) -> None:
