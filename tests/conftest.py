@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 # Without a GPU the kernels run under Triton's interpreter, which reads this at import.
@@ -23,6 +24,11 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
+
+# At a desk examples are drawn anew each time. Where requirements are named, as in CI, they are
+# always the same, and a failure prints them: a change is not to fail of what it did not touch.
+settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if os.environ.get("EVOFEED_REQUIRE") else "desk")
 
 _DEFAULT_GOLDEN = Path(__file__).resolve().parent.parent.parent / "shared" / "golden"
 

@@ -208,7 +208,7 @@ def test_searches_run_as_ray_tasks_that_hold_their_threads(data: tuple[Path, str
             env={**os.environ, "RAY_AUTH_MODE": "disabled"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=500,
             check=False,
         )
     finally:
