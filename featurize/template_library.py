@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from evofeed.errors import InputError, TemplateError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.reading import file_ref, read_bytes, sha256
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.structure import Structure
 
@@ -24,11 +24,38 @@ _KEPT_NBYTES: Final = 256 << 20
 entries. Hits of one family come again and again."""
 
 
+class TemplateFile(NamedTuple):
+    """A structure file as it was when it was read.
+
+    Attributes:
+        nbytes, mtime_ns: its size and time.
+        sha256: of its content, unpacked; `unread SIZE TIME` if that could not be had, '' if
+            the file was gone.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    sha256: str
+
+
+class _Known(NamedTuple):
+    """A parsed entry, or why there is none; `nbytes` is what it counts for in memory."""
+
+    entry: Structure | TemplateError
+    nbytes: int
+    name: str
+    file: TemplateFile
+
+
 class TemplateLibrary:
     """Structures by PDB id from a folder of `<id>.cif` (or `<i[1:3]>/<id>.cif`, packed or not).
 
     A structure is read and parsed at most once while it is among the last used;
     one that is broken is remembered as such. Folders are listed once.
+
+    Attributes:
+        used: every file that answered a request, by its name below the folder. It only
+            grows; whoever wants to know what a piece of work needs clears it before.
     """
 
     def __init__(
@@ -40,10 +67,12 @@ class TemplateLibrary:
         obsolete: Mapping[str, str] | None = None,
         kept_nbytes: int = _KEPT_NBYTES,
     ) -> None:
+        self.folder = mmcif_dir
+        self.used: dict[str, TemplateFile] = {}
         self._folder = Path(mmcif_dir)
         self._config = config
         self._kept_nbytes, self._nbytes = kept_nbytes, 0
-        self._known: OrderedDict[str, tuple[Structure | TemplateError, int]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._listed: dict[str, frozenset[str]] = {}
         self.release_dates = dict(release_dates or {})
         self.obsolete = dict(obsolete or {})
@@ -69,24 +98,31 @@ class TemplateLibrary:
                 missing = self._folder / f"{pdb_id}.cif"
                 raise TemplateError("no structure file", path=str(missing))
             self._known[pdb_id] = self._parse(pdb_id, path)
-            self._nbytes += self._known[pdb_id][1]
+            self._nbytes += self._known[pdb_id].nbytes
             while self._nbytes > self._kept_nbytes and len(self._known) > 1:
-                _, (_, nbytes) = self._known.popitem(last=False)
-                self._nbytes -= nbytes
-        entry, _ = self._known[pdb_id]
-        if isinstance(entry, TemplateError):
-            raise TemplateError(entry.message, path=entry.path)
-        return entry
+                self._nbytes -= self._known.popitem(last=False)[1].nbytes
+        known = self._known[pdb_id]
+        self.used[known.name] = known.file
+        if isinstance(known.entry, TemplateError):
+            raise TemplateError(known.entry.message, path=known.entry.path)
+        return known.entry
 
-    def _parse(self, pdb_id: str, path: Path) -> tuple[Structure | TemplateError, int]:
-        """The entry, and the bytes it counts for."""
+    def _parse(self, pdb_id: str, path: Path) -> _Known:
         self.parsed += 1
+        name, file = path.relative_to(self._folder).as_posix(), TemplateFile(0, 0, "")
         try:
+            stat = path.stat()  # before it is read: what changes meanwhile is noticed later
+            file = TemplateFile(
+                stat.st_size, stat.st_mtime_ns, f"unread {stat.st_size} {stat.st_mtime_ns}"
+            )
             data = read_bytes(file_ref(path), self._config.caps)
+            file = file._replace(sha256=sha256(data))
             entry = parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
-        except InputError as error:
-            return TemplateError("broken structure file: " + error.message, path=str(path)), 0
-        return entry, len(data)
+        except (InputError, OSError) as error:
+            what = error.message if isinstance(error, InputError) else str(error.strerror)
+            broken = TemplateError("broken structure file: " + what, path=str(path))
+            return _Known(broken, 0, name, file)
+        return _Known(entry, len(data), name, file)
 
     def _find(self, pdb_id: str) -> Path | None:
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder

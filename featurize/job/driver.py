@@ -21,7 +21,7 @@ from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import Executor, LocalExecutor
-from evofeed.featurize.job.inputs import input_key, inputs_of
+from evofeed.featurize.job.inputs import Stamp, input_key, inputs_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
@@ -29,9 +29,17 @@ from evofeed.featurize.job.places import ledger_url, relative, report_path
 from evofeed.featurize.job.publish import drop_joined, missing_shards, parent_of, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
+from evofeed.featurize.job.template_use import (
+    look_again,
+    outdated,
+    remembered,
+    stamps,
+    template_key,
+)
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
 from evofeed.featurize.job.worker import DEADLINE_KILL, Outcome, UnitFailed, UnitLost
+from evofeed.featurize.reading import FileRef
 from evofeed.store import Snapshot, leases
 from evofeed.store.leases import Lease
 from evofeed.store.storage import open_storage
@@ -107,7 +115,14 @@ def run_job(
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
-        driver = _Driver(ledger, job, plan, unusable, config, crop, options, progress, lease)
+        done = ledger.units(job_id, states.DONE)
+        stale, templates = look_again(done, known, config, options.check_content)
+        for unit_id in stale:
+            ledger.give_back(job_id, unit_id)
+        ledger.set_inputs({key: s for key, s in templates.items() if s != known[key]})
+        driver = _Driver(
+            ledger, job, plan, unusable, templates, config, crop, options, progress, lease
+        )
         return driver.run()
 
 
@@ -148,6 +163,7 @@ class _Driver:
         job: JobRow,
         plan: Plan,
         unusable: list[dict[str, Any]],
+        templates: dict[str, Stamp],
         config: FeaturizeConfig,
         crop: CropConfig | None,
         options: JobOptions,
@@ -157,6 +173,7 @@ class _Driver:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
         self.unusable, self.lease = unusable, lease
+        self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.began = time.monotonic()
         self.lost_workers = 0
@@ -243,6 +260,9 @@ class _Driver:
                 for key, digest in outcome.inputs.items()
                 if key in self.plan.inputs
             }
+            used = stamps(outcome.templates)
+            read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
+            self.templates |= used
             self.ledger.finish(self.job.job_id, self._localised(outcome), read)
             return []
         self.lost_workers += 1
@@ -257,7 +277,8 @@ class _Driver:
             {**failure, "path": relative(failure["path"], self.job.input_uri)}
             for failure in result.failures
         )
-        return dataclasses.replace(result, failures=failures)
+        shard = result.shard and {**result.shard, "templates": remembered(result.templates)}
+        return dataclasses.replace(result, failures=failures, shard=shard)
 
     def _blame(self, lost: UnitLost) -> None:
         limit = _STRIKES_SIGKILL if lost.cause == "signal SIGKILL" else _STRIKES
@@ -298,6 +319,10 @@ class _Driver:
         if changed := self._changed():
             what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
             return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
+        done = self.ledger.units(self.job.job_id, states.DONE)
+        if units := outdated(done, self._template_content):
+            what = f"template files of {len(units)} units changed while the job ran"
+            return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
         snapshot = publish(self.ledger, self.job, broken, settings, self.options)
@@ -314,6 +339,10 @@ class _Driver:
             for ref in refs
             if (key := input_key(ref)) in self.plan.inputs and not self.plan.inputs[key].still(ref)
         ]
+
+    def _template_content(self, ref: FileRef) -> str:
+        stamp = self.templates.get(template_key(ref))
+        return stamp.sha256 if stamp is not None and stamp.still(ref) else ""
 
     def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
         job_id = self.job.job_id

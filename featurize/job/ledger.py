@@ -174,7 +174,8 @@ class Ledger:
     def give_back(self, job_id: str, unit_id: str) -> None:
         """A unit was lost and is to be done again."""
         with self.engine.begin() as connection:
-            connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
+            values = {"state": TODO, "leased_at": None, "num_chains": 0}
+            connection.execute(_unit(job_id, unit_id).values(**values))
 
     def finish(
         self, job_id: str, result: UnitResult, inputs: Mapping[str, Stamp] | None = None

@@ -25,7 +25,8 @@ from evofeed.store.storage import Storage, open_storage
 
 Unit = Mapping[str, Any]
 """A row of the ledger's units that has a shard: `ShardEntry.to_dict()`, the `records` in it,
-and its `home` once it was joined with others: that shard, and `of` which units."""
+the `templates` it was made of (`template_use.remembered`), and its `home` once it was joined
+with others: that shard, and `of` which units."""
 
 
 def parent_of(dataset_uri: str, ref: str) -> str | None:

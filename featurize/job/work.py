@@ -6,22 +6,25 @@ it has written is content-addressed, so doing it again changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import resource
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evofeed.errors import EvofeedError, StoreError
+from evofeed.errors import EvofeedError, InputError, StoreError
 from evofeed.features import ChainRecord
 from evofeed.featurize.chain import featurize_chain
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.crop import crop_record
 from evofeed.featurize.job.inputs import input_key, inputs_of
+from evofeed.featurize.job.template_use import TemplateUse
 from evofeed.featurize.sources import ChainSource
+from evofeed.featurize.template_library import TemplateLibrary, template_library
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
@@ -77,6 +80,7 @@ class UnitResult:
         num_chains: good chains; with windows, the shard holds more records.
         failures: one dict per broken chain: `chain_id type message path line`.
         inputs: sha256 of what was read of each input of a good chain, by `input_key`.
+        templates: the template files read for good chains.
         notes: what was left out of good chains, per chain, in words.
     """
 
@@ -86,6 +90,7 @@ class UnitResult:
     failures: tuple[dict[str, Any], ...]
     notes: dict[str, tuple[str, ...]]
     inputs: dict[str, str]
+    templates: TemplateUse = field(default_factory=dict)
 
 
 class _Unit:
@@ -100,10 +105,11 @@ class _Unit:
         self.num_chains = 0
         self.names: list[str] = []
         self.inputs: dict[str, str] = {}
+        self.templates: TemplateUse = {}
 
     def records(self) -> Iterator[ChainRecord]:
         """Good records one by one, so that only one is in memory uncompressed."""
-        self.num_chains, self.names, self.inputs = 0, [], {}
+        self.num_chains, self.names, self.inputs, self.templates = 0, [], {}, {}
         for source in self.task.sources:
             if source.chain_id in self.failures:
                 continue
@@ -119,6 +125,7 @@ class _Unit:
 
     def _make(self, source: ChainSource) -> list[ChainRecord]:
         """The record of a chain, several if it is cut into windows, none if it is broken."""
+        library = self._library(source)
         try:
             record = featurize_chain(source, self.task.config)
             made = crop_record(record, self.task.crop) if self.task.crop else [record]
@@ -128,10 +135,21 @@ class _Unit:
         for ref in inputs_of(source, self.task.config):
             if ref.name in record.inputs:
                 self.inputs[input_key(ref)] = record.inputs[ref.name]
+        if library is not None and library.used:
+            self.templates.setdefault(library.folder, {}).update(library.used)
         notes = dict.fromkeys(note for record in made for note in record.dropped)
         if notes:
             self.notes[source.chain_id] = tuple(notes)[:_NOTES_PER_CHAIN]
         return made
+
+    def _library(self, source: ChainSource) -> TemplateLibrary | None:
+        """Where `featurize_chain` will look for its templates, nothing of it used yet."""
+        with contextlib.suppress(InputError):  # for `featurize_chain` to complain about
+            library = template_library(source, self.task.config)
+            if library is not None:
+                library.used.clear()
+            return library
+        return None
 
     def fail(self, chain_id: str, error: Exception) -> None:
         self.notes.pop(chain_id, None)
@@ -173,6 +191,7 @@ def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
         failures=failures,
         notes=unit.notes,
         inputs=unit.inputs,
+        templates=unit.templates,
     )
 
 

@@ -1,0 +1,108 @@
+"""Which template files a unit was made of, and whether they are still those.
+
+They are no part of a unit's name: which ones its chains need shows only when it is done, and
+a folder of them holds the whole PDB. So a done unit keeps the names of those it read and one
+digest over their contents. Size and time of these files are looked at when its job runs
+again, and only where those differ a file is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.job.inputs import Stamp, input_key, stamp_of
+from evofeed.featurize.reading import FileRef, file_ref
+from evofeed.featurize.template_library import TemplateFile
+
+TemplateUse = dict[str, dict[str, TemplateFile]]
+"""Files by folder and by name below it."""
+
+
+def template_key(ref: FileRef) -> str:
+    """Its place among the ledger's inputs: not that of the same file as a chain's structure,
+    whose name there is part of a unit's."""
+    return f"template {input_key(ref)}"
+
+
+def stamps(use: TemplateUse) -> dict[str, Stamp]:
+    """The files as the ledger's inputs, by `template_key`; without those that were gone."""
+    return {
+        template_key(_ref(folder, name)): Stamp(
+            f"{file.nbytes} {file.mtime_ns}", file.nbytes, file.mtime_ns, file.sha256
+        )
+        for folder, files in use.items()
+        for name, file in files.items()
+        if file.sha256
+    }
+
+
+def remembered(use: TemplateUse) -> list[dict[str, str]]:
+    """What a unit keeps of them: a name costs ten bytes, where a digest for each cost seventy."""
+    return [
+        {"folder": folder, "names": " ".join(sorted(files)), "sha256": _digest(contents)}
+        for folder, files in sorted(use.items())
+        if (contents := {name: file.sha256 for name, file in files.items()})
+    ]
+
+
+def look_again(
+    done: Iterable[Mapping[str, Any]],
+    known: Mapping[str, Stamp],
+    config: FeaturizeConfig,
+    check_content: bool,
+) -> tuple[list[str], dict[str, Stamp]]:
+    """Units to be done again, and the files that are as they were, by `template_key`.
+
+    Args:
+        done: units, as rows of the ledger.
+        known: the ledger's inputs.
+        config: with the caps for reading a file.
+        check_content: read every file, whatever its size and time say.
+    """
+    same: dict[str, Stamp] = {}
+
+    def content(ref: FileRef) -> str:
+        key = template_key(ref)
+        stamp = stamp_of(ref, config, known.get(key), check_content)
+        if stamp is None or not stamp.sha256:
+            return ""
+        same[key] = stamp
+        return stamp.sha256
+
+    return outdated(done, content), same
+
+
+def outdated(units: Iterable[Mapping[str, Any]], content: Callable[[FileRef], str]) -> list[str]:
+    """Ids of units, rows of the ledger, whose template files are not what they were.
+
+    Args:
+        units: those made before evofeed kept account of template files count as up to date.
+        content: sha256 of a file now, '' if it is gone or cannot be read.
+    """
+    known: dict[FileRef, str] = {}
+
+    def now(folder: str, name: str) -> str:
+        ref = _ref(folder, name)
+        if ref not in known:
+            known[ref] = content(ref)
+        return known[ref]
+
+    return [
+        unit["unit_id"]
+        for unit in units
+        for place in (unit["shard"] or {}).get("templates", ())
+        if place["sha256"]
+        != _digest({name: now(place["folder"], name) for name in place["names"].split()})
+    ]
+
+
+def _ref(folder: str, name: str) -> FileRef:
+    return file_ref(f"{folder}/{name}")
+
+
+def _digest(contents: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name} {contents[name]}" for name in sorted(contents))
+    return hashlib.sha256(text.encode()).hexdigest()
