@@ -1,6 +1,6 @@
-"""The Lightning example of docs/loader.md: the same stream, exact resume from its checkpoints.
+"""The Lightning example of docs/loader.md: the same stream, exact resume from any checkpoint.
 
-Lightning is no requirement of this project; this runs where it is there, as on GPU machines.
+Lightning is no requirement of this project; this runs where it is there.
 """
 
 from __future__ import annotations
@@ -11,31 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from tests.loader.pages import block
 from tests.loader.records import small_dataset
 
-from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-
+# Marked so that a machine without Lightning may skip it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
-CONFIG = LoaderConfig(
-    crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=1, epoch_len=10
-)
+SMALL = "LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, epoch_len=10)"
 
 
-def test_a_checkpoint_of_lightning_goes_on_with_the_very_next_batch(tmp_path: Path) -> None:
+def test_a_checkpoint_of_lightning_goes_on_with_the_very_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pl: Any = pytest.importorskip("pytorch_lightning")
-    uri = small_dataset(tmp_path / "d").uri
-
-    class Features(pl.LightningDataModule):
-        def train_dataloader(self) -> FeatureLoader:
-            rank, world = self.trainer.global_rank, self.trainer.world_size
-            self.loader = FeatureLoader(Dataset.open(uri), CONFIG, rank=rank, world_size=world)
-            return self.loader
-
-        def transfer_batch_to_device(self, batch: Any, *_: object) -> Any:
-            return batch
+    monkeypatch.chdir(tmp_path)
+    small_dataset(tmp_path / "data")
+    code = block("class Features").replace("LoaderConfig.initial_training(epoch_len=10_000)", SMALL)
+    names: dict[str, Any] = {}
+    exec(compile(code[: code.index("Trainer(max")], "loader.md", "exec"), names)
 
     class Model(pl.LightningModule):
         def __init__(self) -> None:
@@ -51,23 +45,27 @@ def test_a_checkpoint_of_lightning_goes_on_with_the_very_next_batch(tmp_path: Pa
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    def fit(model: Model, checkpoint: Path | None = None, **options: Any) -> Model:
+    def fit(checkpoint: Path | None = None, **options: Any) -> list[tuple[int, ...]]:
         off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = pl.Trainer(
-            devices=1, use_distributed_sampler=False, default_root_dir=tmp_path, **off, **options
-        )
-        data = Features()
+        trainer = pl.Trainer(devices=1, default_root_dir=tmp_path, **off, **options)
+        model, data = Model(), names["Features"]()
         trainer.fit(model, data, ckpt_path=checkpoint)
         data.loader.close()
-        return model
+        return model.seen
 
-    want = fit(Model(), max_epochs=3, enable_checkpointing=False).seen
+    want = fit(max_epochs=3, enable_checkpointing=False)
     assert len(want) == 30
     keep = pl.callbacks.ModelCheckpoint(
         dirpath=tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}"
     )
-    fit(Model(), max_steps=14, callbacks=[keep])
-    for step in (7, 14):
+    fit(max_steps=14, callbacks=[keep])
+    every = pl.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{step}"
+    )
+    again = fit(max_epochs=2, callbacks=[every], reload_dataloaders_every_n_epochs=1)
+    assert again == want[:20]
+    for step in (7, 10, 14, 20):
         saved = tmp_path / f"step={step}.ckpt"
-        rest = fit(Model(), saved, max_epochs=3, enable_checkpointing=False).seen
-        assert rest == want[step:]
+        for options in ({}, {"reload_dataloaders_every_n_epochs": 1}):
+            rest = fit(saved, max_epochs=3, enable_checkpointing=False, **options)
+            assert rest == want[step:], step
