@@ -57,7 +57,7 @@ def parse_a3m(
 def check_size(rows: int, columns: int, caps: InputCaps, path: str) -> None:
     """Refuse empty and oversized alignments before anything is allocated."""
     if rows == 0 or columns == 0:
-        raise MsaError("no aligned sequence in it", path=path or None)
+        raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)
     for name, got, cap in (
         ("rows", rows, caps.max_rows),
         ("columns", columns, caps.max_columns),

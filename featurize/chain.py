@@ -131,12 +131,11 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         config=config,
         is_distillation=source.is_distillation,
     )
-    name = source.author_chain
-    if name not in structure.sequences and _names_no_chain(source, structure):
-        name = next(iter(structure.sequences))
-    if name not in structure.sequences:
+    name = chain_in(source, structure)
+    if name is None:
         raise InputError(
-            f"no protein chain {name!r}, only {', '.join(structure.sequences) or 'none'}",
+            f"no protein chain {source.author_chain!r}, only "
+            f"{', '.join(structure.sequences) or 'none'}",
             path=ref.path,
         )
     if config.require_release_date and structure.lacks_date:
@@ -154,6 +153,14 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
     )
 
 
+def chain_in(source: ChainSource, structure: Structure) -> str | None:
+    """Author's id of a source's chain in its structure; None if it is not there."""
+    name = source.author_chain
+    if name not in structure.sequences and _names_no_chain(source, structure):
+        return next(iter(structure.sequences))
+    return name if name in structure.sequences else None
+
+
 def _names_no_chain(source: ChainSource, structure: Structure) -> bool:
     """A file of one chain, and an id that does not say which: a model, a ProteinNet record."""
     if source.structure_chain or len(structure.sequences) != 1:
@@ -164,6 +171,8 @@ def _names_no_chain(source: ChainSource, structure: Structure) -> bool:
 def _from_fasta(source: ChainSource, inputs: _Inputs) -> _Target:
     ref = file_ref(source.fasta or "")
     records = parse_fasta(inputs.read(ref), path=ref.path, caps=inputs.config.caps)
+    if not records:
+        raise InputError("no sequence in it", path=ref.path)
     named = [r for r in records if r.name == source.chain_id] if len(records) > 1 else records
     if len(named) != 1:
         raise InputError(
@@ -228,6 +237,8 @@ def _templates(
     for role, ref in hit_files:
         data = inputs.read(ref)
         if role == "hhr":
+            if not data.strip():  # without hits it still has a header
+                inputs.dropped.append(f"{ref.plain_name} is empty: no template hits")
             hits += parse_hhr(data, path=ref.path, old_hhr=config.old_hhr, caps=config.caps)
         else:
             hits += parse_hmmsearch(data, target.sequence, path=ref.path, caps=config.caps)

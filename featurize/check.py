@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evofeed.errors import EvofeedError, InputError
-from evofeed.featurize.chain import featurize_chain
+from evofeed.featurize.chain import chain_in, featurize_chain
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.layouts import first_file
@@ -209,13 +209,14 @@ def _check_queries(
         if structure.lacks_date:
             report.add("no release date", source.chain_id)
         chains = structure.sequences
-        if source.author_chain not in chains and len(chains) > 1:
+        name = chain_in(source, structure)
+        if name is None:
             report.add(
                 "chain is not in its structure",
                 f"{source.chain_id}: {ref.path} has {', '.join(chains)}",
             )
             return
-        sequence = chains.get(source.author_chain) or next(iter(chains.values()))
+        sequence = chains[name]
     for role, file in alignments:
         query = query_of(read_bytes(file, config.caps), role, path=file.path)
         sequence = sequence or query

@@ -46,8 +46,9 @@ class FeaturizeConfig:
     `hmmsearch_output.sto` in an alignment_db, and reads the other as an alignment.
     Ours: both names, and AlphaFold's `pdb_hits.sto`, are template hits everywhere."""
     subfolders: bool = True
-    """Look into `a3m/` and `hhr/` below a chain's folder, as OpenProteinSet ships them.
-    OpenFold does not: an un-flattened tree trains on empty alignments without a word."""
+    """Look into `a3m/` and `hhr/` below a chain's folder, as OpenProteinSet ships them, and
+    into AlphaFold's `msas/`. OpenFold does not: an un-flattened tree trains on empty
+    alignments without a word."""
     check_query: bool = True
     """Refuse an alignment whose query has another length than the chain, naming both,
     and note differing letters. OpenFold does not look."""

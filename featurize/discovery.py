@@ -2,6 +2,7 @@
 
 alignments/<chain>/*            OpenFold's flattened folders, structures beside them
 <chain>/{a3m,hhr,cif,pdb}/*     OpenProteinSet as downloaded, nothing flattened
+<chain>/msas/*                  AlphaFold's output
 *.index + *.db                  alignment_db: the sharded super-index or the old one
 *.a3m                           ColabFold results, models beside them
 proteins.fasta                  sequences, alignments by name beside them
@@ -109,8 +110,7 @@ def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainS
         return layouts.from_db(read_index(str(index)), beside)
     tries: list[Callable[[], list[ChainSource]]] = [
         lambda: _from_named_folder(alignments, beside),
-        lambda: layouts.from_chain_folders(root, beside),
-        lambda: layouts.from_a3m_files(_files(root, (".a3m",)), beside),
+        lambda: _chains_here(root, beside),
         lambda: [s for f in _fastas(root) for s in layouts.from_fasta(f, beside)],
         lambda: layouts.from_structures(_structures(root), beside),
     ]
@@ -125,6 +125,12 @@ def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]
     # What lies in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
     every = folder is not None and folder.name == "alignments"
     return layouts.from_chain_folders(folder, beside, every=every) if folder else []
+
+
+def _chains_here(root: Path, beside: Beside) -> list[ChainSource]:
+    layouts.refuse_one_chain(root)
+    a3m = layouts.from_a3m_files(_files(root, (".a3m",)), beside)
+    return layouts.from_chain_folders(root, beside) + a3m
 
 
 def _of_file(path: Path, beside: Beside) -> list[ChainSource]:

@@ -14,7 +14,7 @@ from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
 from evofeed.featurize.fasta import parse_fasta
 from evofeed.featurize.reading import file_ref, read_bytes
-from evofeed.featurize.sources import SUBFOLDERS, ChainSource
+from evofeed.featurize.sources import ALIGNED, SUBFOLDERS, ChainSource
 from evofeed.featurize.structure_files import SUFFIXES, parse_structure
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -24,7 +24,8 @@ STRUCTURE_DIRS: Final = (
 _TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
 FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
-_ALIGNED: Final = (".a3m", ".sto", ".hhr")
+_COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
+"""ColabFold's own working folder of `<name>.a3m`, with that alignment's parts."""
 _COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
 
 
@@ -114,6 +115,27 @@ class Beside:
         )
 
 
+def refuse_one_chain(root: Path) -> None:
+    """Raise for a chain's own folder: its alignments are not chains.
+
+    Raises:
+        InputError: it is one; names the folder to give instead.
+    """
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        name = file_ref(entry.name).plain_name
+        own = name.endswith((".sto", ".hhr")) or (
+            name.endswith(".a3m") and root.absolute().parent.name == "alignments"
+        )
+        if entry.is_dir():
+            own = entry.name in SUBFOLDERS and any(map(_is_alignment, list(os.scandir(entry.path))))
+        if own:
+            raise InputError(
+                f"this is one chain's own folder, it has {entry.name}: give the folder of all "
+                f"chains, {root.absolute().parent}",
+                path=str(root),
+            )
+
+
 def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> list[ChainSource]:
     """Chain folders, flattened or as OpenProteinSet ships them.
 
@@ -129,6 +151,9 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
         inner = list(os.scandir(entry.path))
         if not every and not any(_is_alignment(item) for item in inner):
             continue
+        search = _COLABFOLD_SEARCH.match(entry.name)
+        if search and (root / f"{search[1]}.a3m").is_file():
+            continue
         source = beside.source(entry.name, entry.path)
         if source is not None:
             structure = source.structure or _inner_structure(inner)
@@ -141,7 +166,7 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
 def _is_alignment(item: os.DirEntry[str]) -> bool:
     if item.is_dir():
         return item.name in SUBFOLDERS
-    return item.name.removesuffix(".gz").removesuffix(".zst").endswith(_ALIGNED)
+    return item.name.removesuffix(".gz").removesuffix(".zst").endswith(ALIGNED)
 
 
 def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:

@@ -15,7 +15,7 @@ def query_of(data: bytes, role: Role, *, path: str = "") -> str:
     letters = _of_a3m(data) if role == "a3m" else _of_stockholm(data)
     query = letters.decode("utf-8", "replace").replace("-", "").replace(".", "")
     if not query:
-        raise MsaError("no aligned sequence in it", path=path or None)
+        raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)
     return query.upper()
 
 

@@ -18,8 +18,10 @@ Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
 _HMMSEARCH_STEMS: Final = ("hmm_output", "hmmsearch_output", "pdb_hits")
 _PAIRING_STEMS: Final = ("uniprot_hits",)
 """Alignments for pairing chains of a complex; never part of a monomer's MSA."""
-SUBFOLDERS: Final = ("a3m", "hhr")
-"""OpenProteinSet's folders inside a chain's folder."""
+SUBFOLDERS: Final = ("a3m", "hhr", "msas")
+"""Folders inside a chain's folder: OpenProteinSet's two, and AlphaFold's."""
+ALIGNED: Final = (".a3m", ".sto", ".hhr")
+"""Suffixes of alignments and of template hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,19 @@ class ChainSource:
                 item=self.chain_id,
             ) from None
         for entry in entries:
-            if entry.is_file():
+            if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
+                yield from (file_ref(e.path) for e in os.scandir(entry.path) if self._reads(e))
+            elif self._reads(entry):
                 yield file_ref(entry.path)
-            elif subfolders and entry.name in SUBFOLDERS:
-                yield from (file_ref(e.path) for e in os.scandir(entry.path) if e.is_file())
+
+    def _reads(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it is a file; an alignment that is not one is no reason to go on without."""
+        if entry.is_file():
+            return True
+        if file_ref(entry.name).plain_name.endswith(ALIGNED) and not entry.is_dir():
+            what = "a link to nothing" if entry.is_symlink() else "no regular file"
+            raise InputError(f"{what}: mend or remove it", path=entry.path, item=self.chain_id)
+        return False
 
     def nbytes(self) -> int:
         """Bytes of its inputs where they lie: a cheap measure of the work it makes."""

@@ -75,13 +75,15 @@ def _layout(
     spans = np.empty([kernels.count_lines(text), 4], np.int64)
     status, byte = kernels.split_lines(text, spans)
     if status != kernels.OK:
+        line = data[data.rfind(b"\n", 0, byte) + 1 :].split(b"\n", 1)[0]
         raise MsaError(
-            "expected a name and residues, with no space in either",
+            "expected a name and residues, with no space in either, not "
+            f"{line.strip()[:60].decode('utf-8', 'replace')!r}",
             path=path or None,
             line=line_of(data, byte),
         )
     if not len(spans):
-        raise MsaError("no aligned sequence in it", path=path or None)
+        raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)
     rows, unique = _first_block(data, spans)
     # A name twice in every block is two sequences; OpenFold, and the format, join them.
     whole = unique or (rows < len(spans) and not strict_letters)

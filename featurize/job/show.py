@@ -54,15 +54,20 @@ def run_and_show(
 ) -> JobReport:
     """Run a job with a progress bar on stderr and a summary (or JSON) on stdout."""
     with job_bar(quiet=as_json) as show:
-        report = run_job(
-            input_uri,
-            dataset_uri,
-            config=config,
-            crop=crop,
-            options=options,
-            progress=show,
-            discover_args=finder,
-        )
+        try:
+            report = run_job(
+                input_uri,
+                dataset_uri,
+                config=config,
+                crop=crop,
+                options=options,
+                progress=show,
+                discover_args=finder,
+            )
+        except KeyboardInterrupt:
+            told = "interrupted: what is done is kept; the same command again goes on from there"
+            Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+            raise
     if as_json:
         print(json.dumps(report.to_dict()))
     else:
@@ -120,9 +125,8 @@ def summary(report: JobReport) -> list[str]:
         lines.append(f"[yellow]{report.num_broken} broken[/yellow]: {escape(kinds)}")
         for item in report.broken[:_SHOWN]:
             place = ":".join(str(part) for part in (item["path"], item["line"]) if part)
-            lines.append(
-                escape(f"  {item['chain_id']}: {place + ': ' if place else ''}{item['message']}")
-            )
+            parts = dict.fromkeys(part for part in (item["chain_id"], place) if part)
+            lines.append(escape(f"  {': '.join(parts)}: {item['message']}"))
         if report.num_broken > _SHOWN:
             lines.append(f"  and {report.num_broken - _SHOWN} more")
     if report.notes:
@@ -143,4 +147,4 @@ def _why(notes: Mapping[str, Sequence[str]]) -> str:
     )
     told = [f"{reason} ({count})" for reason, count in reasons.most_common(_SHOWN)]
     more = len(reasons) - len(told)
-    return ", ".join(told) + (f" and {more} more reasons" if more else "")
+    return ", ".join(told) + (f" and {more} more" if more else "")

@@ -10,8 +10,18 @@ import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.test_layouts import as_downloaded, flattened, small_chains, structure_of
 
+from evofeed.errors import InputError
 from evofeed.featurize import check_input
 from evofeed.featurize.check import Depth
+from evofeed.featurize.structure_files import parse_structure
+
+
+def chains_of(file: Path) -> list[str]:
+    """Protein chains of a structure file, none if it cannot be read."""
+    try:
+        return list(parse_structure(file.read_bytes(), file.name).sequences)
+    except InputError:
+        return []
 
 
 @pytest.mark.parametrize("depth", ["names", "queries", "full"])
@@ -37,13 +47,18 @@ def test_every_fault_is_counted_with_an_example(tmp_path: Path, golden: Path) ->
         file.unlink()
     (alignments / other / "a.a3m").write_text(">q\nACDEF\n")  # another protein
     (alignments / other / "extra.a3m").write_text("")
+    lone = next(f for f in INPUTS[0].glob("mmcif/*.cif") if len(chains_of(f)) == 1)
+    shutil.copy(lone, tmp_path / "data")
+    shutil.copytree(alignments / good, alignments / f"{lone.stem}_QQ")  # nor in an entry of one
     report = check_input(str(tmp_path))
     kinds = report.findings
     assert not report.ok
     assert good in kinds["ids differ only in case"].examples[0]
     assert "9zzz_A" in kinds["no structure, sequence or alignment"].examples
     assert "bad id" in kinds["bad id or unreadable file"].examples[0]
-    assert "_Q" in kinds["chain is not in its structure"].examples[0]
+    missing = kinds["chain is not in its structure"].examples
+    assert any("_Q:" in example for example in missing)
+    assert any("_QQ:" in example for example in missing)
     assert "5 residues" in kinds["query and structure differ in length"].examples[0]
     assert "extra.a3m" in kinds["chain cannot be featurised"].examples[0]
     assert report.sorted_findings()[0].severity == "error"

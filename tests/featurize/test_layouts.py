@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,14 @@ def packed(root: Path) -> None:
         file.unlink()
 
 
+def alphafolds_output(root: Path) -> None:
+    for folder in small_chains():
+        shutil.copytree(folder, root / folder.name / "msas")
+        (root / "mmcif").mkdir(exist_ok=True)
+        shutil.copy(structure_of(folder), root / "mmcif")
+        (root / folder.name / "ranking_debug.json").write_text("{}")
+
+
 def sharded_db(root: Path) -> None:
     write_alignment_db(small_chains(), root / "alignment_db", shards=2)
     shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
@@ -81,7 +90,9 @@ def old_db(root: Path) -> None:
     shutil.copytree(INPUTS[0] / "mmcif", root / "mmcif")
 
 
-LAYOUTS: list[Callable[[Path], None]] = [flattened, as_downloaded, packed, sharded_db, old_db]
+LAYOUTS: list[Callable[[Path], None]] = [
+    *(flattened, as_downloaded, alphafolds_output, packed, sharded_db, old_db)
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
@@ -282,3 +293,52 @@ def test_obsolete_entries_are_followed_to_the_end(tmp_path: Path) -> None:
     rows += ["OBSLTE    31-JUL-95 1CCC", " LIST OF OBSOLETE COORDINATE ENTRIES AND SUCCESSORS"]
     (tmp_path / "obsolete.dat").write_text("\n".join(rows))
     assert read_obsolete(str(tmp_path / "obsolete.dat")) == {"116l": "316l", "216l": "316l"}
+
+
+def test_one_chains_own_folder_is_refused_and_the_right_one_named(tmp_path: Path) -> None:
+    for name in ("alignments/1abc_A/x.a3m", "up/1abc_A/a3m/x.a3m", "af/T1/msas/x.a3m", "q/h.hhr"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(">q\nACDEF\n")
+    for own in ("alignments/1abc_A", "up/1abc_A", "af/T1", "q"):
+        with pytest.raises(InputError, match="one chain's own folder") as caught:
+            discover(tmp_path / own)
+        assert str((tmp_path / own).parent) in caught.value.message
+    assert [source.chain_id for source in discover(tmp_path / "up")] == ["1abc_A"]
+
+
+def test_colabfolds_working_folders_are_no_chains_and_hide_none(tmp_path: Path) -> None:
+    for name in (
+        "one.a3m",
+        "two.a3m",
+        "one_env/uniref.a3m",
+        "two_pairgreedy/pair.a3m",
+        "x_B/x.a3m",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(">q\nACDEF\n")
+    assert [source.chain_id for source in discover(tmp_path)] == ["one", "two", "x_B"]
+
+
+def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "alignments" / "1abc_A"
+    folder.mkdir(parents=True)
+    (folder / "a.a3m").write_text(">q\nACDEF\n")
+    (folder / "notes.txt").symlink_to("nowhere")  # nobody's business
+    (source,) = discover(tmp_path)
+    assert featurize_chain(source).sequence == "ACDEF"
+    for make in (lambda path: path.symlink_to("nowhere"), os.mkfifo):
+        make(folder / "b.sto")
+        with pytest.raises(InputError, match="mend or remove it") as caught:
+            featurize_chain(source)
+        assert (caught.value.item, caught.value.path) == ("1abc_A", str(folder / "b.sto"))
+        (folder / "b.sto").unlink()
+
+
+def test_an_empty_hit_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "alignments" / "1abc_A"
+    folder.mkdir(parents=True)
+    (tmp_path / "mmcif").mkdir()
+    (folder / "a.a3m").write_text(">q\nACDEF\n")
+    (folder / "pdb70_hits.hhr").write_text("")
+    (source,) = discover(tmp_path)
+    assert "pdb70_hits.hhr is empty: no template hits" in featurize_chain(source).dropped
