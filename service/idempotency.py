@@ -19,7 +19,7 @@ from evofeed.service.tables import IdempotencyRow
 
 _KEPT = 86_400.0  # seconds an answer is kept
 _STUCK = 60.0  # seconds after which an unfinished request counts as dead
-_KEY = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+KEY_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 
 
 async def run_once(
@@ -37,7 +37,7 @@ async def run_once(
             the first request is still running.
     """
     key = request.headers["idempotency-key"]
-    if not _KEY.fullmatch(key):
+    if not re.fullmatch(KEY_PATTERN, key):
         raise _problem(422, "Idempotency-Key takes 1 to 128 letters, digits and . _ : -")
     digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode())
     digest.update(await request.body())

@@ -55,7 +55,6 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    schema["security"] = [{"token": []}, {}]  # {}: a loopback service asks for none
     problem = {
         "description": "refused, and why",
         "content": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
@@ -16,10 +17,18 @@ from evofeed.service.problems import Problem
 
 CHUNK = 1 << 20
 WHOLE = 8 << 20  # up to here a body is read at once: one read, one write
+ARROW: Final = "application/vnd.apache.arrow.file"
 IMMUTABLE = "public, max-age=31536000, immutable"
 
 ReadAt = Callable[[int, int], bytes | bytearray]
 """`read(offset, length)`: exactly those bytes."""
+
+
+def described(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that answers with `immutable_response`, for OpenAPI."""
+    whole = {"description": "the whole object", "content": {media_type: {}}}
+    part = {"description": "the range asked for", "content": {media_type: {}}}
+    return {200: whole, 206: part, 304: {"description": "it is the one named in If-None-Match"}}
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:

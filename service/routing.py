@@ -6,17 +6,17 @@ made. The check runs before the body is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from evofeed.service.auth import LOCAL, SCOPES, Principal, authenticate
-from evofeed.service.idempotency import run_once
+from evofeed.service.idempotency import KEY_PATTERN, run_once
 from evofeed.service.problems import Problem
 from evofeed.service.state import Service
 
@@ -54,6 +54,11 @@ def scope(name: str, *, counted: bool = True, repeatable: bool = True) -> Callab
 class ScopedRoute(APIRoute):
     """A route that admits, counts and de-duplicates before its endpoint runs."""
 
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        if marked := getattr(endpoint, "__scope__", None):
+            options["openapi_extra"] = _described(marked, options.get("methods") or ())
+        super().__init__(path, endpoint, **options)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with admission in front."""
         answer = super().get_route_handler()
@@ -88,6 +93,25 @@ async def _admit(service: Service, request: Request, marked: _Mark) -> Principal
     return principal
 
 
+def _described(marked: _Mark, methods: Collection[str]) -> dict[str, Any]:
+    """What OpenAPI is to say of a route's mark."""
+    if marked.scope == PUBLIC:
+        return {"security": []}
+    extra: dict[str, Any] = {"security": [{"token": [marked.scope]}, {}]}  # {}: on loopback
+    if "POST" in methods and marked.repeatable:
+        text = "sent twice with the same key, the request is done once; kept for a day"
+        extra["parameters"] = [
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": text,
+                "schema": {"type": "string", "pattern": KEY_PATTERN},
+            }
+        ]
+    return extra
+
+
 def _not_kept() -> Problem:
     return Problem(
         422,
@@ -115,3 +139,4 @@ async def _principal(request: Request) -> Principal:
 
 ServiceDep = Annotated[Service, Depends(_service)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="rows of a page, at most")]

@@ -6,7 +6,7 @@ import datetime
 import json
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -22,12 +22,17 @@ router = make_router("/v1/datasets/{name}", "chains")
 class ChainSearch(BaseModel):
     """A page of chains, as JSON."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"where": {"column": "num_res", "op": "<=", "value": 384}, "limit": 10}]
+        },
+    )
 
     where: dict[str, Any] | None = Field(None, description="filter, see /v1/config")
-    columns: list[str] | None = Field(None, max_length=64)
-    limit: int = Field(100, ge=1, le=chains.MAX_PAGE)
-    cursor: str | None = Field(None, max_length=256)
+    columns: list[str] | None = Field(None, max_length=64, description="null for all")
+    limit: int = Field(100, ge=1, le=chains.MAX_PAGE, description="rows of a page, at most")
+    cursor: str | None = Field(None, max_length=256, description="`next` of the page before")
     count: bool = Field(False, description="also count all that match")
 
 
@@ -40,21 +45,23 @@ class ChainQuery(BaseModel):
     max_length: int | None = Field(None, ge=0, le=2**31, description="residues")
     min_depth: int | None = Field(None, ge=0, le=2**31, description="MSA rows")
     max_depth: int | None = Field(None, ge=0, le=2**31, description="MSA rows")
-    min_templates: int | None = Field(None, ge=0, le=2**31)
+    min_templates: int | None = Field(None, ge=0, le=2**31, description="templates kept")
     max_resolution: float | None = Field(
         None, gt=0, le=1e6, description="ångström; known ones only"
     )
     released_from: datetime.date | None = Field(None, description="this day or later")
     released_before: datetime.date | None = Field(None, description="earlier than this day")
-    method: list[str] | None = Field(None, max_length=32)
-    split: list[str] | None = Field(None, max_length=32)
-    is_distillation: bool | None = None
-    has_structure: bool | None = None
+    method: list[str] | None = Field(None, max_length=32, description="any of these")
+    split: list[str] | None = Field(
+        None, max_length=32, description="any of these, where the index has such a column"
+    )
+    is_distillation: bool | None = Field(None, description="its structure is a prediction")
+    has_structure: bool | None = Field(None, description="it has coordinates")
     where: str | None = Field(None, max_length=100_000, description="filter as JSON")
     columns: str | None = Field(None, max_length=2000, description="comma-separated")
-    limit: int = Field(100, ge=1, le=chains.MAX_PAGE)
-    cursor: str | None = Field(None, max_length=256)
-    count: bool = False
+    limit: int = Field(100, ge=1, le=chains.MAX_PAGE, description="rows of a page, at most")
+    cursor: str | None = Field(None, max_length=256, description="`next` of the page before")
+    count: bool = Field(False, description="also count all that match")
 
     def search(self) -> ChainSearch:
         """The same question as JSON."""
@@ -117,7 +124,7 @@ def search_chains(
 class RefChainQuery(ChainQuery):
     """As ChainQuery, on the snapshot a ref points at."""
 
-    ref: NewName = "main"
+    ref: NewName = Field("main", description="whose snapshot, without a cursor")
 
 
 @router.get("/chains", response_model=ChainPage)
@@ -132,7 +139,10 @@ def list_ref_chains(
 @router.get("/snapshots/{digest}/chains/{chain_id}")
 @scope("read")
 def get_chain(
-    service: ServiceDep, name: DatasetName, digest: Digest, chain_id: str
+    service: ServiceDep,
+    name: DatasetName,
+    digest: Digest,
+    chain_id: Annotated[str, Path(description="chain id; case matters")],
 ) -> dict[str, Any]:
     """One chain's row of the index."""
     row = chains.one(service.catalog.snapshot(name, digest).index, chain_id)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from evofeed.service.clock import iso
 from evofeed.service.names import NAME_PATTERN, DatasetName, NewName
 from evofeed.service.places import Uri, require_root
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.tables import DatasetRow
 
 router = make_router("/v1/datasets", "datasets")
@@ -20,7 +20,10 @@ router = make_router("/v1/datasets", "datasets")
 class NewDataset(BaseModel):
     """A name for a dataset that lies somewhere."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"name": "pdb", "uri": "s3://bucket/pdb"}]},
+    )
 
     name: NewName
     uri: Uri = Field(description="path, file:// or s3:// URI, as the service sees it")
@@ -63,8 +66,10 @@ def register_dataset(
 def list_datasets(
     service: ServiceDep,
     principal: PrincipalDep,
-    after: Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[
+        str, Query(pattern=rf"^$|{NAME_PATTERN}", description="`next` of the page before")
+    ] = "",
+    limit: Limit = 100,
 ) -> DatasetPage:
     """Datasets this token may see."""
     # A token for some datasets names them all, so the page is cut after choosing.

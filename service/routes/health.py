@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from evofeed import __version__
 from evofeed.errors import ServiceError
@@ -38,7 +38,7 @@ def readyz(service: ServiceDep) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 @scope("read", counted=False)
 def metrics(service: ServiceDep) -> Response:
     """Counters in Prometheus' text format."""

@@ -20,7 +20,7 @@ from evofeed.service.job_config import Preset, checked_config, checked_crop
 from evofeed.service.names import NewName
 from evofeed.service.places import Uri, require_root
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 from evofeed.service.tables import DatasetRow, JobRow
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.job import Ledger
 
 router = make_router("/v1/jobs", "jobs")
-JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="job id")]
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
 _POLL_SECONDS = 0.5
 _QUIET_SECONDS = 10.0
@@ -38,7 +38,14 @@ _LOG_BYTES = 65_536
 class NewJob(BaseModel):
     """Raw files to featurise into a registered dataset."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"dataset": "pdb", "input_uri": "/data/raw", "crop": {"max_msa_rows": 8192}}
+            ]
+        },
+    )
 
     dataset: NewName
     input_uri: Uri = Field(description="folder or file of raw data, as the service sees it")
@@ -124,9 +131,12 @@ def submit_job(
 def list_jobs(
     service: ServiceDep,
     principal: PrincipalDep,
-    state: State | None = None,
-    before: Annotated[float | None, Query(gt=0, lt=1e12, allow_inf_nan=False)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    state: Annotated[State | None, Query(description="only jobs in it")] = None,
+    before: Annotated[
+        float | None,
+        Query(gt=0, lt=1e12, allow_inf_nan=False, description="`next` of the page before"),
+    ] = None,
+    limit: Limit = 100,
 ) -> JobPage:
     """Jobs of the datasets this token may see."""
     found = service.jobs.list(state=state, only=principal.datasets, before=before, limit=limit + 1)
@@ -170,8 +180,8 @@ def get_dead_letters(
     service: ServiceDep,
     principal: PrincipalDep,
     job_id: JobId,
-    offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="chains to pass over")] = 0,
+    limit: Limit = 100,
 ) -> DeadLetters:
     """Chains the job could not do, each with its reason."""
     row, dataset = owned_job(service, principal, job_id)
@@ -191,7 +201,11 @@ def get_log(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> Plai
         return PlainTextResponse("")
 
 
-@router.get("/{job_id}/events", response_class=StreamingResponse)
+@router.get(
+    "/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
 @scope("read")
 def watch_job(
     request: Request, service: ServiceDep, principal: PrincipalDep, job_id: JobId

@@ -23,10 +23,10 @@ class PlanQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
+    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE, description="ranks to cut for")
     rank: int | None = Field(None, ge=0, description="send this rank's part only")
-    seed: int = Field(0, ge=0, lt=2**63)
-    epoch: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="of the order")
+    epoch: int = Field(0, ge=0, lt=2**63, description="from 0; each has its own order")
 
 
 class RankPlan(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from evofeed.service.places import Uri, require_root
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
 from evofeed.service.refs import move_ref, note_ref, ref_history, require_apart
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
 
@@ -48,7 +48,17 @@ class Apart(BaseModel):
 class RefTarget(BaseModel):
     """Where a ref shall point."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "digest": "0" * 64,
+                    "forbid": [{"column": "release_date", "op": ">=", "value": "2021-10-01"}],
+                }
+            ]
+        },
+    )
 
     digest: DigestValue
     forbid: list[dict[str, Any]] = Field(
@@ -108,8 +118,12 @@ def put_ref(
     ref: RefName,
     target: RefTarget,
     response: Response,
-    if_match: Annotated[str | None, Header(max_length=200)] = None,
-    if_none_match: Annotated[str | None, Header(max_length=200)] = None,
+    if_match: Annotated[
+        str | None, Header(max_length=200, description="the digest it stands at, in quotes")
+    ] = None,
+    if_none_match: Annotated[
+        str | None, Header(max_length=200, description="`*`: it does not exist yet")
+    ] = None,
 ) -> RefView:
     """Point a ref at a snapshot, if nobody else moved it meanwhile.
 
@@ -147,7 +161,7 @@ def get_history(
     service: ServiceDep,
     name: DatasetName,
     ref: RefName,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
 ) -> History:
     """Where the ref has been, newest first."""
     row = service.catalog.dataset(name)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from evofeed.service.audit import record
 from evofeed.service.clock import iso
 from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
-from evofeed.service.ranges import immutable_response
+from evofeed.service.ranges import ARROW, described, immutable_response
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}", "shards")
@@ -21,7 +21,10 @@ router = make_router("/v1/datasets/{name}", "shards")
 class Wanted(BaseModel):
     """Shards to fetch."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]},
+    )
 
     shards: list[Annotated[str, StringConstraints(pattern=SHARD_PATTERN)]] = Field(
         min_length=1, max_length=1000
@@ -75,7 +78,7 @@ def sign_urls(
 
 
 @router.head("/shards/{shard}", include_in_schema=False)
-@router.get("/shards/{shard}", response_class=Response)
+@router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))
 @scope("read", counted=False)
 def get_shard(
     request: Request, service: ServiceDep, name: DatasetName, shard: ShardName
@@ -87,5 +90,5 @@ def get_shard(
         etag=f'"{file.sha256}"',
         size=file.nbytes,
         read=file.read,
-        media_type="application/vnd.apache.arrow.file",
+        media_type=ARROW,
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query, Request
+from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.service.clock import iso
 from evofeed.service.filters import filterable
 from evofeed.service.names import DatasetName, Digest
-from evofeed.service.ranges import immutable_response
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.ranges import ARROW, described, immutable_response
+from evofeed.service.routing import Limit, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}/snapshots", "snapshots")
 
@@ -54,7 +54,7 @@ class SnapshotSummary(BaseModel):
 def list_snapshots(
     service: ServiceDep,
     name: DatasetName,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
 ) -> SnapshotList:
     """Snapshots there are, newest first."""
     view = service.catalog.view(name)
@@ -78,7 +78,7 @@ def list_snapshots(
 
 
 @router.head("/{digest}", include_in_schema=False)
-@router.get("/{digest}", response_class=Response)
+@router.get("/{digest}", response_class=Response, responses=described("application/json"))
 @scope("read", counted=False)
 def get_manifest(
     request: Request, service: ServiceDep, name: DatasetName, digest: Digest
@@ -95,7 +95,7 @@ def get_manifest(
 
 
 @router.head("/{digest}/index", include_in_schema=False)
-@router.get("/{digest}/index", response_class=Response)
+@router.get("/{digest}/index", response_class=Response, responses=described(ARROW))
 @scope("read", counted=False)
 def get_index(request: Request, service: ServiceDep, name: DatasetName, digest: Digest) -> Response:
     """The index: an Arrow IPC file, one row per chain."""
@@ -105,7 +105,7 @@ def get_index(request: Request, service: ServiceDep, name: DatasetName, digest: 
         etag=f'"{snapshot.manifest.index_sha256}"',
         size=snapshot.manifest.index_nbytes,
         read=snapshot.read_index,
-        media_type="application/vnd.apache.arrow.file",
+        media_type=ARROW,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
 from evofeed.service.ranges import IMMUTABLE
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.routing import Limit, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "statistics")
@@ -67,8 +67,10 @@ def get_diff(
     name: DatasetName,
     before: Annotated[Either, Query(description="ref or digest")],
     after: Annotated[Either, Query(description="ref or digest")] = "main",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=256)] = None,
+    limit: Limit = 100,
+    cursor: Annotated[
+        str | None, Query(max_length=256, description="`next` of the page before")
+    ] = None,
 ) -> Diff:
     """Chains added, removed or changed, by id; a chain changed if its bytes did."""
     start = 0

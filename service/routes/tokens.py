@@ -14,7 +14,7 @@ from evofeed.service.clock import iso, iso_or_none
 from evofeed.service.names import NewName
 from evofeed.service.problems import Problem
 from evofeed.service.quotas import Quotas, usage
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.tables import AuditRow, TokenRow
 
 router = make_router("/v1", "tokens")
@@ -27,7 +27,14 @@ Label = Annotated[
 class NewToken(BaseModel):
     """A token to make."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"label": "trainer", "scopes": ["read"], "datasets": ["pdb"], "seconds": 2_592_000}
+            ]
+        },
+    )
 
     label: Label = Field(description="what it is for")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
@@ -134,8 +141,10 @@ def make_token(
 def list_tokens(
     service: ServiceDep,
     principal: PrincipalDep,
-    after: Annotated[str, Query(pattern=r"^[0-9a-f]{0,16}$")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[
+        str, Query(pattern=r"^[0-9a-f]{0,16}$", description="`next` of the page before")
+    ] = "",
+    limit: Limit = 100,
 ) -> TokenList:
     """Every token there has been, by id."""
     principal.require_all_datasets()
@@ -182,7 +191,7 @@ def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
 def remove_token(
     service: ServiceDep,
     principal: PrincipalDep,
-    token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
+    token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="token id")],
 ) -> None:
     """Revoke a token: it is worthless from now on."""
     principal.require_all_datasets()
@@ -194,8 +203,10 @@ def remove_token(
 def read_audit(
     service: ServiceDep,
     principal: PrincipalDep,
-    before: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[
+        int | None, Query(ge=1, lt=2**31, description="`next` of the page before")
+    ] = None,
+    limit: Limit = 100,
 ) -> AuditPage:
     """Who did what, newest first."""
     principal.require_all_datasets()

@@ -23,7 +23,7 @@ from evofeed.service.tables import DeliveryRow, WebhookRow
 from evofeed.service.webhooks import add_webhook
 
 router = make_router("/v1/webhooks", "webhooks")
-WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="webhook id")]
 _MAX_WEBHOOKS = 20  # of one principal
 _SHOWN = 50
 
@@ -31,7 +31,12 @@ _SHOWN = 50
 class NewWebhook(BaseModel):
     """Whom to tell, and of which jobs."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"url": "https://hooks.example.org/evofeed", "datasets": ["pdb"]}]
+        },
+    )
 
     url: Uri = Field(description="https, at a host of EVOFEED_WEBHOOK_HOSTS")
     datasets: list[NewName] | None = Field(
