@@ -3,7 +3,7 @@
 A shard is fetched whole when it is first touched, checked against the sha256 in
 its name, and renamed into place. What does not fit is evicted, least recently
 used first, and only after the remote has shown that it still has it. If there is
-no room at all (everything is in use, the disk is full), reads go to the remote.
+no room at all (everything is in use, the disk is full or read-only), reads go to the remote.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ class CachedStorage:
     def __init__(self, remote: Storage, cache: Cache, sizes: Mapping[str, int]) -> None:
         self.remote, self.cache, self.sizes = remote, cache, dict(sizes)
         self._folder = Path(cache.folder) / "shards"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"no cache can be kept here ({error.strerror}): give Cache another folder",
+                path=cache.folder,
+            ) from None
         self._local = LocalStorage(cache.folder)
         self._lock = threading.Lock()
         self.stats = dict.fromkeys(("hits", "fills", "evictions", "bypassed"), 0)
@@ -90,10 +96,14 @@ class CachedStorage:
             os.utime(path)  # used now: the last to be evicted
             return True
         with self._lock:  # one fill at a time a process; other processes by file lock
-            return path.exists() or self._fill(name)
+            try:
+                return path.exists() or self._fill(name)
+            except OSError:  # the folder has gone, or can no longer be written
+                return False
 
     def _fill(self, name: str) -> bool:
         """Fetch a shard; False if there is no room for it."""
+        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         with (self._folder / f".{name[:16]}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it filled
             if (self._folder / name).exists():

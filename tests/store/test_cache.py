@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 from store_records import assert_same, random_record
 
-from evofeed.errors import ShardCorrupt
+from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.store import Cache, Dataset, DatasetWriter
 
 
@@ -66,6 +67,22 @@ def test_a_shard_that_cannot_fit_is_read_remotely(remote, tmp_path):
     dataset = cached(remote, tmp_path, max_nbytes=10)
     assert_same(dataset["chain2_A"], record(2))
     assert held(tmp_path) == [] and dataset.storage.stats["bypassed"] == 1
+
+
+def test_a_cache_that_vanishes_is_begun_again_and_one_that_cannot_be_is_gone_around(
+    remote, tmp_path
+):
+    dataset = cached(remote, tmp_path)
+    assert_same(dataset["chain0_A"], record(0))
+    shutil.rmtree(tmp_path / "cache")
+    assert_same(dataset["chain1_A"], record(1))
+    assert len(held(tmp_path)) == 1
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert_same(dataset["chain2_A"], record(2))
+    assert dataset.storage.stats["bypassed"] == 1
+    with pytest.raises(StoreError, match="give Cache another folder"):
+        cached(remote, tmp_path)
 
 
 def test_the_only_copy_is_never_evicted(remote, tmp_path):
