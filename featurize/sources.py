@@ -100,7 +100,9 @@ class ChainSource:
             ) from None
         for entry in entries:
             if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
-                yield from (file_ref(e.path) for e in os.scandir(entry.path) if self._reads(e))
+                yield from (
+                    file_ref(e.path) for e in list(os.scandir(entry.path)) if self._reads(e)
+                )
             elif self._reads(entry):
                 yield file_ref(entry.path)
 

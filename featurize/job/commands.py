@@ -154,6 +154,11 @@ def retry(
     """
     ledger = _open(where)
     job = _pick(ledger, job_id)
+    if not ledger.chains(job.job_id):
+        result = {"job_id": job.job_id, "chains": 0}
+        print(json.dumps(result) if as_json else f"no broken chain in job {job.job_id[:12]}")
+        return
+    _check_places(job)
     count = ledger.retry(job.job_id)
     if only_mark:
         result = {"job_id": job.job_id, "chains": count}
@@ -172,7 +177,26 @@ def run(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
     _run(ledger, _pick(ledger, job_id), as_json)
 
 
+def _check_places(job: Any) -> None:
+    """A job remembers input and dataset as they were given, perhaps relative to another folder.
+
+    Raises:
+        JobError: they were, and are not here.
+    """
+    from evofeed.errors import JobError
+
+    for uri in (job.input_uri, job.dataset_uri):
+        path = uri.removeprefix("file://")
+        if "://" not in path and not Path(path).is_absolute() and not Path(path).exists():
+            raise JobError(
+                f"job {job.job_id[:12]} was started in another folder, where {uri!r} is: "
+                "run this there",
+                path=uri,
+            )
+
+
 def _run(ledger: Any, job: Any, as_json: bool) -> None:
+    _check_places(job)
     from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.job.show import run_and_show

@@ -50,7 +50,8 @@ class Ledger:
         self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)
         if self.url.startswith("sqlite:///"):
             Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        self.place = self.url.rpartition("@")[2]  # for messages: no password
+        # For messages: a SQLite file's path, another database without its password.
+        self.place = self.url.rpartition("@")[2].removeprefix("sqlite:///")
         try:
             self.engine: Engine = _engine(self.url)
             METADATA.create_all(self.engine)

@@ -4,18 +4,25 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from evofeed.featurize import FeaturizeConfig
+from evofeed.featurize.job import show
+from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.synth import write_synthetic
 
 
-def evofeed(*args: str | Path) -> subprocess.CompletedProcess[str]:
+def evofeed(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "evofeed.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, timeout=300, cwd=cwd
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +127,33 @@ def test_jobs_retry_and_run_go_on_with_the_arguments_of_the_job(published: Path)
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert (report["state"], report["num_broken"]) == ("published", 2)
+
+
+def test_jobs_without_a_broken_chain_are_not_retried_and_none_runs_from_another_folder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "one.a3m").write_text(">q\nACDEFGHIKL\n")
+    done = evofeed("featurize", "raw", "data", "--executor", "local", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    retried = evofeed("jobs", "retry", tmp_path / "data")
+    assert (retried.returncode, "no broken chain" in retried.stdout) == (0, True)
+    elsewhere = evofeed("jobs", "run", tmp_path / "data")
+    assert elsewhere.returncode == 1
+    assert "run this there" in elsewhere.stderr
+    assert "published" in evofeed("jobs", "status", tmp_path / "data").stdout
+
+
+def test_an_interrupted_job_says_that_nothing_is_lost() -> None:
+    def interrupted(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(show, "run_job", interrupted)
+        told = StringIO()
+        with pytest.raises(KeyboardInterrupt), redirect_stderr(told):
+            show.run_and_show("in", "out", FeaturizeConfig(), None, JobOptions(), {}, True)
+    assert "what is done is kept" in told.getvalue()
 
 
 def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: Path) -> None:
