@@ -34,7 +34,7 @@ def main(job_id: str) -> int:
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
     pulse = _Pulse(queue, job_id)
-    before = signal.signal(signal.SIGTERM, lambda *_: pulse.stop_for(jobs.QUEUED))
+    before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
         job, dataset = queue.get(job_id)
         options = job.spec["options"]
@@ -109,9 +109,14 @@ class _Pulse:
         """Stop the driver at its next word; the job ends in `state`."""
         self._stop = self._stop or state
 
+    def on_sigterm(self, *_: object) -> None:
+        """Our service stops; the next one goes on with the job."""
+        self.stop_for(jobs.QUEUED)
+
     def progress(self, progress: JobProgress) -> None:
         """Called by the driver about twice a second."""
         self._latest = dataclasses.asdict(progress)
+        signal.signal(signal.SIGTERM, self.on_sigterm)  # Ray puts one in place that aborts
         if self._stop:
             raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from conftest_service import Start
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 
+from evofeed.featurize.job import JobProgress
 from evofeed.featurize.synth import write_synthetic
 from evofeed.service import ServiceSettings, jobs, scheduler, serving
 from evofeed.service.database import Database
@@ -292,3 +294,27 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
     pulse = _Pulse(Busy(), "job")  # type: ignore[arg-type]
     with pulse:
         wait_until(lambda: pulse.stop_state == jobs.CANCELLED)
+
+
+def test_a_job_hears_that_its_service_stops_though_ray_takes_the_signal(tmp_path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
+    pulse = _Pulse(JobQueue(database, 1), "0" * 16)
+    here = JobProgress(
+        num_chains=2,
+        good=1,
+        broken=0,
+        suspects=0,
+        share=0.5,
+        chains_per_second=1.0,
+        seconds_left=1.0,
+    )
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what Ray does, when it starts
+    try:
+        pulse.progress(here)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            pulse.progress(here)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        database.close()
+    assert pulse.stop_state == jobs.QUEUED
