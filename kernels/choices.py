@@ -156,7 +156,14 @@ def lstm_padding(
 
 
 def override(op: str, choice: Any) -> None:
-    """Makes `choice` the tile of an op (or of "attention") in this process; None undoes it."""
+    """Makes `choice` what is chosen for an op in this process; None undoes it.
+
+    Args:
+        op: a name in `DEFAULTS` (a `Tile`), "attention" (`AttentionTiles`), "hopper_attention"
+            (`HopperTiles`), "lstm" (`LstmPadding`), or "small_norm" (elements below which
+            PyTorch's norm is called, 0 for never).
+        choice: as the op takes it.
+    """
     if choice is None:
         _overrides.pop(op, None)
     else:

@@ -1,6 +1,6 @@
 """Launches of the attention kernels for Hopper cards: which inputs they take, and with what tiles.
 
-Letters as in `biased_attention.py`: B batch, R rows, N positions, H heads, D head width.
+Letters as in `attention_kernels.py`: B batch, R rows, N positions, H heads, D head width.
 """
 
 from __future__ import annotations

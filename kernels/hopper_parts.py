@@ -6,7 +6,7 @@ tile before it is worked on. For that, positions lie in shared memory in another
 each 32 of them, the 8 that one thread holds of an accumulator's row follow each other in
 memory (`in_turn`). A pair of 16-bit numbers of the bias is one 32-bit number until it is used.
 
-Strides are in units of numbers here; letters as in `biased_attention.py`.
+Strides are in units of numbers here; letters as in `attention_kernels.py`.
 """
 
 from evofeed.kernels.backend import cp, gl, gluon

@@ -3,10 +3,10 @@
 
 The outer product is one GEMM whose result is `[(i, c), (j, e)]`; PyTorch then
 permutes 134 MB (256 residues) to `[(i, j), (c, e)]` for the projection. Here the
-projection reads 32 neighbouring e at a time, so there is nothing to permute.
+projection reads the E neighbouring e of a c at a time, so there is nothing to permute.
 
-Letters: M = B * S * R, R residues (i, j), E = 32 channels of a projection (c, e), N output
-channels.
+Letters: M = B * S * R, R residues (i, j), E channels of a projection (c, e; 16 or 32), N
+output channels.
 """
 
 from evofeed.kernels.backend import tl, triton
