@@ -18,7 +18,12 @@ snapshots = typer.Typer(
 )
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefName = Annotated[str, typer.Option(help="Ref or snapshot digest.")]
+RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
+
+_TO_MEND = (
+    "to mend: remove the damaged files and run the `evofeed featurize` that made them again, "
+    "which makes only what is missing; or copy the snapshot from a sound place"
+)
 
 
 @contextlib.contextmanager
@@ -66,6 +71,12 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
         f"{row['digest'][:12]}  {row['chains']:>9,} chains  {row['shards']:>5,} shards  "
         f"{row['nbytes'] / 1e6:>11,.1f} MB  {' '.join(row['refs'])}".rstrip()
         for row in rows
+    ]
+    there = {row["digest"] for row in rows}
+    lines += [
+        f"{digest[:12]}  is not here, though it should be  {' '.join(refs)}"
+        for digest, refs in names.items()
+        if digest not in there
     ]
     if not rows:
         read_ref(storage, "main")  # says that there is no dataset here, and what makes one
@@ -176,8 +187,9 @@ def verify(
         dataset = Dataset.open(uri, snapshot)
         faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
-    lines = [str(fault) for fault in faults]
-    show(as_json, values, [*lines, f"{len(dataset):,} chains, {len(faults)} faults"])
+    lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
+    lines += [_TO_MEND] if faults else []
+    show(as_json, values, lines)
     raise typer.Exit(1 if faults else 0)
 
 

@@ -18,11 +18,17 @@ from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.features import RECORD, ChainRecord
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.decode import FEATURES, ChainDecoder
-from evofeed.store.history import Diff, Snapshot, diff_indexes, list_snapshots, read_manifest
+from evofeed.store.history import (
+    Diff,
+    Snapshot,
+    diff_indexes,
+    find_snapshot,
+    list_snapshots,
+    read_manifest,
+)
 from evofeed.store.html import describe_html
 from evofeed.store.index import read_index
-from evofeed.store.manifest import DIGEST, Manifest
-from evofeed.store.refs import read_ref
+from evofeed.store.manifest import MEND, Manifest
 from evofeed.store.shard import shard_index, shard_key
 from evofeed.store.spans import PackedSlice, Spans
 from evofeed.store.storage import LocalStorage, Storage, open_storage
@@ -55,7 +61,7 @@ class Dataset:
 
         Args:
             uri: where it lies.
-            snapshot: a ref, or a full digest.
+            snapshot: a ref, or a digest, of which 8 digits do where files can be listed.
             token: bearer token for a service that wants one; `EVOFEED_TOKEN` if None.
             cache: keep shards of a remote dataset in a local folder, capped in bytes.
 
@@ -74,9 +80,7 @@ class Dataset:
     @classmethod
     def of(cls, storage: Storage, snapshot: str = "main") -> Dataset:
         """As `open`, for a storage that is already there."""
-        is_digest = DIGEST.fullmatch(snapshot)
-        digest = snapshot if is_digest else read_ref(storage, snapshot).digest
-        return _reopen(storage, digest)
+        return _reopen(storage, find_snapshot(storage, snapshot))
 
     @property
     def uri(self) -> str:
@@ -366,7 +370,7 @@ def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table
     path = f"{storage.uri}/{key}"
     data = _mapped(storage, key)
     if hashlib.sha256(memoryview(data)).hexdigest() != manifest.index_sha256:
-        raise ShardCorrupt("the index does not match the manifest's sha256", path=path)
+        raise ShardCorrupt(f"the index does not match the manifest's sha256{MEND}", path=path)
     table = read_index(data, path)
     if table.num_rows != manifest.num_chains:
         raise ShardCorrupt(f"{table.num_rows} chains, not {manifest.num_chains}", path=path)

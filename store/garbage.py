@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.errors import RefConflict
+from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.store import leases
 from evofeed.store.history import ancestors, read_manifest
 from evofeed.store.leases import Lease
@@ -22,6 +22,7 @@ from evofeed.store.refs import list_refs
 from evofeed.store.shard import part_key, shard_key
 from evofeed.store.storage import Storage, StoredObject, open_storage
 
+_FOLDERS = ("refs/", "snapshots/", "shards/", "leases/")
 GRACE = 7 * 24 * 3600.0
 """Seconds; longer than any job that writes here may take."""
 
@@ -64,9 +65,12 @@ def gc(
         keep_history: snapshots from which a ref's snapshot was made count as needed.
 
     Raises:
+        DatasetMissing: there is nothing of a dataset there.
         RefConflict: a ref moved while files were listed; run again.
     """
     storage = open_storage(uri)
+    if not any(True for folder in _FOLDERS for _ in storage.files(folder)):
+        raise DatasetMissing("no dataset is here: is that its address?", path=storage.uri)
     if dry_run:
         return _collect(storage, True, grace, keep_history, None)
     with leases.hold(storage, "gc", uuid.uuid4().hex) as lease:

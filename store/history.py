@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, ShardMissing
-from evofeed.store.manifest import Manifest
+from evofeed.store.manifest import DIGEST, Manifest
 from evofeed.store.refs import read_ref
 from evofeed.store.storage import ReadOnlyStorage, Storage
+
+_SHORT = re.compile(r"[0-9a-f]{8,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,31 @@ class Diff:
         return {name: list(getattr(self, name)) for name in ("added", "removed", "changed")}
 
 
+def find_snapshot(storage: Storage, name: str) -> str:
+    """Digest of a snapshot by a ref, by itself or by its first 8 digits or more.
+
+    Raises:
+        DatasetMissing: there is no such ref, nor just one digest that begins so.
+    """
+    if DIGEST.fullmatch(name):
+        return name
+    try:
+        return read_ref(storage, name).digest
+    except DatasetMissing:
+        found = _beginning_with(storage, name) if _SHORT.fullmatch(name) else []
+        if len(found) != 1:
+            raise
+        return found[0]
+
+
+def _beginning_with(storage: Storage, name: str) -> list[str]:
+    try:
+        digests = {item.key.split("/")[1] for item in storage.files("snapshots/")}
+    except ReadOnlyStorage:
+        return []
+    return [digest for digest in digests if digest.startswith(name)]
+
+
 def read_manifest(storage: Storage, digest: str) -> Manifest:
     """The manifest of a snapshot.
 
@@ -46,7 +74,10 @@ def read_manifest(storage: Storage, digest: str) -> Manifest:
     try:
         data = storage.read(key)
     except ShardMissing:
-        raise DatasetMissing(f"no snapshot {digest[:12]}", path=storage.uri) from None
+        raise DatasetMissing(
+            f"no snapshot {digest[:12]}; `evofeed snapshots ls` lists those that are there",
+            path=storage.uri,
+        ) from None
     return Manifest.from_bytes(data, digest, f"{storage.uri}/{key}")
 
 

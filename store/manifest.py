@@ -92,7 +92,8 @@ class Manifest:
         """
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
-            raise ShardCorrupt(f"manifest has sha256 {found[:12]}, not {digest[:12]}", path=path)
+            what = f"manifest has sha256 {found[:12]}, not {digest[:12]}"
+            raise ShardCorrupt(what + MEND, path=path)
         try:
             values = json.loads(data)
             check_version(values["version"], path)
@@ -108,6 +109,9 @@ class Manifest:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
+
+
+MEND = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"
 
 
 def canonical_json(values: Any) -> bytes:

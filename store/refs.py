@@ -54,9 +54,13 @@ def _parse(data: bytes, name: str, uri: str) -> Ref:
         values = json.loads(data)
         ref = Ref(name, str(values["digest"]), str(values.get("updated_at", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ShardCorrupt(f"ref {name!r} does not parse", path=f"{uri}/refs/{name}") from None
+        ref = Ref(name, "", "")
     if not DIGEST.fullmatch(ref.digest):
-        raise ShardCorrupt(f"ref {name!r} holds no digest", path=f"{uri}/refs/{name}")
+        raise ShardCorrupt(
+            f"ref {name!r} holds no digest but {data[:40]!r}: remove this file; then `evofeed "
+            f"snapshots tag DATASET {name} --snapshot DIGEST` puts it at one that `ls` lists",
+            path=f"{uri}/refs/{name}",
+        )
     return ref
 
 

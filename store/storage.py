@@ -243,7 +243,7 @@ def _write_error(error: OSError, path: Path, nbytes: int) -> StoreError:
             "free space or raise the limit, then run the same command again",
             path=str(path),
         )
-    return StoreError(f"cannot write: {error}", path=str(path))
+    return StoreError(f"cannot write: {error.strerror or error}", path=str(path))
 
 
 def now() -> str:

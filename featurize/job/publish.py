@@ -29,6 +29,9 @@ the `templates` it was made of (`template_use.remembered`), and its `home` once 
 with others: that shard, and `of` which units."""
 
 
+ShardAt = tuple[str, int]
+
+
 def parent_of(dataset_uri: str, ref: str) -> str | None:
     """The snapshot a ref points at now, None if there is no such ref yet."""
     try:
@@ -81,7 +84,7 @@ def drop_joined(ledger: Ledger, job: JobRow, lease: str) -> None:
     keys = []
     for unit in _with_shards(ledger, job):
         shard, home = unit["shard"], unit["shard"].get("home")
-        if home and home["name"] in there and shard["name"] in there - {home["name"]}:
+        if home and _at(home) in there and _at(shard) in there - {_at(home)}:
             keys += [shard_key(shard["name"]), part_key(shard["name"])]
     if keys:
         sweep(storage, keys, job=lease)
@@ -118,13 +121,13 @@ def _joined(ledger: Ledger, job: JobRow, nbytes: int) -> list[ShardEntry]:
     entries = []
     for group in groups_of((unit["shard"]["nbytes"] for unit in units), nbytes):
         members = [units[number] for number in group]
-        if len(members) == 1 and members[0]["shard"]["name"] in there:
+        if len(members) == 1 and _at(members[0]["shard"]) in there:
             entries.append(ShardEntry.from_dict(members[0]["shard"]))
             continue
         names = [unit["shard"]["name"] for unit in members]
         key = hashlib.sha256("\n".join(names).encode()).hexdigest()
         home = members[0]["shard"].get("home")
-        if not home or home["of"] != key or home["name"] not in there:
+        if not home or home["of"] != key or _at(home) not in there:
             rows = canonical([_rows_of(storage, unit, there) for unit in members])
             home = join_chains(storage, rows).to_dict() | {"of": key}
             ledger.set_home(job.job_id, [unit["unit_id"] for unit in members], home)
@@ -132,7 +135,7 @@ def _joined(ledger: Ledger, job: JobRow, nbytes: int) -> list[ShardEntry]:
     return entries
 
 
-def _rows_of(storage: Storage, unit: Unit, there: set[str]) -> pa.Table:
+def _rows_of(storage: Storage, unit: Unit, there: set[ShardAt]) -> pa.Table:
     """Index rows of a unit's chains, wherever they lie now."""
     table = read_part(storage, ShardEntry.from_dict(_places(unit, there)[0]))
     if "records" not in unit["shard"]:
@@ -140,19 +143,24 @@ def _rows_of(storage: Storage, unit: Unit, there: set[str]) -> pa.Table:
     return table.filter(pc.is_in(table["chain_id"], pa.array(unit["shard"]["records"], pa.utf8())))
 
 
-def _places(unit: Unit, there: set[str]) -> list[dict[str, Any]]:
+def _places(unit: Unit, there: set[ShardAt]) -> list[dict[str, Any]]:
     """Shards that hold a unit's chains: its own, and the one it was joined into."""
     shard = unit["shard"]
     known = [shard, *([shard["home"]] if shard.get("home") else [])]
-    return [place for place in known if place["name"] in there]
+    return [place for place in known if _at(place) in there]
 
 
 def _with_shards(ledger: Ledger, job: JobRow) -> Sequence[Unit]:
     return [unit for unit in ledger.units(job.job_id, states.DONE) if unit["shard"]]
 
 
-def _shards_there(storage: Storage) -> set[str]:
-    return {item.key.removeprefix("shards/") for item in storage.files("shards/")}
+def _shards_there(storage: Storage) -> set[ShardAt]:
+    return {(item.key.removeprefix("shards/"), item.nbytes) for item in storage.files("shards/")}
+
+
+def _at(place: Mapping[str, Any]) -> ShardAt:
+    """A shard's name and size: one that was cut short is not there."""
+    return place["name"], place["nbytes"]
 
 
 def _cluster_sizes(ledger: Ledger, job: JobRow, path: str) -> dict[str, int]:

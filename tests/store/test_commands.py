@@ -10,8 +10,8 @@ from store_records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli
-from evofeed.errors import ChainMissing
-from evofeed.store import Dataset, DatasetWriter, write_shard
+from evofeed.errors import ChainMissing, DatasetMissing, ShardCorrupt
+from evofeed.store import Dataset, DatasetWriter, gc, write_shard
 from evofeed.store.commands import snapshots
 from evofeed.store.convert import read_features
 from evofeed.store.shard_commands import shards
@@ -70,7 +70,8 @@ def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
     data = bytearray(path.read_bytes())
     data[int(dataset.spans.offset[1]) + 400] ^= 1
     path.write_bytes(data)
-    assert "chain1_A" in run(snapshots, "verify", uri, code=1)
+    told = run(snapshots, "verify", uri, code=1)
+    assert "chain1_A" in told and told.splitlines()[-1].startswith("to mend: ")
     values = json.loads(run(shards, "verify", str(path), "--json", code=1))
     assert values["faults"][0]["type"] == "ShardCorrupt"
 
@@ -122,3 +123,40 @@ def test_what_is_there_is_named_beside_what_is_not(uri, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["snapshots", "ls", str(tmp_path / "nothing")])
     assert caught.value.code == 1 and "nothing is published here" in capsys.readouterr().err
+
+
+def test_the_beginning_of_a_digest_names_a_snapshot(uri):
+    digest = Dataset.open(uri).digest
+    assert run(snapshots, "chains", uri, "--snapshot", digest[:12]) == run(snapshots, "chains", uri)
+    for unknown in (digest[:7], "0" * 12):
+        with pytest.raises(DatasetMissing, match="there are main"):
+            Dataset.open(uri, unknown)
+
+
+def test_collecting_where_no_dataset_is_says_so(tmp_path):
+    (tmp_path / "alignments").mkdir()
+    for place in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(DatasetMissing, match="no dataset is here"):
+            gc(str(place))
+
+
+def test_a_damaged_ref_can_be_put_back_by_what_its_error_says(uri):
+    dataset = Dataset.open(uri)
+    ref = dataset.storage.path("refs/main")
+    for damage in ("", "hello", '{"digest": "12"}'):
+        ref.write_text(damage)
+        with pytest.raises(ShardCorrupt, match="remove this file; then `evofeed snapshots tag"):
+            Dataset.open(uri)
+    ref.unlink()
+    (row,) = json.loads(run(snapshots, "ls", uri, "--json"))
+    run(snapshots, "tag", uri, "main", "--snapshot", row["digest"])
+    assert Dataset.open(uri).digest == dataset.digest
+
+
+def test_a_ref_to_a_snapshot_that_is_gone_is_listed(uri):
+    lost = "0" * 64
+    storage = Dataset.open(uri).storage
+    storage.path("refs/old").write_text(json.dumps({"digest": lost}))
+    assert "000000000000  is not here, though it should be  old" in run(snapshots, "ls", uri)
+    with pytest.raises(DatasetMissing, match="`evofeed snapshots ls` lists"):
+        Dataset.open(uri, "old")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
-from evofeed.errors import InputError, RefConflict
+from evofeed.errors import InputError, RefConflict, ShardCorrupt
 from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, run_job
 from evofeed.featurize.job.units import make_plan
@@ -98,6 +98,29 @@ def test_a_shard_that_vanished_is_made_again(raw: Path, tmp_path: Path) -> None:
     assert again.snapshot == first.snapshot
     assert (again.units, again.resumed) == (6, 5)
     assert shard.read_bytes() == data
+
+
+@pytest.mark.parametrize("shard_nbytes", [0, 128 << 20])
+def test_a_shard_that_was_cut_short_is_made_again(
+    raw: Path, tmp_path: Path, shard_nbytes: int
+) -> None:
+    first = on_stage(lambda: run(raw, tmp_path, shard_nbytes=shard_nbytes))
+    shard = sorted((tmp_path / "shards").iterdir())[0]
+    os.truncate(shard, shard.stat().st_size // 2)
+    again = on_stage(lambda: run(raw, tmp_path, shard_nbytes=shard_nbytes))
+    assert again.snapshot == first.snapshot
+    assert again.resumed < again.units
+    assert Dataset.open(str(tmp_path)).verify(deep=True) == []
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.arrow"])
+def test_a_damaged_snapshot_is_written_anew(raw: Path, tmp_path: Path, name: str) -> None:
+    first = on_stage(lambda: run(raw, tmp_path))
+    os.truncate(tmp_path / "snapshots" / str(first.snapshot) / name, 100)
+    with pytest.raises(ShardCorrupt, match="run the `evofeed featurize` that made it again"):
+        Dataset.open(str(tmp_path))
+    assert on_stage(lambda: run(raw, tmp_path)).snapshot == first.snapshot
+    assert Dataset.open(str(tmp_path)).verify(deep=True) == []
 
 
 def test_shards_of_units_are_joined_and_the_units_are_not_done_again(
