@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,19 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+
+_put, _one_at_a_time = S3Response.put_object, threading.Lock()
+
+
+def _put_object(self: S3Response) -> Any:
+    """A bucket compares and writes in one; moto's threads may all compare, then all write."""
+    with _one_at_a_time:
+        return _put(self)
+
+
+S3Response.put_object = _put_object
 
 
 class Bucket:

@@ -29,7 +29,7 @@ class LateStorage(LocalStorage):
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         if offset == self.late:
-            assert self.let.wait(60)
+            assert self.let.wait(300)
         super().read_into(key, offset, out)
 
 

@@ -34,7 +34,7 @@ class Gated(LocalStorage):
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         self.threads.append(threading.current_thread().name)
         if (key, offset) in self.stuck:
-            assert self.let.wait(60)
+            assert self.let.wait(300)
         super().read_into(key, offset, out)
 
 
@@ -74,7 +74,7 @@ class Serving:
 
 
 def received(connection: Connection) -> tuple[int, Any]:
-    assert connection.poll(30), "no answer"
+    assert connection.poll(240), "no answer"
     answer: tuple[int, Any] = pickle.loads(connection.recv_bytes())
     return answer
 
@@ -90,7 +90,7 @@ def serving(dataset: Dataset, request: pytest.FixtureRequest) -> Iterator[Servin
     yield one
     one.storage.let.set()
     one.connection.send_bytes(pickle.dumps(None))
-    one.thread.join(30)
+    one.thread.join(240)
     assert not one.thread.is_alive()
 
 
@@ -116,6 +116,10 @@ def test_who_waits_behind_slow_reads_gets_threads_of_its_own(serving: Serving) -
 def test_when_all_threads_are_stuck_the_rest_waits_and_is_read_later(serving: Serving) -> None:
     serving.ask(*range(6))
     serving.ask(6, 7)
+    end = time.monotonic() + 240
+    while len(serving.storage.threads) < 4:
+        assert time.monotonic() < end, "they never began"
+        time.sleep(0.01)
     used = time.process_time()
     assert not serving.connection.poll(1.5)
     assert time.process_time() - used < 0.5  # nobody spins meanwhile

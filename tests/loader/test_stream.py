@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -23,6 +24,8 @@ from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.errors import CannotResume, LoaderError, WorkerDied
 from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.arena import Pulse
+from evofeed.loader.readers import SILENCE_SECONDS
 from evofeed.store import Dataset
 
 
@@ -226,8 +229,9 @@ def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
                 time.sleep(float(rng.uniform(0, 0.2)))  # starting, reading, or idle
                 pid = reader_pid(loader)
                 if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
-                    kills += 1
+                    with contextlib.suppress(ProcessLookupError):  # dead of the kill before
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
             got += sample_digests(loader, 1)
         stats = loader.stats()
     assert 1 <= stats["reader_respawns"] <= kills
@@ -277,7 +281,7 @@ from evofeed.store import Dataset
 loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
 next(iter(loader))
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -292,7 +296,7 @@ def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 240
     while any(Path(f"/proc/{pid}").exists() for pid in grandchildren):
         assert time.monotonic() < deadline, "the reader outlived its trainer"
         time.sleep(0.05)
@@ -306,7 +310,7 @@ def test_a_script_that_closes_nothing_ends_by_itself(
     (tmp_path / "script.py").write_text(
         "import sys\nsys.path.pop(0)\n"
         + TRAINER.replace('device="cpu"', f"device='cpu', reader={reader!r}").replace(
-            "time.sleep(60)", ""
+            "time.sleep(600)", ""
         )
     )
     done = subprocess.run(
@@ -314,7 +318,7 @@ def test_a_script_that_closes_nothing_ends_by_itself(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
@@ -343,7 +347,7 @@ print(first, second, flush=True)
 
 def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKER, dataset.uri], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FORKER, dataset.uri], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     one, two = done.stdout.splitlines()
@@ -379,7 +383,7 @@ if __name__ == "__main__":
 def test_a_notebook_without_a_script_reads_through_a_process(dataset: Dataset) -> None:
     done = subprocess.run(
         [sys.executable, "-", dataset.uri],
-        input=NOTEBOOK, capture_output=True, text=True, timeout=60, check=False,
+        input=NOTEBOOK, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (f"{len(dataset)}\n", "")
 
@@ -388,7 +392,7 @@ def test_ranks_may_be_spawned(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
     done = subprocess.run(
         [sys.executable, "train.py", dataset.uri],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(len(dataset) // 2)] * 2
@@ -449,15 +453,16 @@ def test_whole_chains_come_out_uncropped(dataset: Dataset) -> None:
             assert torch.equal(batch["seq_mask"], torch.ones_like(batch["seq_mask"]))
 
 
-def test_a_reader_that_falls_silent_is_replaced(
-    dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evofeed.loader.readers.SILENCE_SECONDS", 3.0)
+def test_a_reader_that_falls_silent_is_replaced(dataset: Dataset, reference: list[str]) -> None:
     with open_loader(dataset, reader="process", prefetch=1, ready=1) as loader:
         got = sample_digests(loader, 1)
         pid = reader_pid(loader)
-        assert pid is not None
+        assert pid is not None and loader._arena is not None
         os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.01)
+        long_ago = time.monotonic() - 2 * SILENCE_SECONDS
+        Pulse(loader._arena.memory).beat(long_ago, 0.0)
         got += sample_digests(loader)
         assert loader.stats()["reader_respawns"] == 1
     assert got == reference
