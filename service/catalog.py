@@ -29,6 +29,7 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 _URI_SECONDS = 1.0
 _MAX_URIS = 10_000
+_MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
 
 
 class Catalog:
@@ -36,10 +37,9 @@ class Catalog:
 
     Args:
         database: where names are kept.
-        snapshots: snapshots held open at once; the longest unused are closed.
     """
 
-    def __init__(self, database: Database, snapshots: int = 32) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
@@ -48,7 +48,6 @@ class Catalog:
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
         self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
-        self._max_snapshots = snapshots
         self._lock = threading.Lock()
 
     def register(
@@ -179,7 +178,7 @@ class Catalog:
             self._snapshots,
             (view.uri, digest),
             lambda: view.open_snapshot(digest),
-            self._max_snapshots,
+            _MAX_SNAPSHOTS,
         )
 
     def shard(self, name: str, shard: str) -> ShardFile:

@@ -73,7 +73,10 @@ def _checked(kind: type[Any], values: dict[str, Any], where: str) -> Any:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         errors = [
-            {"where": ".".join([where, *map(str, item["loc"])]), "what": str(item["msg"])}
+            {
+                "where": ".".join([where, *map(str, item["loc"])]),
+                "what": str(item["msg"]).removeprefix("Value error, "),
+            }
             for item in error.errors(include_url=False)
         ]
         raise Problem(

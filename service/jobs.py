@@ -214,5 +214,5 @@ class JobQueue:
             session.execute(
                 update(JobRow)
                 .where(JobRow.id == job_id, JobRow.state.in_([RUNNING, CANCELLING]))
-                .values(state=state, error=error, updated_at=time.time(), pid=None, **values)
+                .values(state=state, error=error, updated_at=time.time(), **values)
             )

@@ -106,7 +106,10 @@ def as_problem(error: EvofeedError) -> Problem:
 
 def _invalid(error: RequestValidationError) -> Problem:
     errors = [
-        {"where": ".".join(str(part) for part in item["loc"]), "what": str(item["msg"])}
+        {
+            "where": ".".join(str(part) for part in item["loc"]),
+            "what": str(item["msg"]).removeprefix("Value error, "),
+        }
         for item in error.errors()
     ]
     first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "the request is malformed"
@@ -115,12 +118,15 @@ def _invalid(error: RequestValidationError) -> Problem:
     )
 
 
-def _from_http(error: HTTPException) -> Problem:
+def _from_http(request: Request, error: HTTPException) -> Problem:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
+    what = str(error.detail)
+    if error.status_code in (404, 405):  # nobody here raises those: the router found nothing
+        what = f"no route {request.method[:16]} {request.url.path[:100]!r}"
     return Problem(
         error.status_code,
         code,
-        str(error.detail),
+        what,
         next="see /openapi.json for the routes there are",
         headers=error.headers,
     )
@@ -158,7 +164,7 @@ def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response |
 
     def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(request, _from_http(error))
+        return answer(request, _from_http(request, error))
 
     app.add_exception_handler(EvofeedError, on_evofeed)
     app.add_exception_handler(RequestValidationError, on_invalid)

@@ -72,7 +72,6 @@ class JobRow(Base):
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     error: Mapped[str] = mapped_column(Text, default="")
-    pid: Mapped[int | None]
     created_at: Mapped[float]
     updated_at: Mapped[float]
     principal: Mapped[str] = mapped_column(String(128))

@@ -90,7 +90,6 @@ def home(service: ServiceDep, principal: PrincipalDep) -> HTMLResponse:
         "home.html",
         datasets=[_overview(service, row.name, row.uri) for row in rows],
         jobs=service.jobs.list(only=principal.datasets, limit=20),
-        ended=jobs.ENDED,
     )
 
 

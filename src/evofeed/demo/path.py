@@ -57,7 +57,8 @@ class DemoReport:
             ("waiting for data", f"{self.data_wait_share:.1%} of the time"),
             (
                 "loss",
-                f"{self.loss_first:.2f} in the first quarter, {self.loss_last:.2f} in the last",
+                f"{self.loss_first:.2f} in the first quarter, {self.loss_last:.2f} in the last "
+                "(not scaled by length)",
             ),
             *(("picture", picture) for picture in self.pictures),
             ("all in all", f"{self.seconds:.0f} s"),
