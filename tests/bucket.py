@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Bucket:
 
     def __init__(self) -> None:
         name = f"data-{uuid.uuid4().hex}"
-        self.uri, self.port = f"s3://{name}", 0
+        self.uri, self.port, self._place = f"s3://{name}", 0, socket.socket()
         self.come_back()
         _, self.port = self._server.get_host_and_port()
         self._client: Any = boto3.client(
@@ -59,16 +60,21 @@ class Bucket:
     def go_away(self) -> None:
         """Stop the server; what was stored stays in this process's memory."""
         self._server.stop()
+        self._place = socket.socket()  # bound and deaf: nobody else is given the port meanwhile
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", self.port))
 
     def come_back(self) -> None:
         """Start it again."""
+        self._place.close()
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
     def close(self) -> None:
         """End it all."""
         self._client.close()
-        self.go_away()
+        self._server.stop()
+        self._place.close()
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_rotations_are_rotations(rigid: Rigid) -> None:
 
 
 def test_to_the_local_frame_and_back(rigid: Rigid) -> None:
-    points = torch.randn(5, 3).double()
+    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
     assert torch.allclose(apply(rigid, invert_apply(rigid, points)), points)
     assert torch.allclose(invert_apply(rigid, apply(rigid, points)), points)
 
