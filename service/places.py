@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -42,4 +43,6 @@ def require_root(
 
 
 def _below(uri: str, root: str) -> bool:
+    if "://" not in uri and "://" not in root:  # a link must not lead out of what is open
+        uri, root = os.path.realpath(uri), os.path.realpath(root or "/").rstrip("/")
     return uri == root or uri.startswith(f"{root}/")

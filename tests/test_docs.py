@@ -28,3 +28,14 @@ def test_the_feature_page_is_the_feature_table() -> None:
     page = (ROOT / "docs" / "features.md").read_text()
     for table in (RECORD, BATCH):
         assert table_markdown(table) in page, "run: python -m evofeed.features > docs/features.md"
+
+
+def test_every_test_a_document_names_is_there() -> None:
+    named = {
+        found
+        for page in PAGES
+        for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    }
+    assert named
+    missing = [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()]
+    assert not missing

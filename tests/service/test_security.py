@@ -276,6 +276,23 @@ def test_with_tokens_only_opened_places_can_be_registered(start: Start, folder, 
         )
 
 
+def test_a_link_leads_out_of_no_opened_place(start: Start, folder, tmp_path) -> None:
+    opened = tmp_path / "opened"
+    opened.mkdir()
+    (tmp_path / "also-opened").symlink_to(opened)  # the operator's own link is fine
+    (opened / "out").symlink_to(folder[0])
+    (opened / "in").symlink_to(opened / "data")
+    (opened / "round").symlink_to(opened / "round")
+    client = start(auth="on", dataset_roots=(str(tmp_path / "also-opened"),))
+    headers = bearer(token(start.database(), "publish"))
+
+    def register(name: str) -> int:
+        new = {"name": name, "uri": str(opened / name)}
+        return client.post("/v1/datasets", json=new, headers=headers).status_code
+
+    assert [register(name) for name in ("out", "in", "round", "data")] == [403, 201, 201, 201]
+
+
 def test_names_that_differ_in_case_only_cannot_both_be(start: Start, folder) -> None:
     client = start()
     uri = str(folder[0])
