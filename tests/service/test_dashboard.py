@@ -96,6 +96,7 @@ def test_a_dataset_page_shows_histograms_chains_and_history(served) -> None:
     assert page.tags.count("svg") == 4 and page.tags.count("rect") > 20
     assert served.second[:12] in page.text and served.first[:12] in page.text
     assert "0000_A" in page.text or "0001_A" in page.text
+    assert "None" not in page.text and '<td class="n">0.0</td>' not in answer.text, "unknown"
     cursor = re.search(r'name="cursor" value="([^"]+)"', answer.text)
     assert cursor is not None and 'name="min_length" value="40"' in answer.text
     following = served.client.get(

@@ -179,7 +179,7 @@ def serve_and_train(
 
 
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
-    """A minute of the tiny preset, from scratch."""
+    """Some steps of the tiny preset, from scratch."""
     from evofeed.trainer.report.run_report import make_report
     from evofeed.trainer.run.config import preset
     from evofeed.trainer.run.runlog import read_steps
