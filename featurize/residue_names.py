@@ -15,7 +15,7 @@ def _extended() -> dict[str, str]:
 
 
 def one_letter(name: str) -> str:
-    """Letter of a chemical component; MSE is M, SEC is U, what nobody knows is X."""
+    """Letter of a chemical component by Biopython's table, as in OpenFold: MSE is M, SEC X."""
     letter = _extended().get(name, "X")
     return letter if len(letter) == 1 else "X"
 

@@ -1,0 +1,284 @@
+"""Rules of the formats that recorded chains may not happen to show, one small file each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.featurize.test_mmcif import small
+from tests.featurize.test_templates import PIECE, QUERY, Shelf, hit, structure
+
+from evofeed.errors import InputError, MmcifError, MsaError
+from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.pdb import parse_pdb
+from evofeed.featurize.proteinnet import parse_proteinnet
+from evofeed.featurize.sources import role_of
+from evofeed.featurize.structure import Chain, Structure
+from evofeed.featurize.templates import Query, featurize_templates, prefilter
+from evofeed.residues import ATOM_ORDER
+
+OURS, THEIRS = FeaturizeConfig(), FeaturizeConfig.openfold()
+
+
+# which file is what
+
+
+@pytest.mark.parametrize(
+    ("name", "in_db", "ours", "theirs"),
+    [
+        ("bfd_uniclust_hits.a3m", False, "a3m", "a3m"),
+        ("uniref90_hits.sto", False, "stockholm", "stockholm"),
+        ("uniprot_hits.sto", False, "other", "other"),
+        ("pdb70_hits.hhr", True, "hhr", "hhr"),
+        ("hmm_output.sto", False, "hmmsearch", "hmmsearch"),
+        ("hmm_output.sto", True, "hmmsearch", "other"),
+        ("hmmsearch_output.sto", False, "hmmsearch", "stockholm"),
+        ("hmmsearch_output.sto", True, "hmmsearch", "hmmsearch"),
+        ("pdb_hits.sto", False, "hmmsearch", "stockholm"),
+        ("embedding.pt", False, "other", "other"),
+    ],
+)
+def test_a_files_name_says_what_it_is(name: str, in_db: bool, ours: str, theirs: str) -> None:
+    assert (role_of(name, OURS, in_db), role_of(name, THEIRS, in_db)) == (ours, theirs)
+
+
+def chain_folder(root: Path, **files: str) -> ChainSource:
+    for name, text in files.items():
+        path = root / "alignments" / "1abc_A" / name.replace("__", "/").replace("_a3m", ".a3m")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (source,) = discover(root)
+    return source
+
+
+def test_rows_come_in_order_of_file_names_whenever_the_files_were_made(tmp_path: Path) -> None:
+    source = chain_folder(
+        tmp_path, z_a3m=">q\nACDE\n>z\nACDF\n", b_a3m=">q\nACDE\n>b\nACDG\n", a_a3m=">q\nACDE\n"
+    )
+    record = featurize_chain(source)
+    assert record.msa_sources == ("a.a3m", "b.a3m", "z.a3m")
+    assert record.msa_source.tolist() == [0, 1, 2]  # the query once, from the first file
+    assert [row[-1] for row in record.msa.tolist()] == [6, 7, 13]  # E, G, F
+
+
+def test_openproteinsets_folders_are_empty_to_openfold(tmp_path: Path) -> None:
+    source = chain_folder(tmp_path, a3m__x_a3m=">q\nACDE\n>r\nACDF\n")
+    assert len(featurize_chain(source).msa) == 2
+    with pytest.raises(InputError, match="nothing to featurise"):
+        featurize_chain(source, THEIRS)
+
+
+def test_an_alignment_of_another_protein_is_refused_and_of_a_variant_noted(tmp_path: Path) -> None:
+    source = chain_folder(tmp_path, x_a3m=">q\nACDE\n")
+    fasta = tmp_path / "q.fasta"
+    for sequence, why in (("ACDEF", "do not belong together"), ("ACDW", "")):
+        fasta.write_text(f">1abc_A\n{sequence}\n")
+        other = ChainSource("1abc_A", alignment_dir=source.alignment_dir, fasta=str(fasta))
+        if why:
+            with pytest.raises(MsaError, match=why):
+                featurize_chain(other)
+        else:
+            assert "x.a3m: the query differs from the chain in 1 letters" in (
+                featurize_chain(other).dropped
+            )
+
+
+def test_a_chain_without_alignment_is_its_own_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "1abc_A.fasta").write_text(">1abc_A\nACDE\n")
+    record = featurize_chain(discover(tmp_path)[0])
+    assert (len(record.msa), record.msa_sources) == (1, ("query",))
+    assert "no alignment: the MSA is the query alone" in record.dropped
+
+
+# mmCIF
+
+
+@pytest.mark.parametrize(
+    ("items", "resolution"),
+    [
+        ("_refine.ls_d_res_high 1.5\n_em_3d_reconstruction.resolution 3\n", 1.5),
+        ("_refine.ls_d_res_high ?\n_em_3d_reconstruction.resolution 3\n", 3.0),
+        ("_reflns.d_resolution_high 2.5\n_em_3d_reconstruction.resolution .\n", 2.5),
+        ("", 0.0),
+    ],
+)
+def test_the_resolution_is_the_first_that_is_a_number(items: str, resolution: float) -> None:
+    data = small([(".", "1", "0.0")]) + items.encode()
+    assert parse_mmcif(data, file_id="t").resolution == resolution
+
+
+def test_an_entry_was_released_at_its_first_revision() -> None:
+    dates = b"loop_\n_pdbx_audit_revision_history.ordinal\n"
+    dates += b"_pdbx_audit_revision_history.revision_date\n1 2011-07-13\n2 1998-04-08\n"
+    data = small([(".", "1", "0.0")]) + dates
+    assert parse_mmcif(data, file_id="t").release_date == "1998-04-08"
+
+
+def one_residue(component: str, atoms: dict[str, float]) -> bytes:
+    data = small([(".", "1", "0.0")]).replace(b"ALA", component.encode())
+    row = data[data.rindex(b"ATOM CA") :].decode()
+    rows = [
+        row.replace(" CA ", f" {name} ").replace(" 0.0 0 0 ", f" {x} 0 0 ")
+        for name, x in atoms.items()
+    ]
+    return data[: data.rindex(b"ATOM CA")] + "".join(rows).encode()
+
+
+def test_selenium_stands_where_the_sulphur_would() -> None:
+    chain = parse_mmcif(one_residue("MSE", {"CA": 0.0, "SE": 4.0}), file_id="t").chain("A")
+    assert chain.sequence[0] == "M"
+    assert chain.positions[0, ATOM_ORDER["SD"], 0] == 4.0
+    other = parse_mmcif(one_residue("SEC", {"CA": 0.0, "SE": 4.0}), file_id="t").chain("A")
+    assert (other.sequence[0], other.mask[0].sum()) == ("X", 1)
+
+
+@pytest.mark.parametrize(("nh1", "nh2"), [(5.0, 3.0), (3.0, 5.0)])
+def test_arginines_nearer_nitrogen_is_nh1(nh1: float, nh2: float) -> None:
+    data = one_residue("ARG", {"CD": 1.0, "NH1": nh1, "NH2": nh2})
+    positions = parse_mmcif(data, file_id="t").chain("A").positions[0, :, 0]
+    assert [positions[ATOM_ORDER[name]] for name in ("NH1", "NH2")] == [3.0, 5.0]
+
+
+# legacy PDB
+
+
+def pdb(*atoms: tuple[str, str, str, str, float]) -> bytes:
+    """Atom, residue, chain, number with insertion code, B factor."""
+    return "".join(
+        f"ATOM  {i:5} {name:^4} {residue:3} {chain}{number:>5}   "
+        f"{i:8.3f}{0:8.3f}{0:8.3f}{1:6.2f}{b:6.2f}           C\n"
+        for i, (name, residue, chain, number, b) in enumerate(atoms, 1)
+    ).encode()
+
+
+def test_a_pdb_chain_is_what_is_seen_of_it() -> None:
+    data = pdb(
+        ("CA", "ALA", "A", "1 ", 9), ("ZZ", "GLY", "A", "2 ", 9), ("CA", "MSE", "A", "9 ", 9)
+    )
+    chain = parse_pdb(data, file_id="t").chain("A")
+    assert chain.sequence == "AX"  # none of the 37 atoms in the second; twenty letters only
+    assert chain.positions[1, ATOM_ORDER["CA"], 0] == 3.0
+
+
+def test_one_confident_atom_keeps_a_predicted_residue() -> None:
+    data = pdb(
+        *[("CA", "ALA", "A", "1 ", 50.0), ("C", "ALA", "A", "1 ", 50.1)],
+        *[("CA", "ALA", "A", "2 ", 50.0), ("C", "ALA", "A", "2 ", 10.0)],
+    )
+    chain = parse_pdb(data, file_id="t", is_distillation=True).chain("A")
+    assert (chain.sequence, chain.mask.sum(-1).tolist()) == ("AA", [2, 0])
+    assert chain.notes == ("1 residues below confidence",)
+    assert parse_pdb(data, file_id="t").chain("A").mask.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pdb(("CA", "ALA", "A", "1 ", 9), ("CA", "GLY", "A", "1B", 9)), "insertion code"),
+        (pdb(("CA", "ALA", "b", "1 ", 9)), "chain id"),
+        (
+            b"MODEL        1\n" + pdb(("CA", "ALA", "A", "1 ", 9)) + b"ENDMDL\nMODEL        2\n"
+            + pdb(("CA", "ALA", "A", "1 ", 9)) + b"ENDMDL\n",
+            "2 models",
+        ),
+    ],
+)  # fmt: skip
+def test_pdb_files_that_openfold_refuses_are_read(data: bytes, why: str) -> None:
+    (sequence,) = parse_pdb(data, file_id="t").sequences.values()
+    assert sequence in ("A", "AG")
+    with pytest.raises(MmcifError, match=why):
+        parse_pdb(data, file_id="t", config=THEIRS)
+
+
+# ProteinNet
+
+CORE = "[ID]\n1ABC\n[PRIMARY]\nAB\n[EVOLUTIONARY]\n1 1\n[TERTIARY]\n{}\n[MASK]\n+-\n"
+XYZ = "100 200 300 0 0 0\n110 210 310 0 0 0\n120 220 320 0 0 0"
+
+
+def test_proteinnet_gives_three_atoms_in_angstrom_where_they_were_seen() -> None:
+    chain = parse_proteinnet(CORE.format(XYZ).encode(), file_id="t").chain("")
+    assert chain.sequence == "AX"
+    backbone = [ATOM_ORDER[name] for name in ("N", "CA", "C")]
+    want = [[1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [3.0, 3.1, 3.2]]
+    assert np.allclose(chain.positions[0, backbone], want, rtol=1e-6)
+    assert (chain.mask[0, backbone].tolist(), chain.mask.sum()) == ([1, 1, 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (CORE.format(XYZ).replace("[MASK]", "[MUSK]"), "MASK"),
+        (CORE.format(XYZ[:20]), "does not fit"),
+        (CORE.format(XYZ).replace("+-", "+"), "1 in"),
+        (CORE.format(XYZ.replace("120", "nan")), "no position"),
+    ],
+)
+def test_a_damaged_proteinnet_record_is_one_typed_error(text: str, why: str) -> None:
+    with pytest.raises(MmcifError, match=why) as caught:
+        parse_proteinnet(text.encode(), file_id="t", path="t.core")
+    assert caught.value.path == "t.core"
+
+
+# templates
+
+
+def changed(step: float, atoms: int) -> Structure:
+    """An entry whose residues are `step` ångström apart, each with that many atoms."""
+    entry = structure({"A": PIECE})
+    chain = entry.chain("A")
+    mask = np.zeros_like(chain.mask)
+    mask[:, 1] = atoms > 1
+    mask[0, :atoms] = 1
+    positions = chain.positions * np.float32(step / 3**0.5)
+    moved = Chain("A", PIECE, positions, mask, chain.observed)
+    return Structure("1abc", "x-ray", "2001-01-01", 1.0, {"A": PIECE}, lambda _: moved)
+
+
+@pytest.mark.parametrize(
+    ("step", "atoms", "why"),
+    [(3.8, 5, ""), (149.0, 5, ""), (151.0, 5, "150 ångström"), (3.8, 0, "no atom of the chain")],
+)
+def test_entries_that_make_no_sense_are_passed_over(step: float, atoms: int, why: str) -> None:
+    shelf = Shelf({"1abc": changed(step, atoms)})
+    templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    assert len(templates) == (not why)
+    assert why in "".join(dropped)
+
+
+def test_fewer_than_five_atoms_on_the_query_are_no_template() -> None:
+    shelf = Shelf({"1abc": changed(3.8, 1)})
+    templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    assert not templates and "no atom faces the query" in dropped[0]
+
+
+def test_equal_hits_stay_in_the_files_order_and_a_cap_ends_the_search() -> None:
+    names = ("1aaa", "2bbb", "3ccc")
+    entries = {name: structure({"A": PIECE[:12] + letter + "K"}) for name, letter in
+               zip(names, "VIL", strict=True)}  # fmt: skip
+    hits = [hit(f"{name}_A", letters=entries[name].sequences["A"]) for name in names]
+    for cap in (2, 3):
+        config = OURS.replace(max_templates=cap)
+        templates, _ = featurize_templates(hits, Query(QUERY), Shelf(entries), config)
+        assert [template.name for template in templates] == [f"{n}_A" for n in names[:cap]]
+
+
+def test_a_date_that_is_known_is_looked_at_before_and_one_that_is_not_after() -> None:
+    shelf = Shelf({"1abc": structure({"A": PIECE}, date="2030-01-01")})
+    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == ""
+    _, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    assert "released too late" in dropped[0]
+    shelf.release_dates["1abc"] = "2021-10-11"
+    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == "released too late"
+    shelf.release_dates["1abc"] = "2021-10-10"  # the bound is inclusive
+    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == ""
+
+
+def test_an_obsolete_entry_is_replaced_unless_its_date_is_known() -> None:
+    shelf = Shelf({})
+    shelf.obsolete["1abc"] = "9new"
+    assert shelf.current_id("1abc") == "9new"
+    shelf.release_dates["1abc"] = "2000-01-01"
+    assert shelf.current_id("1abc") == "1abc"
