@@ -37,7 +37,7 @@ class GatedStorage(LocalStorage):
         self.gate.set()
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        assert self.gate.wait(120)
+        assert self.gate.wait(300)
         super().read_into(key, offset, out)
 
 
@@ -116,7 +116,7 @@ def test_a_script_that_fails_ends_with_its_own_error(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FAILING.format(what=what), dataset.uri],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == said

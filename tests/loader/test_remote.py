@@ -2,80 +2,69 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
+import logging
+import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.bucket import local_bucket
-from tests.loader.records import small_dataset
+from tests.loader.folder_server import Answer, FolderServer, Span, soundly
+from tests.loader.records import make_record
 from torch import Tensor
 
+from evofeed.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Cache, Dataset
+from evofeed.store import Cache, Dataset, DatasetWriter
 
 CONFIG = LoaderConfig(
     crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0, epoch_len=20
 )
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """A dataset's folder under the service's paths; every seventh range breaks off."""
-
-    protocol_version = "HTTP/1.1"
-    root: Path
-    ranges = itertools.count(1)
-    broken = 0
-
-    def do_GET(self) -> None:
-        key = self.path.removeprefix("/v1/datasets/d/").replace("/index", "/index.arrow")
-        path = self.root / key
-        if key.startswith("snapshots/") and path.is_dir():
-            path = path / "manifest.json"
-        if not path.exists():
-            self.send_error(404)
-            return
-        data, status, breaks = path.read_bytes(), 200, False
-        if span := self.headers["Range"]:
-            first, last = (int(at) for at in span.removeprefix("bytes=").split("-"))
-            data, status = data[first : last + 1], 206
-            breaks = next(Handler.ranges) % 7 == 0
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if breaks:
-            Handler.broken += 1
-            self.wfile.write(data[: len(data) // 2])
-            self.close_connection = True
-            return
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    return small_dataset(tmp_path / "d", 12)
+    """Twelve chains, each in a shard of its own."""
+    writer = DatasetWriter(str(tmp_path / "d"), shard_nbytes=1)
+    for number in range(12):
+        writer.add(make_record(f"c{number:03}_A", 20 + 3 * number, 30 + 9 * number, number % 5))
+    writer.commit()
+    return Dataset.open(str(tmp_path / "d"))
 
 
-@pytest.fixture
-def address(dataset: Dataset) -> Iterator[str]:
-    Handler.root, Handler.broken = Path(dataset.uri), 0
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/datasets/d"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+class EverySeventhBreaks:
+    """Every seventh range breaks off in its middle."""
+
+    def __init__(self) -> None:
+        self.ranges, self.broken = itertools.count(1), 0
+
+    def __call__(self, key: str, span: Span | None, data: bytes) -> Answer:
+        if span and next(self.ranges) % 7 == 0:
+            self.broken += 1
+            return 206, data[: len(data) // 2], len(data)
+        return soundly(key, span, data)
 
 
-def batches(dataset: Dataset, count: int = 20) -> list[dict[str, Tensor]]:
-    with FeatureLoader(dataset, CONFIG, device="cpu", seed=4) as loader:
-        taken = list(itertools.islice(loader, count))
+class FirstAnswersCutShort:
+    """Whoever asks for a range the first time gets half of it, as if that were all."""
+
+    def __init__(self) -> None:
+        self.had: set[tuple[str, Span]] = set()
+
+    def __call__(self, key: str, span: Span | None, data: bytes) -> Answer:
+        if span is None or (key, span) in self.had:
+            return soundly(key, span, data)
+        self.had.add((key, span))
+        half = data[: len(data) // 2]
+        return 206, half, len(half)
+
+
+def batches(dataset: Dataset, **options: Any) -> list[dict[str, Tensor]]:
+    with FeatureLoader(dataset, CONFIG, device="cpu", seed=4, **options) as loader:
+        taken = list(loader)
         assert loader.stats()["bad_chains"] == []
     return taken
 
@@ -85,26 +74,99 @@ def assert_equal(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) ->
         assert all(torch.equal(here[name], there[name]) for name in there)
 
 
-def test_over_http_with_broken_connections_batches_are_the_local_ones(
-    dataset: Dataset, address: str
-) -> None:
-    assert_equal(batches(Dataset.open(address)), batches(dataset))
-    assert Handler.broken >= 2
+def test_over_http_with_broken_connections_batches_are_the_local_ones(dataset: Dataset) -> None:
+    breaking = EverySeventhBreaks()
+    with FolderServer(dataset.uri, breaking) as server:
+        assert_equal(batches(Dataset.open(server.uri)), batches(dataset))
+    assert breaking.broken >= 2
 
 
-def test_a_cache_smaller_than_the_dataset_keeps_its_cap(
-    dataset: Dataset, address: str, tmp_path: Path
+def test_answers_that_are_cut_short_are_asked_for_again(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+    short = FirstAnswersCutShort()
+    with FolderServer(dataset.uri, short) as server:
+        there = Dataset.open(server.uri)
+        assert_equal(batches(there, reader="thread"), batches(dataset))
+        assert short.had
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_server_that_is_restarted_costs_no_sample(
+    dataset: Dataset, tmp_path: Path, kept: bool
+) -> None:
+    cache = Cache(folder=str(tmp_path / "cache")) if kept else None
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri, cache=cache)
+        with FeatureLoader(there, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
+            stream = iter(loader)
+            got = list(itertools.islice(stream, 3))
+            server.stop()
+            threading.Timer(1.0, server.start).start()
+            got += list(stream)
+            assert loader.stats()["bad_chains"] == []
+    assert_equal(got, batches(dataset))
+
+
+def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
+    dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(dataset.uri, tmp_path / "thinner")
+    gone = dataset.index["shard"][3].as_py()
+    (tmp_path / "thinner" / "shards" / gone).unlink()
+    with FolderServer(str(tmp_path / "thinner")) as server:
+        there = Dataset.open(server.uri)
+        with FeatureLoader(there, CONFIG, device="cpu", seed=4) as loader:
+            assert len(list(loader)) == 20
+            (why,) = loader.stats()["bad_chains"]
+    assert why.startswith(dataset.index["chain_id"][3].as_py())
+    assert f"{gone}: the service has no such file" in why
+    (told,) = caplog.records
+    assert why in told.getMessage()
+
+
+def test_a_server_that_refuses_is_given_up_with_what_it_says(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 0.5)
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri)
+        server.answer = lambda key, span, data: (403, b"", 0)
+        with pytest.raises(LoaderError, match="HTTP 403: put a token"):
+            batches(there, reader="thread")
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert "HTTP 403: put a token" in told[0].getMessage()
+
+
+def test_a_cache_smaller_than_the_dataset_keeps_its_cap(dataset: Dataset, tmp_path: Path) -> None:
     sizes = [shard.nbytes for shard in dataset.manifest.shards]
     assert len(sizes) >= 3
     cap = max(sizes) * 2
     cache = Cache(folder=str(tmp_path / "cache"), max_nbytes=cap)
     want = batches(dataset)
-    for _ in range(2):  # the second time with what the first one left
-        assert_equal(batches(Dataset.open(address, cache=cache)), want)
-        kept = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.arrow")]
-        assert kept
-        assert sum(kept) <= cap
+    with FolderServer(dataset.uri, EverySeventhBreaks()) as server:
+        for _ in range(2):  # the second time with what the first one left
+            assert_equal(batches(Dataset.open(server.uri, cache=cache)), want)
+            kept = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.arrow")]
+            assert kept
+            assert sum(kept) <= cap
+
+
+@pytest.mark.parametrize("max_nbytes", [10, 1 << 30], ids=["full", "unusable"])
+def test_a_cache_that_takes_nothing_is_gone_around(
+    dataset: Dataset, tmp_path: Path, max_nbytes: int
+) -> None:
+    cache = Cache(folder=str(tmp_path / "cache"), max_nbytes=max_nbytes)
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri, cache=cache)
+        if max_nbytes > 10:  # a folder that can no longer be written, even for root
+            shutil.rmtree(tmp_path / "cache")
+            (tmp_path / "cache").write_text("")
+        assert_equal(batches(there, reader="thread"), batches(dataset))
+        assert not list(tmp_path.glob("cache/**/*.arrow"))
 
 
 def test_a_bucket_that_goes_and_comes_back_costs_no_sample(dataset: Dataset) -> None:
