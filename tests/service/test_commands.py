@@ -62,7 +62,7 @@ def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, num
             remote.storage._connection().close()  # type: ignore[attr-defined]
         finally:
             process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
         assert process.stderr.read() == ""
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{line['url']}/healthz")
