@@ -204,7 +204,7 @@ class BatchMaker:
         """Bytes that a slot must have besides those that are read into it."""
         if not self._fused:
             return 0
-        from evofeed.loader.fused.words import words_nbytes
+        from evofeed.loader.fused.filling import words_nbytes
 
         return words_nbytes(self._config)
 

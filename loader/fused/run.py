@@ -12,16 +12,10 @@ from evofeed.loader import draws as drawing
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import RecycleDraws
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
+from evofeed.loader.fused.filling import pack_words, recycle_words, sample_words
 from evofeed.loader.fused.launch import Kernel
 from evofeed.loader.fused.tables import residue_tables
-from evofeed.loader.fused.words import (
-    Recycle,
-    Sample,
-    Spans,
-    pack_words,
-    recycle_words,
-    sample_words,
-)
+from evofeed.loader.fused.words import Recycle, Sample, Spans
 from evofeed.loader.reading import Slab
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK

@@ -15,8 +15,8 @@ from evofeed.features import ChainRecord
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.catalog import Catalog
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.fused.filling import recycle_words
 from evofeed.loader.fused.run import SampleKernels, prepare
-from evofeed.loader.fused.words import recycle_words
 from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
 from evofeed.residues import HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store import Dataset, DatasetWriter

@@ -1,0 +1,206 @@
+"""A sample's words: what is known about it on the host, and its random decisions as keys."""
+
+from __future__ import annotations
+
+import array
+import struct
+from typing import Final
+
+import numpy as np
+
+from evofeed.loader import draws as drawing
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import RecycleDraws
+from evofeed.loader.fused.words import INT32, RANGE, UINT8, UINT16, Recycle, Sample, Spans
+from evofeed.loader.random import Purpose
+from evofeed.loader.reading import Part, Slab
+from evofeed.loader.transforms import msa as msa_transforms
+from evofeed.loader.transforms.crop import Crop
+from evofeed.store.layout import Codec
+from evofeed.store.msa_codec import row_nbytes
+
+__all__ = ["pack_words", "recycle_words", "sample_words", "words_nbytes"]
+
+_KINDS: Final[dict[int, int]] = {
+    Codec.UINT8: UINT8,
+    Codec.UINT16: UINT16,
+    Codec.RANGE: RANGE,
+    Codec.ROW_COUNTS8: UINT8,
+    Codec.ROW_COUNTS16: UINT16,
+}
+_BY_ROW: Final = (Codec.ROW_COUNTS8, Codec.ROW_COUNTS16, Codec.ROW_COUNTS32)
+_STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
+"""Columns whose RAW codec is one byte a value; that of the other integers is four."""
+
+
+def spans_of(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> Spans:
+    """The spans of one recycle, as `num_blocks + 2` pairs and the end."""
+    spans = [(0, num_rows)]
+    size = msa_transforms.block_size(num_rows, config.block_fraction)
+    if config.num_blocks and size and num_rows > 1:
+        spans = msa_transforms.kept_spans(num_rows, draws.block_starts(num_rows), size)
+    firsts, starts, kept = [], [], 0
+    for start, stop in spans:
+        firsts.append(kept)
+        starts.append(start)
+        kept += stop - start
+    missing = config.num_blocks + 3 - len(firsts)
+    return Spans((*firsts, *[kept] * missing), (*starts, *[num_rows] * missing))
+
+
+def recycle_words(
+    num_rows: int, *, is_distillation: bool, draws: RecycleDraws, config: LoaderConfig
+) -> tuple[Recycle, Spans]:
+    """Sizes and keys of one recycle: all of its random decisions, not yet drawn."""
+    spans = spans_of(num_rows, draws, config)
+    rows = spans.kept
+    if is_distillation:
+        rows = min(rows, config.max_distillation_msa_clusters)
+    centres = min(rows, config.max_msa_clusters)
+    words = Recycle(
+        distillation_key=draws.key(Purpose.DISTILLATION_ROWS),
+        distillation_count=spans.kept - 1 if is_distillation else 0,
+        row_key=draws.key(Purpose.ROW_ORDER),
+        row_count=rows - 1,
+        extra_key=draws.key(Purpose.EXTRA_ORDER),
+        extra_count=rows - centres,
+        mask_key=draws.key(Purpose.MASK),
+        replacement_key=draws.key(Purpose.REPLACEMENT),
+        rows=rows,
+        centres=centres,
+        kept_extra=min(rows - centres, config.max_extra_msa),
+    )
+    return words, spans
+
+
+def sample_words(
+    slab: Slab,
+    sizes: tuple[int, int, int, int],
+    crop: Crop,
+    config: LoaderConfig,
+    *,
+    key: int,
+    number: int,
+    batch: int,
+    recycles: int,
+    max_rows: int,
+    resolution: float,
+    is_distillation: bool,
+) -> Sample:
+    """The words of a sample whose bytes `slab.start .. slab.stop` lie on the device."""
+    length, rows, deletions, templates = sizes
+    parts = {part.name: part for part in slab.parts}
+    edges = np.cumsum((config.uniform_prob, config.profile_prob, config.same_prob))
+
+    def at(name: str) -> int:
+        return parts[name].offset - slab.start if name in parts else 0
+
+    def kind(name: str) -> int:
+        raw = UINT8 if name in _STORED_BYTES else INT32
+        return _KINDS.get(parts[name].codec, raw)
+
+    window = crop.length if config.crop_first else length
+    window_start = crop.start if config.crop_first else 0
+    return Sample(
+        residues=length,
+        rows=rows,
+        deletions=deletions,
+        window_start=window_start,
+        window=window,
+        pitch=window + -window % 16,
+        crop_start=crop.start,
+        crop_length=crop.length,
+        crop_at=crop.start - window_start,
+        out_residues=config.crop_size or length,
+        out_centres=config.max_msa_clusters,
+        out_extra=config.max_extra_msa,
+        out_templates=config.max_templates,
+        sample=number,
+        batch=batch,
+        recycles=recycles,
+        max_rows=max_rows,
+        is_distillation=int(is_distillation),
+        masked_below=int(config.masked_fraction * 2**32),
+        uniform_below=int(edges[0] * 2**32),
+        profile_below=int(edges[1] * 2**32),
+        same_below=int(edges[2] * 2**32),
+        recycles_at=len(Sample._fields) + config.max_templates,
+        recycle_words=_recycle_stride(config),
+        aatype_at=at("aatype"),
+        aatype_kind=kind("aatype"),
+        residue_index_at=at("residue_index"),
+        residue_index_kind=kind("residue_index"),
+        profile_at=at("hhblits_profile_counts"),
+        profile_kind=kind("hhblits_profile_counts"),
+        order_at=at("msa_order"),
+        order_kind=kind("msa_order"),
+        deletion_row_at=at("deletion_row"),
+        deletion_row_kind=kind("deletion_row"),
+        deletion_by_row=int(parts["deletion_row"].codec in _BY_ROW),
+        deletion_column_at=at("deletion_column"),
+        deletion_column_kind=kind("deletion_column"),
+        deletion_count_at=at("deletion_count"),
+        deletion_count_kind=kind("deletion_count"),
+        msa_at=at("msa"),
+        msa_pitch=_packed_pitch(parts["msa"], length),
+        **_coordinates("truth", parts, "all_atom", slab, length),
+        **_coordinates("template", parts, "template_all_atom", slab, length * templates),
+        template_center_at=at("template_center"),
+        template_aatype_at=at("template_aatype"),
+        template_aatype_pitch=_packed_pitch(parts.get("template_aatype"), length),
+        sum_probs_at=at("template_sum_probs"),
+        chosen=len(crop.templates),
+        seq_length=crop.length,
+        resolution=_bits(resolution),
+        use_clamped_fape=_bits(drawing.use_clamped_fape(config, key)),
+    )
+
+
+def _packed_pitch(part: Part | None, length: int) -> int:
+    return row_nbytes(length) if part is not None and part.codec == Codec.MSA5 else 0
+
+
+def _coordinates(
+    ours: str, parts: dict[str, Part], stored: str, slab: Slab, residues: int
+) -> dict[str, int]:
+    mask, xyz = parts.get(f"{stored}_mask"), parts.get(f"{stored}_positions")
+    if mask is None or xyz is None:
+        names = "mask_at mask_packed at fixed anchors atoms exceptions".split()
+        return {f"{ours}_{name}": 0 for name in ("residues", *names)}
+    anchors, atoms, exceptions = xyz.counts or (0, 0, 0)
+    return {
+        f"{ours}_residues": residues,
+        f"{ours}_mask_at": mask.offset - slab.start,
+        f"{ours}_mask_packed": int(mask.codec == Codec.MASK37),
+        f"{ours}_at": xyz.offset - slab.start,
+        f"{ours}_fixed": int(xyz.codec == Codec.FIXED),
+        f"{ours}_anchors": anchors,
+        f"{ours}_atoms": atoms,
+        f"{ours}_exceptions": exceptions,
+    }
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def _recycle_stride(config: LoaderConfig) -> int:
+    return len(Recycle._fields) + 2 * (config.num_blocks + 3)
+
+
+def words_nbytes(config: LoaderConfig) -> int:
+    """Bytes that a sample's words need at most, in whole cache lines."""
+    recycles = (config.max_recycling_iters + 1) * _recycle_stride(config)
+    nbytes = 8 * (len(Sample._fields) + config.max_templates + recycles)
+    return nbytes + -nbytes % 64 + 64
+
+
+def pack_words(
+    sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, Spans]]
+) -> np.ndarray:
+    """`i64` words: the sample's, its templates', each recycle's."""
+    words = [*sample, *templates, *[0] * (sample.out_templates - len(templates))]
+    for recycle, spans in recycles:
+        words += [*recycle, *spans.firsts, *spans.starts]
+    # Keys are unsigned; two's complement is what both sides mean.
+    return np.frombuffer(array.array("Q", words), np.int64)
