@@ -21,6 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup ## files -> shards -> service -> training, with a report
 	$(BIN)/evofeed demo
+	@echo 'before that:  . $(BIN)/activate'
 
 test: setup ## every test
 	$(PYTEST)
