@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ class FolderServer:
         self, root: str, answer: Callable[[str, Span | None, bytes], Answer] = soundly
     ) -> None:
         self.root, self.answer, self.port = Path(root), answer, 0
+        self._place = socket.socket()
         self.start()
 
     @property
@@ -48,6 +50,7 @@ class FolderServer:
 
             def log_message(self, *_: object) -> None: ...
 
+        self._place.close()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_port
@@ -80,6 +83,10 @@ class FolderServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._place.close()
+        self._place = socket.socket()  # bound and deaf: nobody else is given the port meanwhile
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", self.port))
         for request in self._connections:
             request.close_connection = True
             request.connection.close()
@@ -89,3 +96,4 @@ class FolderServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._place.close()
