@@ -237,5 +237,9 @@ def _alignment_lines(lines: Iterable[str], path: str) -> Iterator[tuple[str, str
             continue
         words = line.split()
         if len(words) != 2:
-            raise TemplateError("expected a name and residues", path=path or None, line=number)
+            raise TemplateError(
+                f"expected a name and residues, with no space in either, not {line.strip()[:60]!r}",
+                path=path or None,
+                line=number,
+            )
         yield words[0], words[1]

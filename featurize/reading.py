@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
 
@@ -72,6 +74,11 @@ def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
 def sha256(data: bytes) -> str:
     """Hex digest that names this content."""
     return hashlib.sha256(data).hexdigest()
+
+
+def xxh3(data: bytes) -> str:
+    """Hex digest that tells content from what it was: a tenth of sha256's time, no proof."""
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def line_of(data: bytes, offset: int) -> int:

@@ -50,6 +50,8 @@ class Structure:
         release_date: oldest revision, ISO; '' if the file does not tell.
         resolution: ångström, 0.0 if unknown or without one (NMR).
         sequences: by author's chain id, in the order of the file.
+        place: makes the chain of an author's id; `chain` keeps what it made.
+        kind: format of the file.
         unobserved: internal ids of protein chains without a single atom.
     """
 

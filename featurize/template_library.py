@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from evofeed.errors import InputError, TemplateError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.reading import file_ref, read_bytes, sha256
+from evofeed.featurize.reading import file_ref, read_bytes, xxh3
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.structure import Structure
 
@@ -29,13 +29,13 @@ class TemplateFile(NamedTuple):
 
     Attributes:
         nbytes, mtime_ns: its size and time.
-        sha256: of its content, unpacked; `unread SIZE TIME` if that could not be had, '' if
-            the file was gone.
+        content: xxh3 of it, unpacked; `unread SIZE TIME` if it could not be had, '' if the
+            file was gone.
     """
 
     nbytes: int
     mtime_ns: int
-    sha256: str
+    content: str
 
 
 class _Known(NamedTuple):
@@ -116,7 +116,7 @@ class TemplateLibrary:
                 stat.st_size, stat.st_mtime_ns, f"unread {stat.st_size} {stat.st_mtime_ns}"
             )
             data = read_bytes(file_ref(path), self._config.caps)
-            file = file._replace(sha256=sha256(data))
+            file = file._replace(content=xxh3(data))
             entry = parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
         except (InputError, OSError) as error:
             what = error.message if isinstance(error, InputError) else str(error.strerror)

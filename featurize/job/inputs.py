@@ -9,7 +9,7 @@ same, and keeps its name, and so its unit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class Stamp:
         name: stays as long as the content does.
         nbytes: of the file that holds it.
         mtime_ns: of that file.
-        sha256: of the input, unpacked; '' before it was read.
+        sha256: of the input, unpacked; '' before it was read. Of a template file, which is
+            read again and again, its xxh3.
     """
 
     name: str
@@ -57,7 +58,11 @@ def input_key(ref: FileRef) -> str:
 
 
 def stamp_of(
-    ref: FileRef, config: FeaturizeConfig, known: Stamp | None, check_content: bool
+    ref: FileRef,
+    config: FeaturizeConfig,
+    known: Stamp | None,
+    check_content: bool,
+    digest: Callable[[bytes], str] = sha256,
 ) -> Stamp | None:
     """An input as it is now; None if it is not there.
 
@@ -66,6 +71,7 @@ def stamp_of(
         config: with the caps for reading it.
         known: how it was when it was last read.
         check_content: read it even if size and time are as they were.
+        digest: what `known` was named by.
     """
     stat = _stat(ref)
     if stat is None:
@@ -79,7 +85,7 @@ def stamp_of(
     if nbytes != known.nbytes:
         return Stamp(name, nbytes, mtime_ns)
     try:
-        found = sha256(read_bytes(ref, config.caps))
+        found = digest(read_bytes(ref, config.caps))
     except InputError:
         return Stamp(name, nbytes, mtime_ns)
     if found == known.sha256:

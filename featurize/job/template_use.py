@@ -14,7 +14,7 @@ from typing import Any
 
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.job.inputs import Stamp, input_key, stamp_of
-from evofeed.featurize.reading import FileRef, file_ref
+from evofeed.featurize.reading import FileRef, file_ref, xxh3
 from evofeed.featurize.template_library import TemplateFile
 
 TemplateUse = dict[str, dict[str, TemplateFile]]
@@ -31,11 +31,11 @@ def stamps(use: TemplateUse) -> dict[str, Stamp]:
     """The files as the ledger's inputs, by `template_key`; without those that were gone."""
     return {
         template_key(_ref(folder, name)): Stamp(
-            f"{file.nbytes} {file.mtime_ns}", file.nbytes, file.mtime_ns, file.sha256
+            f"{file.nbytes} {file.mtime_ns}", file.nbytes, file.mtime_ns, file.content
         )
         for folder, files in use.items()
         for name, file in files.items()
-        if file.sha256
+        if file.content
     }
 
 
@@ -44,7 +44,7 @@ def remembered(use: TemplateUse) -> list[dict[str, str]]:
     return [
         {"folder": folder, "names": " ".join(sorted(files)), "sha256": _digest(contents)}
         for folder, files in sorted(use.items())
-        if (contents := {name: file.sha256 for name, file in files.items()})
+        if (contents := {name: file.content for name, file in files.items()})
     ]
 
 
@@ -66,7 +66,7 @@ def look_again(
 
     def content(ref: FileRef) -> str:
         key = template_key(ref)
-        stamp = stamp_of(ref, config, known.get(key), check_content)
+        stamp = stamp_of(ref, config, known.get(key), check_content, xxh3)
         if stamp is None or not stamp.sha256:
             return ""
         same[key] = stamp
@@ -80,7 +80,7 @@ def outdated(units: Iterable[Mapping[str, Any]], content: Callable[[FileRef], st
 
     Args:
         units: those made before evofeed kept account of template files count as up to date.
-        content: sha256 of a file now, '' if it is gone or cannot be read.
+        content: what a file holds now, '' if it is gone or cannot be read.
     """
     known: dict[FileRef, str] = {}
 
