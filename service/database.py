@@ -32,6 +32,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
+        if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
+            self._url = self._url.set(drivername="postgresql+psycopg")
         self.is_sqlite = self._url.drivername == "sqlite"
         if self.is_sqlite:
             self._make_folder()

@@ -12,11 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from evofeed.errors import ServiceError
 
-_DRIVERS: Final = {
-    "sqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",  # SQLAlchemy's own choice is psycopg2
-    "postgresql+psycopg": "postgresql+psycopg",
-}
+_DRIVERS: Final = ("sqlite", "postgresql", "postgresql+psycopg")
 
 
 def parse_url(text: str) -> URL:
@@ -33,7 +29,7 @@ def parse_url(text: str) -> URL:
         raise _unusable()
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise _unusable()  # each of our threads would see an empty one of its own
-    return url.set(drivername=_DRIVERS[url.drivername])
+    return url
 
 
 def _unusable() -> ServiceError:
