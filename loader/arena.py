@@ -84,11 +84,6 @@ class Arena:
         while self._slots and self._slots[-1][0] in self._freed:
             self._freed.remove(self._slots.pop()[0])
 
-    @property
-    def used(self) -> int:
-        """Bytes handed out."""
-        return sum(nbytes for _, nbytes in self._slots)
-
     def pin(self) -> None:
         """Register the memory with CUDA, so that copies from it need no CPU."""
         error = _cudart().cudaHostRegister(self.array.ctypes.data, self.nbytes, 0)

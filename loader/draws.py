@@ -1,6 +1,6 @@
 """Every random decision about one sample, made from `(seed, epoch, position)`.
 
-`Draws` is the free-running source; a recording of somebody else's draws has the
+`RecycleDraws` is the free-running source; a recording of somebody else's draws has the
 same methods and is replayed through the same features.
 """
 

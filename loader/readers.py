@@ -112,11 +112,6 @@ class ProcessReaders:
         self._past_cpu = 0.0
         self._start()
 
-    @property
-    def pid(self) -> int:
-        """The reader's process id."""
-        return self._process.pid
-
     def _start(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
         self._connection, theirs = Pipe()

@@ -196,15 +196,21 @@ def test_the_order_of_an_epoch_of_634434_chains_takes_no_time() -> None:
     probability = (
         np.clip(rng.integers(30, 900, count), 256, 512) / 512 / rng.integers(1, 195, count)
     )
-    best = {"all": 9.0, "weighted": 9.0}
+    words = rng.integers(0, 1 << 62, count)
+    work = {
+        "all": lambda epoch: pass_order(count, None, 3, epoch, 0, 0),
+        "weighted": lambda epoch: pass_order(count, probability, 3, epoch, 0, 0),
+        "sort": lambda _: np.sort(words),
+    }
+    best = dict.fromkeys(work, 9.0)
     for epoch in range(5):
-        for name, chance in (("all", None), ("weighted", probability)):
+        for name, run in work.items():
             begun = time.process_time()
-            order = pass_order(count, chance, 3, epoch, 0, 0)
+            order = run(epoch)
             best[name] = min(best[name], time.process_time() - begun)
             assert len(order) > 10_000
-    # 50 ms is the promise on an idle core; the machine that runs this is shared.
-    assert max(best.values()) < 0.15, best
+    # The promise is 50 ms where sorting that many numbers takes 4; it is about two sorts.
+    assert max(best["all"], best["weighted"]) < 12 * best["sort"], best
 
 
 def test_chains_can_be_chosen_by_release_date_and_by_name() -> None:
