@@ -34,6 +34,10 @@ def train(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
     validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out.")] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Start from a run, a checkpoint, or OpenFold's or AF2's file."),
+    ] = None,
     device: Device = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
     wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
@@ -48,6 +52,8 @@ def train(
     """Train AlphaFold2 on a dataset, or report on a run.
 
     Example:  evofeed train tiny --dataset data/ --steps 50 --out runs/first
+
+    Example:  evofeed train finetuning --dataset data/ --weights runs/first --out runs/second
 
     Example:  evofeed train overfit --dataset data/ --chain 102m_A --out runs/by_heart
 
@@ -82,6 +88,7 @@ def train(
         dataset,
         out=out,
         resume=resume,
+        weights=weights,
         validation=validation or None,
         device=device or None,
         show=not as_json,

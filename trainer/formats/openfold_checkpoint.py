@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ __all__ = [
     "save_openfold_checkpoint",
 ]
 
+_LOG = logging.getLogger(__name__)
+
 # OpenFold renamed modules when it took in AF2-multimer; its published weights are older.
 _RENAMED: Final = (
     (re.compile(r"template_angle_embedder"), "template_single_embedder"),
@@ -38,7 +41,8 @@ def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = 
 
     Understood are OpenFold's plain state dicts (`.pt`), its Lightning and
     DeepSpeed checkpoints, safetensors with OpenFold's names (ours), and
-    AlphaFold2's `.npz`. Nothing in a file is executed.
+    AlphaFold2's `.npz`. Nothing in a file is executed. Every parameter must be there and, but
+    for AF2's files, whose other arrays a warning counts, none besides.
 
     Args:
         model: a model of the same configuration.
@@ -54,11 +58,15 @@ def load_openfold_checkpoint(model: nn.Module, path: str | Path, *, ema: bool = 
         return
     try:
         with np.load(path) as arrays:
-            load_alphafold_params(model, arrays)
+            unused = load_alphafold_params(model, arrays)
     except CheckpointError as error:
         raise CheckpointError(error.message, path=str(path)) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read it: {error}", path=str(path)) from error
+    if unused:
+        _LOG.warning(
+            "%s: this model has no place for %d arrays, %s first", path, len(unused), unused[0]
+        )
 
 
 def read_weights(path: str | Path, *, ema: bool = True) -> dict[str, Tensor]:

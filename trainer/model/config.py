@@ -226,7 +226,7 @@ def overfit() -> tuple[ModelConfig, LossConfig]:
     ), replace(loss, masked_msa=0.1, fape=4.0)
 
 
-def tiny(*, templates: bool = True) -> tuple[ModelConfig, LossConfig]:
+def tiny() -> tuple[ModelConfig, LossConfig]:
     """Every block once or twice, a few channels wide: a step takes a fraction of a CPU second."""
     narrow = {
         "c_hidden_msa_att": 8,
@@ -245,7 +245,7 @@ def tiny(*, templates: bool = True) -> tuple[ModelConfig, LossConfig]:
         c_m=32,
         c_z=32,
         c_s=64,
-        template=template if templates else None,
+        template=template,
         extra_msa=ExtraMSAConfig(c_e=16, no_blocks=1, **narrow),  # type: ignore[arg-type]
         evoformer=EvoformerConfig(no_blocks=2, **narrow),  # type: ignore[arg-type]
         structure_module=StructureModuleConfig(c_ipa=8, c_resnet=32, no_heads_ipa=4, no_blocks=4),

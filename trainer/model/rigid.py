@@ -39,10 +39,6 @@ class Rigid(NamedTuple):
             raise ValueError(f"dim must be negative, is {dim}")
         return Rigid(self.rots.unsqueeze(dim - 2), self.trans.unsqueeze(dim - 1))
 
-    def scale_translation(self, factor: float) -> Rigid:
-        """The same rotation, the translation times `factor`."""
-        return Rigid(self.rots, self.trans * factor)
-
 
 def apply(rigid: Rigid, points: Float[Tensor, "*B 3"]) -> Float[Tensor, "*B 3"]:
     """Points in the global frame: R x + t. Leading axes broadcast."""

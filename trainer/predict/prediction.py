@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.errors import CheckpointError
 from evofeed.features import ChainRecord
 from evofeed.trainer.formats.openfold_checkpoint import (
     load_openfold_checkpoint,
@@ -171,24 +170,19 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
 
 def _settings(path: Path) -> Path:
     """The configuration of the run that a run's or a checkpoint's folder belongs to."""
-    from evofeed.trainer.run.loop import CHECKPOINTS
+    from evofeed.trainer.run.checkpoint import CHECKPOINTS
 
     return (path if (path / CHECKPOINTS).is_dir() else path.parent.parent) / "config.yaml"
 
 
 def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
-    from evofeed.trainer.run.checkpoint import newest_checkpoint, read_checkpoint
+    from evofeed.trainer.run.build import build_plain
+    from evofeed.trainer.run.checkpoint import checkpoint_in
     from evofeed.trainer.run.config import load_config
-    from evofeed.trainer.run.loop import CHECKPOINTS
-    from evofeed.trainer.run.train import build_plain
 
-    is_run = (path / CHECKPOINTS).is_dir()
-    found = newest_checkpoint(path / CHECKPOINTS) if is_run else read_checkpoint(path)
-    if found is None:
-        raise CheckpointError("no complete checkpoint in this folder", path=str(path))
+    found = checkpoint_in(path)
     settings = str(_settings(path))
     model = build_plain(load_config(settings)) if config is None else AlphaFold(config)
-    assert isinstance(model, AlphaFold)
     load_weights(model, found.tensors("ema"), str(found.path))
     return model
 

@@ -114,7 +114,7 @@ class OperatorSampler:
         self.result: dict[str, Any] = {}
         self.sampled = range(first, first + steps)
         self._clock = clock
-        self._cuda = torch.cuda.is_available() and clock.on_gpu
+        self._cuda = clock.on_gpu
         self._profile: profile | None = None
         self._parts: list[str] = []
 

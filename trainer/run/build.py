@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from evofeed.errors import InputError
+from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint, load_weights
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import (
@@ -22,6 +23,7 @@ from evofeed.trainer.model.config import (
     overfit,
     tiny,
 )
+from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.config import TrainConfig, replaced
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.fixed import FixedBatches
@@ -61,15 +63,38 @@ def build_plain(config: TrainConfig) -> AlphaFold:
     return AlphaFold(model_config(config))
 
 
-def build_model(config: TrainConfig, device: torch.device) -> tuple[nn.Module, LossFunction]:
-    """Model and loss of a run; the same weights for the same seed on every rank."""
+def build_model(
+    config: TrainConfig, device: torch.device, weights: Path | None = None
+) -> tuple[nn.Module, LossFunction]:
+    """Model and loss of a run; the same weights for the same seed on every rank.
+
+    Args:
+        config: sizes, seed, kernels.
+        device: where the model shall be.
+        weights: what to start from instead of random weights: a run's or a checkpoint's folder
+            (its averaged weights), or a file that `load_openfold_checkpoint` takes.
+
+    Raises:
+        CheckpointError: `weights` cannot be read or are of another model.
+    """
     _seed_everything(config.seed)
-    model = build_plain(config).to(device)
+    model = build_plain(config)
+    if weights is not None:
+        _start_from(model, weights)
+    model = model.to(device)
     if config.kernels == "fused" and device.type == "cuda":
         from evofeed.kernels import to_fused
 
         model = to_fused(model)
     return model, AlphaFoldLoss(loss_config(config))
+
+
+def _start_from(model: AlphaFold, weights: Path) -> None:
+    if weights.is_dir():
+        found = checkpoint_in(weights)
+        load_weights(model, found.tensors("ema"), str(found.path))
+    else:
+        load_openfold_checkpoint(model, weights)
 
 
 def build_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:

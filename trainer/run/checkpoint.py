@@ -25,6 +25,8 @@ from torch import Tensor
 from evofeed.errors import CheckpointError
 from evofeed.trainer.run.flat import FlatOptimizer
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that holds its checkpoints."""
 _STATE = "state.json"
 _FILES = {
     "model": ("param",),
@@ -155,6 +157,19 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         if found is not None:
             return found
     return None
+
+
+def checkpoint_in(path: Path) -> Checkpoint:
+    """The newest complete checkpoint of a run's folder, or the one in a checkpoint's own folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    is_run = (path / CHECKPOINTS).is_dir()
+    found = newest_checkpoint(path / CHECKPOINTS) if is_run else read_checkpoint(path)
+    if found is None:
+        raise CheckpointError("no complete checkpoint in this folder", path=str(path))
+    return found
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:

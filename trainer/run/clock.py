@@ -36,17 +36,12 @@ class StepTimes:
     step: int
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def total(self) -> float:
-        """Seconds of the whole step."""
-        return sum(self.seconds.values())
-
 
 class StepClock:
     """Notes when parts begin and hands out the seconds of finished steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = self._cuda = device.type == "cuda"
+        self.on_gpu = device.type == "cuda"
         self.marker: Callable[[str], None] | None = None  # the profiler's, told of each boundary
         self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
         self._step = -1
@@ -75,7 +70,7 @@ class StepClock:
     def end(self) -> None:
         """The last step ends here; waits for the device."""
         self._marks.append((self._step + 1, "other", self._now()))
-        if self._cuda:
+        if self.on_gpu:
             torch.cuda.synchronize()
 
     def finished(self) -> list[StepTimes]:
@@ -89,7 +84,7 @@ class StepClock:
         return [self._open.pop(step) for step in done]
 
     def _now(self) -> torch.cuda.Event | float:
-        if not self._cuda:
+        if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()

@@ -76,7 +76,10 @@ def join_world(device: str | None = None, timeout_seconds: float = 600) -> Itera
     Raises:
         TrainerError: torchrun's variables are broken, or there are more ranks than GPUs.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    told = os.environ.get("WORLD_SIZE", "1")
+    if not told.isdecimal():
+        raise TrainerError(f"WORLD_SIZE is {told!r} and must be a whole number: use torchrun")
+    size = int(told)
     place = torch.device(device) if device else _default_device()
     if size == 1 or dist.is_initialized():
         yield World(

@@ -24,7 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
-from evofeed.trainer.run.checkpoint import Checkpoint, CheckpointWriter, newest_checkpoint, restore
+from evofeed.trainer.run.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    CheckpointWriter,
+    newest_checkpoint,
+    restore,
+)
 from evofeed.trainer.run.clock import StepClock
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
@@ -45,7 +51,6 @@ from evofeed.trainer.run.telemetry import (
 )
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
-CHECKPOINTS = "checkpoints"
 _LOG = logging.getLogger(__name__)
 
 

@@ -58,7 +58,10 @@ class OptimConfig:
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay is {self.ema_decay}, but must lie in [0, 1)")
         if self.warmup_steps < 0 or self.decay_every < 1:
-            raise ValueError(f"warmup {self.warmup_steps} or decay_every {self.decay_every}: wrong")
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "
+                f"{self.decay_every} must be at least 1"
+            )
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

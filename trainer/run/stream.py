@@ -32,9 +32,9 @@ class BatchStream:
         first: whether the last batch was the first of its epoch.
     """
 
-    def __init__(self, loader: Loader, epoch: int = 0) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self.epochs = epoch
+        self.epochs = 0
         self.first = False
         self._batches: Iterator[dict[str, Tensor]] | None = None
 

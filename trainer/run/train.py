@@ -47,6 +47,7 @@ def train(
     *,
     out: Path,
     resume: bool = False,
+    weights: Path | None = None,
     validation: Any = None,
     device: str | None = None,
     show: bool = False,
@@ -65,6 +66,7 @@ def train(
             rank's batches.
         out: folder of the run.
         resume: go on from the newest complete checkpoint below `out`, if any.
+        weights: what a new run starts from, random weights if not given (see `build_model`).
         validation: a dataset or URI of held-out chains.
         device: `cpu` or `cuda`; the GPU of this rank if there is one.
         show: a progress bar on the terminal.
@@ -79,7 +81,7 @@ def train(
     began = time.perf_counter()
     with join_world(device) as world, ExitStack() as cleanup:
         set_precision(config)
-        model, loss = build_model(config, world.device)
+        model, loss = build_model(config, world.device, weights)
         loader = build_loader(config, dataset, world)
         if loader is not dataset and hasattr(loader, "close"):
             cleanup.callback(loader.close)

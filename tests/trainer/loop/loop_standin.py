@@ -36,7 +36,6 @@ class TinyLoader:
 
     Args:
         bad: numbers of batches that hold a nan.
-        slow: seconds every batch takes.
     """
 
     def __init__(

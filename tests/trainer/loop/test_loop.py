@@ -14,9 +14,10 @@ from loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.run import telemetry
+from evofeed.trainer.run.checkpoint import CHECKPOINTS
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.loop import CHECKPOINTS, Loop
+from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import RunLog, read_steps
 

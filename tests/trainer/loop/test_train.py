@@ -14,16 +14,18 @@ import pytest
 import torch
 
 from evofeed.cli import main
-from evofeed.errors import CannotResume, InputError, TrainerError
+from evofeed.errors import CannotResume, CheckpointError, InputError, TrainerError
 from evofeed.store import Dataset
+from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
 from evofeed.trainer.report.plot import plot_report
 from evofeed.trainer.report.run_report import make_report, report_rows
-from evofeed.trainer.run.build import loader_config, loss_config, model_config
-from evofeed.trainer.run.checkpoint import newest_checkpoint
+from evofeed.trainer.run.build import build_plain, loader_config, loss_config, model_config
+from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
 from evofeed.trainer.run.config import PRESETS, TrainConfig, load_config, preset, save_config
 from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.loop import TrainResult
 from evofeed.trainer.run.optim import OptimConfig
@@ -95,7 +97,10 @@ def test_a_run_handed_from_one_rank_to_two_to_four_is_the_same_run(
         save_config(config(steps, accumulate=4 // ranks), path)
         where = ["--dataset", tiny_dataset, "--out", str(out), "--resume"]
         _torchrun(ranks, ["train", str(path), *where])
-    assert [line["loss"] for line in read_steps(out)] == pytest.approx(alone, rel=1e-5)
+    lines = read_steps(out)
+    assert [line["loss"] for line in lines] == pytest.approx(alone, rel=1e-5)
+    norms = [line["norm"] for line in read_steps(tmp_path / "alone")]
+    assert [line["norm"] for line in lines] == pytest.approx(norms, rel=1e-3)
 
 
 def _torchrun(ranks: int, arguments: list[str]) -> None:
@@ -106,6 +111,22 @@ def _torchrun(ranks: int, arguments: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", ["run", "run/checkpoints/step_00000007", "a.pt", "a.npz"])
+def test_a_run_starts_from_the_weights_of_another(tmp_path: Path, name: str) -> None:
+    trained = build_plain(config(1, seed=5))
+    save_openfold_checkpoint(trained, tmp_path / "a.pt")
+    save_openfold_checkpoint(trained, tmp_path / "a.npz")
+    writer = CheckpointWriter(tmp_path / "run" / "checkpoints")
+    writer.save(FlatOptimizer(trained, OptimConfig()), 7, {})
+    writer.wait()
+    model, _ = build_model(config(1), torch.device("cpu"), tmp_path / name)
+    expected = trained.state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in model.state_dict().items())
+    larger = config(1, model={**SMALL, "c_m": 48})
+    with pytest.raises(CheckpointError, match=r"configuration|shape"):
+        build_model(larger, torch.device("cpu"), tmp_path / name)
 
 
 def test_every_loss_preset_touches_every_parameter(tmp_path: Path) -> None:

@@ -118,10 +118,15 @@ def test_left_and_right_are_swapped_for_incoming_edges_only(trained: AlphaFold) 
         assert np.array_equal(weights, getattr(module, left).weight.detach().numpy().T)
 
 
-def test_arrays_without_a_place_are_listed_and_missing_ones_refused(trained: AlphaFold) -> None:
+def test_arrays_without_a_place_are_listed_and_missing_ones_refused(
+    trained: AlphaFold, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     arrays = alphafold_params(trained)
     unused = load_alphafold_params(AlphaFold(replace(CONFIG, tm_bins=None)), arrays)
     assert [name.rsplit("/", 1)[1] for name in unused] == ["bias", "weights"]
+    save_openfold_checkpoint(trained, tmp_path / "ptm.npz")
+    load_openfold_checkpoint(AlphaFold(replace(CONFIG, tm_bins=None)), tmp_path / "ptm.npz")
+    assert f"no place for 2 arrays, {unused[0]} first" in caplog.text
     missing = dict(arrays)
     del missing[unused[0]]
     with pytest.raises(CheckpointError, match="predicted_aligned_error_head"):
