@@ -23,7 +23,7 @@ from evofeed.store.layout import (
     PackedColumn,
     unpack_column,
 )
-from evofeed.store.storage import LocalStorage, Storage
+from evofeed.store.storage import Keeping, LocalStorage, Storage
 
 __all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
 
@@ -104,6 +104,15 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
         StoreError: a remote storage does not answer.
     """
+    try:
+        return _read_once(storage, request, slot)
+    except ShardCorrupt:  # a flip on the way or in a cache heals itself
+        if isinstance(storage, Keeping):
+            storage.forget(request.place.key)
+        return _read_once(storage, request, slot)
+
+
+def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
     place = request.place
     start, stop = span_of(place, request.templates)
     where = Place(place.chain_id, f"{storage.uri}/{place.key}")

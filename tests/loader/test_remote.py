@@ -18,7 +18,9 @@ from torch import Tensor
 
 from evofeed.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader.catalog import Catalog
 from evofeed.store import Cache, Dataset, DatasetWriter
+from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
 CONFIG = LoaderConfig(
     crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0, epoch_len=20
@@ -153,6 +155,24 @@ def test_a_cache_smaller_than_the_dataset_keeps_its_cap(dataset: Dataset, tmp_pa
             kept = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.arrow")]
             assert kept
             assert sum(kept) <= cap
+
+
+def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path: Path) -> None:
+    cache = Cache(folder=str(tmp_path / "cache"))
+    want = batches(dataset)
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri, cache=cache)
+        assert_equal(batches(there), want)
+        catalog = Catalog(there, 0, CONFIG)
+        for row in catalog.rows[::2]:
+            place = catalog.place(int(row))
+            path = tmp_path / "cache" / place.key
+            data = bytearray(path.read_bytes())
+            data[place.offset + place.starts[COLUMN_NUMBER["msa"]] + HEADER_NBYTES] ^= 1
+            path.write_bytes(data)
+        assert_equal(batches(there), want)
+        for path in (tmp_path / "cache").rglob("*.arrow"):
+            assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("max_nbytes", [10, 1 << 30], ids=["full", "unusable"])
