@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,25 @@ Worker.enforce = enforce
 
 def on_ray(raw: Path, dataset: Path, **changes: Any) -> JobReport:
     return run(raw, dataset, **{"executor": "ray", "workers": 2, **changes})
+
+
+def be_patient_with_ray() -> None:
+    """From now on in this process: Ray gives a node 30 seconds to start, and there is no retry."""
+    from ray._private import services
+
+    get_node = services.get_node
+
+    def patiently(*args: Any) -> Any:
+        end = time.monotonic() + 240
+        while True:
+            try:
+                return get_node(*args)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = patiently
 
 
 def named(pid: int, word: str) -> list[int]:
@@ -224,6 +244,7 @@ def test_a_node_lost_from_a_cluster_costs_time_and_nothing_else(
     def act() -> JobReport:
         from ray.cluster_utils import Cluster
 
+        be_patient_with_ray()
         os.environ["RAY_AUTH_MODE"] = "disabled"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
