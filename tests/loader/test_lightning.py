@@ -1,30 +1,23 @@
-"""The Lightning example of docs/loader.md: the same stream, exact resume from any checkpoint.
-
-Lightning is no requirement of this project; this runs where it is there.
-"""
+"""The Lightning example of docs/loader.md: the same stream, exact resume from any checkpoint."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from tests.loader.pages import block
 from tests.loader.records import small_dataset
 
-# Marked so that a machine without Lightning may skip it.
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = "LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, epoch_len=10)"
 
 
 def test_a_checkpoint_of_lightning_goes_on_with_the_very_next_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pl: Any = pytest.importorskip("pytorch_lightning")
     monkeypatch.chdir(tmp_path)
     small_dataset(tmp_path / "data")
     code = block("class Features").replace("LoaderConfig.initial_training(epoch_len=10_000)", SMALL)
