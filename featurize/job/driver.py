@@ -20,12 +20,13 @@ from evofeed.featurize.caches import read_cluster_sizes
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.job import tables as states
+from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, LocalExecutor
 from evofeed.featurize.job.inputs import Stamp, input_key, inputs_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import ledger_url, relative, report_path
+from evofeed.featurize.job.places import ledger_url, relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, parent_of, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
@@ -50,7 +51,6 @@ _STRIKES_SIGKILL = 3  # SIGKILL also comes from outside (out of memory, an opera
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
 _MAX_LOST = 6  # times a unit may lose its worker with no chain in hand
 
-_BROKEN = ("chain_id", "type", "message", "path", "line")
 _NOWHERE: dict[str, Any] = {"path": None, "line": None}
 
 Progress = Callable[[JobProgress], None]
@@ -172,16 +172,14 @@ class _Driver:
     ) -> None:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
-        self.unusable, self.lease = unusable, lease
+        self.lease = lease
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
-        self.began = time.monotonic()
-        self.lost_workers = 0
         self.lost_units: Counter[str] = Counter()
         self._told = 0.0
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
-        self.first = ledger.counts(job.job_id)
+        self.account = Account(ledger, job, len(plan.sources), unusable)
 
     def run(self) -> JobReport:
         """From wherever the job stands to its end."""
@@ -265,7 +263,7 @@ class _Driver:
             self.templates |= used
             self.ledger.finish(self.job.job_id, self._localised(outcome), read)
             return []
-        self.lost_workers += 1
+        self.account.lost_workers += 1
         if outcome.chain_id:
             self._blame(outcome)
             return [outcome.unit_id]
@@ -305,8 +303,7 @@ class _Driver:
         return []
 
     def _publish(self) -> JobReport:
-        broken = self._broken()
-        total = len(self.plan.sources) + len(self.unusable)
+        broken, total = self.account.broken(), self.account.total
         if len(broken) == total:
             return self._end(states.FAILED, f"all {total} chains are broken, nothing to publish")
         if len(broken) > self.options.max_broken * total:
@@ -345,64 +342,15 @@ class _Driver:
         return stamp.sha256 if stamp is not None and stamp.still(ref) else ""
 
     def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
-        job_id = self.job.job_id
         if state != states.PUBLISHED:
-            self.ledger.set_job(job_id, state=state, message=message)
-        counts, units = self.ledger.counts(job_id), self.ledger.units(job_id)
-        seconds = time.monotonic() - self.began
-        shards = snapshot.manifest.shards if snapshot else ()
-        notes = {c: n for unit in units for c, n in (unit["notes"] or {}).items()}
-        report = JobReport(
-            job_id=job_id,
-            state=state,
-            message=message,
-            input_uri=self.job.input_uri,
-            dataset_uri=self.job.dataset_uri,
-            ref=self.options.ref,
-            snapshot=snapshot.digest if snapshot else None,
-            num_chains=len(self.plan.sources) + len(self.unusable),
-            num_good=counts["chains_good"],
-            broken=tuple(self._broken()),
-            notes=dict(sorted(notes.items())),
-            num_shards=len(shards),
-            num_bytes=sum(shard.nbytes for shard in shards),
-            units=len(units),
-            resumed=self.first["units_done"],
-            lost_workers=self.lost_workers,
-            seconds=round(seconds, 3),
-            chains_per_second=round(self._done_here(counts) / max(seconds, 1e-9), 2),
-            path=report_path(self.ledger.url, self.job.dataset_uri, job_id),
-        )
+            self.ledger.set_job(self.job.job_id, state=state, message=message)
+        report = self.account.report(state, message, self.options.ref, snapshot)
         report.write()
         return report
-
-    def _broken(self) -> list[dict[str, Any]]:
-        """Everything that is not in the snapshot and why: unusable inputs and dead chains."""
-        dead = self.ledger.chains(self.job.job_id)
-        return self.unusable + [{name: chain[name] for name in _BROKEN} for chain in dead]
-
-    def _done_here(self, counts: dict[str, int]) -> int:
-        done = counts["chains_good"] + counts["chains_broken"]
-        return done - self.first["chains_good"] - self.first["chains_broken"]
 
     def _tell(self, force: bool) -> None:
         """Tell the progress, at most about twice a second unless something happened."""
         now = time.monotonic()
-        if self.progress is None or (not force and now - self._told < _TICK):
-            return
-        self._told = now
-        counts = self.ledger.counts(self.job.job_id)
-        seconds = now - self.began
-        cost_here = counts["cost_done"] - self.first["cost_done"]
-        left = counts["cost"] - counts["cost_done"]
-        self.progress(
-            JobProgress(
-                num_chains=len(self.plan.sources),
-                good=counts["chains_good"],
-                broken=counts["chains_broken"],
-                suspects=len(self.ledger.chains(self.job.job_id, dead=False)),
-                share=counts["cost_done"] / max(counts["cost"], 1),
-                chains_per_second=self._done_here(counts) / max(seconds, 1e-9),
-                seconds_left=seconds * left / cost_here if cost_here > 0 else None,
-            )
-        )
+        if self.progress is not None and (force or now - self._told >= _TICK):
+            self._told = now
+            self.progress(self.account.progress())
