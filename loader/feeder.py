@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from evofeed.errors import EvofeedError, LoaderError, StoreError
+from evofeed.errors import ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
+from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.making import BatchMaker, FilledSlot
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
 from evofeed.loader.readers import Readers
@@ -30,8 +31,8 @@ __all__ = ["Feeder"]
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
-_TRIES: Final = 4
-"""Reads of one chain that a storage may fail while it answers for others."""
+_REFUSALS: Final = 4
+"""Reads of one chain that a storage may fail while it answers for another."""
 _FIRST_WAIT_SECONDS: Final = 0.5
 _OUTAGE_SECONDS: Final = 900.0
 """A storage that has not answered at all for so long is given up."""
@@ -48,6 +49,8 @@ class _Sample:
     request: ReadRequest | None = None
     asked: float = 0.0
     failures: int = 0
+    refusals: int = 0
+    """Failures while the storage answered for another chain."""
     offset: int | None = None
     slab: Slab | None = None
 
@@ -95,6 +98,8 @@ class Feeder(threading.Thread):
         self._homeless: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
         self._last_success, self._last_told = 0.0, -math.inf
+        self._witnesses: dict[int, ChainPlace] = {}
+        """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
         self._number = 0
         self.busy_with = "starting"
@@ -221,7 +226,9 @@ class Feeder(threading.Thread):
         for due, sample in [one for one in self._retries if one[0] <= now]:
             self._retries.remove((due, sample))
             assert sample.request is not None
-            self._submit(sample, sample.request._replace(number=self._number))
+            witness = self._witnesses.get(sample.plan.dataset)
+            request = sample.request._replace(number=self._number, witness=witness)
+            self._submit(sample, request)
 
     def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
         sample = self._asked.pop(number)
@@ -229,9 +236,10 @@ class Feeder(threading.Thread):
         if isinstance(answer, Slab):
             sample.slab = answer
             self._last_success = time.perf_counter()
+            self._witnesses[sample.plan.dataset] = sample.request.place
             self._stats.was_read(sample.request.place.chain_id, sample.asked, answer.seconds)
             return
-        if type(answer) is StoreError and self._may_pass(sample, answer):
+        if type(answer) in (StoreError, ChainRefused) and self._may_pass(sample, answer):
             return
         assert sample.offset is not None
         self._arena.free(sample.offset)
@@ -241,7 +249,7 @@ class Feeder(threading.Thread):
         self._homeless.append(sample)
         self._homeless.sort(key=lambda one: one.age)
 
-    def _may_pass(self, sample: _Sample, why: StoreError) -> bool:
+    def _may_pass(self, sample: _Sample, why: EvofeedError) -> bool:
         """Put a read off whose storage did not answer: an outage is no fault of the chain.
 
         Raises:
@@ -250,8 +258,9 @@ class Feeder(threading.Thread):
         now = time.perf_counter()
         sample.failures += 1
         self._stats.retries += 1
-        if sample.failures >= _TRIES and self._last_success > sample.asked:
-            return False  # others could be read meanwhile
+        sample.refusals += isinstance(why, ChainRefused)
+        if sample.refusals >= _REFUSALS:
+            return False
         left = max(self._last_success, sample.asked) + _OUTAGE_SECONDS - now
         if left < 0:
             raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from evofeed.errors import ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import ChainRefused, ShardCorrupt, ShardMissing, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
+from evofeed.store.cache import CachedStorage
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
     COLUMN_NUMBER,
@@ -58,6 +59,8 @@ class ReadRequest(NamedTuple):
     templates: bool
     offset: int
     nbytes: int
+    witness: ChainPlace | None = None
+    """A chain of the same dataset that could be read: it tells an outage from a bad chain."""
 
 
 class Part(NamedTuple):
@@ -102,14 +105,29 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
+        ChainRefused: a remote storage does not answer, and does for the request's witness.
         StoreError: a remote storage does not answer.
     """
     try:
-        return _read_once(storage, request, slot)
-    except ShardCorrupt:  # a flip on the way or in a cache heals itself
-        if isinstance(storage, Keeping):
-            storage.forget(request.place.key)
-        return _read_once(storage, request, slot)
+        try:
+            return _read_once(storage, request, slot)
+        except ShardCorrupt:  # a flip on the way or in a cache heals itself
+            if isinstance(storage, Keeping):
+                storage.forget(request.place.key)
+            return _read_once(storage, request, slot)
+    except StoreError as error:
+        if type(error) is StoreError and request.witness and _answers(storage, request.witness):
+            raise ChainRefused(error.message, path=error.path, item=error.item) from None
+        raise
+
+
+def _answers(storage: Storage, witness: ChainPlace) -> bool:
+    remote = storage.remote if isinstance(storage, CachedStorage) else storage
+    try:
+        remote.read_into(witness.key, witness.offset, memoryview(bytearray(HEADER_NBYTES)))
+    except (StoreError, OSError):
+        return False
+    return True
 
 
 def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:

@@ -103,6 +103,10 @@ class ShardCorrupt(StoreError):
     """Bytes do not match their checksum or the format; names shard and chain."""
 
 
+class ChainRefused(StoreError):
+    """A remote storage fails for one chain and at the same time answers for another."""
+
+
 class SchemaMismatch(StoreError):
     """The dataset was written with a format this reader does not know."""
 

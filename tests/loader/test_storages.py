@@ -8,12 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.loader.records import small_dataset
+from tests.loader.records import make_record, small_dataset
 
 from evofeed.errors import LoaderError, StoreError
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.store import Dataset
-from evofeed.store.storage import LocalStorage
+from evofeed.store import Dataset, DatasetWriter
+from evofeed.store.cache import Cache, CachedStorage
+from evofeed.store.storage import LocalStorage, Storage
 
 CONFIG = LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0)
 
@@ -77,6 +78,38 @@ def test_an_outage_is_waited_out_and_costs_no_chain(dataset: Dataset) -> None:
     *got, retried, bad = ids_read(far(dataset, 9), prefetch=4)
     assert none == bad == 0
     assert retried == 9
+    assert got == want
+
+
+class OutageInTheMiddle(FarStorage):
+    """Answers for a while, then for nobody during some reads, then again."""
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if 6 < next(self.reads) <= 6 + self.fail:
+            raise StoreError("gave up after 6 attempts: is the service up?", path=key)
+        self.inner.read_into(key, offset, out)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_outage_that_outlasts_many_tries_is_blamed_on_no_chain(
+    tmp_path: Path, cached: bool
+) -> None:
+    """Not even while a cache still answers for some."""
+    writer = DatasetWriter(str(tmp_path / "d"), shard_nbytes=1)
+    for number in range(8):
+        writer.add(make_record(f"c{number:03}_A", 20 + 3 * number, 30, 1))
+    writer.commit()
+    dataset = Dataset.open(str(tmp_path / "d"))
+    *want, _, _ = ids_read(dataset)
+    waiting = 2 if cached else 4  # chains that are asked for again and again, with a witness
+    far: Storage = OutageInTheMiddle(dataset.uri, 6 * 2 * waiting)
+    if cached:
+        sizes = {shard.name: shard.nbytes for shard in dataset.manifest.shards}
+        far = CachedStorage(far, Cache(folder=str(tmp_path / "cache")), sizes)
+    away = Dataset(far, dataset.digest, dataset.manifest, dataset.index)
+    *got, retried, bad = ids_read(away, prefetch=4)
+    assert bad == 0
+    assert retried > 4 * waiting
     assert got == want
 
 
