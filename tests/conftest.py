@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ install_import_hook(
 # always the same, and a failure prints them: a change is not to fail of what it did not touch.
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("EVOFEED_REQUIRE") else "desk")
+
+# A shell's `&` and many a CI start us with SIGINT ignored, and so would be whatever we start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _DEFAULT_GOLDEN = Path(__file__).resolve().parent.parent.parent / "shared" / "golden"
 
