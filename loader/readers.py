@@ -8,10 +8,13 @@ the same bytes to the same slots, so nothing is lost and nothing comes twice.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import queue
 import select
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Final, Protocol, runtime_checkable
 
@@ -32,6 +35,8 @@ from evofeed.store.storage import Storage
 
 SILENCE_SECONDS: Final = 60.0
 """A reader without a beat for so long is taken for dead."""
+_TAKING_SECONDS: Final = 60.0
+"""A reader that does not take a message for so long is frozen."""
 _DEADLY: Final = 3
 """A chain whose reading, alone, a reader did not survive this often is not read again."""
 _MAX_FAILED_STARTS: Final = 3
@@ -115,6 +120,7 @@ class ProcessReaders:
     def _start(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
         self._connection, theirs = Pipe()
+        _limit_sending(self._connection)
         self._poller = select.poll()
         self._poller.register(self._connection, select.POLLIN)
         self._pulse.beat(time.monotonic(), 0.0)
@@ -153,7 +159,10 @@ class ProcessReaders:
 
     def _send(self, message: object) -> None:
         with contextlib.suppress(OSError):  # a dead reader is found by poll
-            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            try:
+                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            except BlockingIOError:  # frozen, with part of a message
+                self._process.kill()
 
     def poll(self, timeout: float) -> list[Result]:
         """Results that have come in; replaces the reader if it is dead."""
@@ -229,3 +238,11 @@ class ProcessReaders:
         if not self._connection.closed:
             self._send(None)
             self._end()
+
+
+def _limit_sending(connection: Connection) -> None:
+    """Sending fails once it has not gone on for `_TAKING_SECONDS`, and does not wait for ever."""
+    fraction, seconds = math.modf(_TAKING_SECONDS)
+    limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))  # a timeval
+    with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
