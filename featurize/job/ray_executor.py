@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from evofeed.errors import JobError
@@ -24,7 +25,7 @@ from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
 
 _OBJECT_STORE = 128 << 20  # only ids and counts cross
 _CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
-_STARTS = 2  # Ray gives a node 30 s to start; with warm files a busy machine makes it
+_START = 120.0  # seconds a local Ray may take to start on a busy machine
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 
 # One token per process: Ray's core reads it once and keeps it.
@@ -46,6 +47,33 @@ def _forget_token() -> None:
         from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Ray gives a node it starts 30 seconds, and no setting of its own changes that."""
+    from ray._private import services
+
+    ask: Callable[..., Any] | None = getattr(services, "get_node", None)
+    if ask is None:  # not in every version of Ray
+        yield
+        return
+
+    def ask_on(*args: Any, **options: Any) -> Any:
+        end = time.monotonic() + _START
+        while True:
+            try:
+                return ask(*args, **options)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = ask_on
+    try:
+        yield
+    finally:
+        services.get_node = ask
 
 
 class RayExecutor:
@@ -74,16 +102,13 @@ class RayExecutor:
         self._lost = RayError
         if not self._ours:  # the caller's Ray, which stays when we go
             return ray
-        for attempt in range(1 if self.address else _STARTS):
-            if attempt:
-                self._set_environ()
-            try:
+        try:
+            with _patience():
                 self._init(ray, num_workers)
-                return ray
-            except Exception as error:  # a node that is slow to start raises a bare one
-                self.close()
-                failure = error
-        raise self._refusal(failure) from failure
+        except Exception as error:  # a node that is slow to start raises a bare one
+            self.close()
+            raise self._refusal(error) from error
+        return ray
 
     def _init(self, ray: Any, num_workers: int) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
