@@ -14,7 +14,7 @@ from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
 from evofeed.featurize.fasta import parse_fasta
 from evofeed.featurize.reading import file_ref, read_bytes
-from evofeed.featurize.sources import ALIGNED, SUBFOLDERS, ChainSource
+from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structure_files import SUFFIXES, parse_structure
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -127,7 +127,9 @@ def refuse_one_chain(root: Path) -> None:
             name.endswith(".a3m") and root.absolute().parent.name == "alignments"
         )
         if entry.is_dir():
-            own = entry.name in SUBFOLDERS and any(map(_is_alignment, list(os.scandir(entry.path))))
+            own = entry.name in SUBFOLDERS and any(
+                map(_holds_alignments, list(os.scandir(entry.path)))
+            )
         if own:
             raise InputError(
                 f"this is one chain's own folder, it has {entry.name}: give the folder of all "
@@ -149,7 +151,7 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
         if not entry.is_dir() or entry.name.startswith("."):
             continue
         inner = list(os.scandir(entry.path))
-        if not every and not any(_is_alignment(item) for item in inner):
+        if not every and not any(_holds_alignments(item) for item in inner):
             continue
         search = _COLABFOLD_SEARCH.match(entry.name)
         if search and (root / f"{search[1]}.a3m").is_file():
@@ -163,10 +165,8 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
     return sources
 
 
-def _is_alignment(item: os.DirEntry[str]) -> bool:
-    if item.is_dir():
-        return item.name in SUBFOLDERS
-    return item.name.removesuffix(".gz").removesuffix(".zst").endswith(ALIGNED)
+def _holds_alignments(item: os.DirEntry[str]) -> bool:
+    return item.name in SUBFOLDERS if item.is_dir() else is_alignment(item.name)
 
 
 def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:

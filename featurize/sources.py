@@ -20,8 +20,12 @@ _PAIRING_STEMS: Final = ("uniprot_hits",)
 """Alignments for pairing chains of a complex; never part of a monomer's MSA."""
 SUBFOLDERS: Final = ("a3m", "hhr", "msas")
 """Folders inside a chain's folder: OpenProteinSet's two, and AlphaFold's."""
-ALIGNED: Final = (".a3m", ".sto", ".hhr")
-"""Suffixes of alignments and of template hits."""
+_ALIGNED: Final = (".a3m", ".sto", ".hhr")
+
+
+def is_alignment(name: str) -> bool:
+    """Whether a file of this name, compressed or not, holds an alignment or template hits."""
+    return file_ref(name).plain_name.endswith(_ALIGNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class ChainSource:
         """Whether it is a file; an alignment that is not one is no reason to go on without."""
         if entry.is_file():
             return True
-        if file_ref(entry.name).plain_name.endswith(ALIGNED) and not entry.is_dir():
+        if is_alignment(entry.name) and not entry.is_dir():
             what = "a link to nothing" if entry.is_symlink() else "no regular file"
             raise InputError(f"{what}: mend or remove it", path=entry.path, item=self.chain_id)
         return False

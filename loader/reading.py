@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from evofeed.errors import ChainRefused, ShardCorrupt, ShardMissing, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
-from evofeed.store.cache import CachedStorage
+from evofeed.store.cache import answers
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
     COLUMN_NUMBER,
@@ -116,18 +116,10 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
                 storage.forget(request.place.key)
             return _read_once(storage, request, slot)
     except StoreError as error:
-        if type(error) is StoreError and request.witness and _answers(storage, request.witness):
+        witness = request.witness
+        if type(error) is StoreError and witness and answers(storage, witness.key, witness.offset):
             raise ChainRefused(error.message, path=error.path, item=error.item) from None
         raise
-
-
-def _answers(storage: Storage, witness: ChainPlace) -> bool:
-    remote = storage.remote if isinstance(storage, CachedStorage) else storage
-    try:
-        remote.read_into(witness.key, witness.offset, memoryview(bytearray(HEADER_NBYTES)))
-    except (StoreError, OSError):
-        return False
-    return True
 
 
 def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:

@@ -184,9 +184,7 @@ class CachedStorage:
     def _evict(self, path: Path) -> bool:
         if path.name.startswith(".tmp-"):
             return False
-        try:  # never remove the only copy
-            self.remote.read_into(f"shards/{path.name}", 0, memoryview(bytearray(8)))
-        except (ShardMissing, StoreError):
+        if not answers(self.remote, f"shards/{path.name}", 0):  # never remove the only copy
             return False
         path.unlink(missing_ok=True)  # processes that have it open read on
         self.stats["evictions"] += 1
@@ -230,3 +228,13 @@ def _abandoned(path: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def answers(storage: Storage, key: str, offset: int) -> bool:
+    """Whether a storage, behind its cache if it has one, gives what lies there now."""
+    remote = storage.remote if isinstance(storage, CachedStorage) else storage
+    try:
+        remote.read_into(key, offset, memoryview(bytearray(8)))
+    except StoreError:
+        return False
+    return True

@@ -6,6 +6,7 @@ import itertools
 import logging
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def batches(dataset: Dataset, **options: Any) -> list[dict[str, Tensor]]:
     return taken
 
 
+def batches_with_an_outage(
+    dataset: Dataset, before: int, stop: Callable[[], object], start: Callable[[], object]
+) -> list[dict[str, Tensor]]:
+    """All batches of an epoch; after some the storage is away for a second, and no chain is bad."""
+    with FeatureLoader(dataset, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
+        stream = iter(loader)
+        got = list(itertools.islice(stream, before))
+        stop()
+        threading.Timer(1.0, start).start()
+        got += list(stream)
+        assert loader.stats()["bad_chains"] == []
+    return got
+
+
 def assert_equal(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) -> None:
     for here, there in zip(got, want, strict=True):
         assert all(torch.equal(here[name], there[name]) for name in there)
@@ -101,13 +116,7 @@ def test_a_server_that_is_restarted_costs_no_sample(
     cache = Cache(folder=str(tmp_path / "cache")) if kept else None
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri, cache=cache)
-        with FeatureLoader(there, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
-            stream = iter(loader)
-            got = list(itertools.islice(stream, 3))
-            server.stop()
-            threading.Timer(1.0, server.start).start()
-            got += list(stream)
-            assert loader.stats()["bad_chains"] == []
+        got = batches_with_an_outage(there, 3, server.stop, server.start)
     assert_equal(got, batches(dataset))
 
 
@@ -193,11 +202,5 @@ def test_a_bucket_that_goes_and_comes_back_costs_no_sample(dataset: Dataset) -> 
     want = batches(dataset)
     with local_bucket() as bucket:
         there = Dataset.open(bucket.fill(Path(dataset.uri)))
-        with FeatureLoader(there, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
-            stream = iter(loader)
-            got = list(itertools.islice(stream, 5))
-            bucket.go_away()
-            threading.Timer(1.0, bucket.come_back).start()
-            got += list(stream)
-            assert loader.stats()["bad_chains"] == []
+        got = batches_with_an_outage(there, 5, bucket.go_away, bucket.come_back)
     assert_equal(got, want)

@@ -192,7 +192,7 @@ def _run_told(loop: Loop) -> TrainResult:
     try:
         return loop.run()
     except RuntimeError as error:  # on a CPU the allocator's has no type of its own
-        told = str(error).splitlines()[0]
+        told = str(error).partition("\n")[0]
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in told:
             raise
         raise TrainerError(
