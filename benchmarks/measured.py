@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-EARLIER = "recorded earlier"  # the peer's part: another session of the same kind of card
+EARLIER = "recorded earlier"  # the peer's part: another run on the same kind of card
 
 Row = tuple[str, str, str, str]
 """What, evofeed, beside it, the files of results/ it comes from."""
@@ -359,7 +359,7 @@ def falls_short() -> list[str]:
         f"{lddt[425]:.2f} in 425, and {other:.2f} from other rows of its alignment: what was "
         "learnt is the batch (overfit_h200_recipe).",
         "No protein has been folded better than before: nothing here was trained to the end.",
-        f"Figures marked *{EARLIER}* are of another session on the same kind of card; of "
+        f"Figures marked *{EARLIER}* are of another run on the same kind of card; of "
         "OpenFold's the spread was not kept.",
     ]
 
