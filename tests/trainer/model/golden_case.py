@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 F64_TOLERANCE = 1e-9
+Prepare = Callable[[nn.Module], None]
+
+
+def unchanged(module: nn.Module) -> None:
+    """Leaves a module as it was recorded."""
 
 
 @dataclass
 class Case:
-    """A golden file read for one precision (`""` float32, `"64"` float64)."""
+    """A golden file read for one precision (`""` float32, `"64"` float64).
+
+    `prepare` may change the module after it got the stored parameters.
+    """
 
     name: str
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
     suffix: str
+    prepare: Prepare = unchanged
 
     @classmethod
-    def read(cls, path: Path, suffix: str) -> Case:
+    def read(cls, path: Path, suffix: str, prepare: Prepare = unchanged) -> Case:
         with np.load(path) as file:
             arrays = {key: file[key] for key in file.files if key != "meta"}
             meta = json.loads(str(file["meta"]))
-        return cls(path.stem, meta, arrays, suffix)
+        return cls(path.stem, meta, arrays, suffix, prepare)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -70,6 +70,7 @@ def _load(case: Case, module: nn.Module) -> Any:
         for part in module.modules():
             if isinstance(part, SharedDropout):
                 part.sample_mask = lambda x: next(replay)  # type: ignore[method-assign]
+    case.prepare(module)
     return module
 
 
@@ -260,17 +261,11 @@ def _total_loss(case: Case, x: Inputs) -> tuple[None, Outputs]:
     return None, flatten({"loss": loss, "breakdown": breakdown})
 
 
-def whole_model(
-    case: Case, x: Inputs, prepare: Callable[[nn.Module], None] = lambda module: None
-) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
-    """Module in train mode, flat outputs, scaled loss and its terms.
-
-    `prepare` may change the module after it got the stored parameters.
-    """
+def whole_model(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
+    """Module in train mode, flat outputs, scaled loss and its terms."""
     h = case.meta["hparams"]
     config = model_config_from_openfold(h["model"])
     module = _load(case, AlphaFold(config)).train()
-    prepare(module)
     batch = from_openfold_batch(x)
     outputs = module(batch)
     loss, breakdown = AlphaFoldLoss(loss_config_from_openfold(h["loss"]))(outputs, batch)

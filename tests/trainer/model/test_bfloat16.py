@@ -10,7 +10,6 @@ a small multiple of it, and no more.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_case import Case
+from golden_case import Case, Prepare
 from golden_kinds import whole_model
 from tests.conftest import golden_files
 from torch import Tensor, nn
@@ -32,8 +31,6 @@ LIMITS = {"gradient": 5.0, "loss": 12.0}
 # draw may have met that jump.
 STEP = 2**-7
 IN_FULL_PRECISION = "structure_module"  # and the losses, which are no modules
-
-Prepare = Callable[[nn.Module], None]
 
 
 def _is_whole_model(path: Path) -> bool:
@@ -54,9 +51,9 @@ class Run:
 
     @classmethod
     def of(cls, path: Path, prepare: Prepare, *, half: bool = False) -> Run:
-        case = Case.read(path, "" if half else "64")
+        case = Case.read(path, "" if half else "64", prepare)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            module, _, loss, terms = whole_model(case, case.tensors("in"), prepare)
+            module, _, loss, terms = whole_model(case, case.tensors("in"))
         loss.backward()
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
         gradient = torch.cat([grad.flatten().double() for grad in grads])
