@@ -62,8 +62,11 @@ class LayerNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """Normalised `x`."""
         with full_precision(x):
-            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-            return F.layer_norm(x, self.c_in, weight, bias, self.eps)
+            # On the CPU torch adds up the gradients of weight and bias row by row in x's own type:
+            # in bfloat16 4 % off after 1,000 rows, 25 % after 65,000 (torch 2.13).
+            inside = at_least_float32(x) if x.device.type == "cpu" else x
+            weight, bias = self.weight.to(inside.dtype), self.bias.to(inside.dtype)
+            return F.layer_norm(inside, self.c_in, weight, bias, self.eps).to(x.dtype)
 
 
 class SharedDropout(nn.Module):

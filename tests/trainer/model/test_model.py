@@ -20,6 +20,7 @@ from evofeed.trainer import (
     initial_training,
     tiny,
 )
+from evofeed.trainer.model.primitives import LayerNorm
 from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
@@ -195,6 +196,19 @@ def test_in_bfloat16_the_trunk_is_half_and_the_structure_is_not() -> None:
     assert {v.dtype for v in outputs["sm"].values()} == {torch.float32}
     assert loss.dtype == torch.float32
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_a_norm_over_many_rows_loses_nothing_in_bfloat16() -> None:
+    rows = torch.randn(20_000, 8, dtype=torch.bfloat16)
+    gradient = torch.randn_like(rows)
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        norm = LayerNorm(8).to(torch.promote_types(dtype, torch.float32))
+        norm(rows.to(dtype)).backward(gradient.to(dtype))
+        found.append([norm.weight.grad, norm.bias.grad])
+    for half, exact in zip(*found, strict=True):
+        assert half is not None and exact is not None
+        assert (half - exact).norm() < 2**-8 * exact.norm()  # rounded once, not at every row
 
 
 def test_openfold_batches_become_the_loaders_convention() -> None:
