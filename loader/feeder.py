@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from evofeed.errors import ChainRefused, EvofeedError, LoaderError, StoreError
+from evofeed.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.making import BatchMaker, FilledSlot
@@ -32,7 +32,7 @@ __all__ = ["Feeder"]
 _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _REFUSALS: Final = 4
-"""Reads of one chain that a storage may fail while it answers for another."""
+"""Reads of one chain that a storage may refuse: while it answers for another, or for our rights."""
 _FIRST_WAIT_SECONDS: Final = 0.5
 _OUTAGE_SECONDS: Final = 900.0
 """A storage that has not answered at all for so long is given up."""
@@ -50,7 +50,7 @@ class _Sample:
     asked: float = 0.0
     failures: int = 0
     refusals: int = 0
-    """Failures while the storage answered for another chain."""
+    """Failures while the storage answered for another chain, or denied us access."""
     offset: int | None = None
     slab: Slab | None = None
 
@@ -239,7 +239,8 @@ class Feeder(threading.Thread):
             self._witnesses[sample.plan.dataset] = sample.request.place
             self._stats.was_read(sample.request.place.chain_id, sample.asked, answer.seconds)
             return
-        if type(answer) in (StoreError, ChainRefused) and self._may_pass(sample, answer):
+        passing = type(answer) in (StoreError, ChainRefused, AccessDenied)
+        if passing and self._may_pass(sample, answer):
             return
         assert sample.offset is not None
         self._arena.free(sample.offset)
@@ -253,13 +254,16 @@ class Feeder(threading.Thread):
         """Put a read off whose storage did not answer: an outage is no fault of the chain.
 
         Raises:
-            LoaderError: nothing at all could be read for a long time.
+            LoaderError: nothing at all could be read for a long time, or we may not read.
         """
         now = time.perf_counter()
         sample.failures += 1
         self._stats.retries += 1
-        sample.refusals += isinstance(why, ChainRefused)
+        sample.refusals += isinstance(why, (ChainRefused, AccessDenied))
         if sample.refusals >= _REFUSALS:
+            if isinstance(why, AccessDenied):  # waiting does not mend it
+                then = "then iterate again, or go on from the state: no batch is lost"
+                raise LoaderError(f"access was denied: {why}; {then}") from why
             return False
         left = max(self._last_success, sample.asked) + _OUTAGE_SECONDS - now
         if left < 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from evofeed.errors import ChainRefused, ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, ShardMissing, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
 from evofeed.store.cache import answers
@@ -106,6 +106,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
         ChainRefused: a remote storage does not answer, and does for the request's witness.
+        AccessDenied: a remote storage wants other credentials.
         StoreError: a remote storage does not answer.
     """
     try:
@@ -117,7 +118,8 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
             return _read_once(storage, request, slot)
     except StoreError as error:
         witness = request.witness
-        if type(error) is StoreError and witness and answers(storage, witness.key, witness.offset):
+        passing = type(error) in (StoreError, AccessDenied)
+        if passing and witness and answers(storage, witness.key, witness.offset):
             raise ChainRefused(error.message, path=error.path, item=error.item) from None
         raise
 

@@ -62,7 +62,8 @@ class Dataset:
         Args:
             uri: where it lies.
             snapshot: a ref, or a digest, of which 8 digits do where files can be listed.
-            token: bearer token for a service that wants one; `EVOFEED_TOKEN` if None.
+            token: bearer token for a service that wants one; if None, what the variable
+                `EVOFEED_TOKEN` holds at each request.
             cache: keep shards of a remote dataset in a local folder, capped in bytes.
 
         Raises:

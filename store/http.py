@@ -13,6 +13,7 @@ what arrives is checked by the caller against manifest and index.
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import random
 import threading
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from evofeed.errors import ShardMissing, StoreError
+from evofeed.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject
 
 ATTEMPTS: Final = 6
@@ -41,7 +42,11 @@ class _Kept:
 
 
 class HttpStorage:
-    """Read-only storage over HTTP(S). `token` goes as a bearer token with every request."""
+    """Read-only storage over HTTP(S). `token` goes as a bearer token with every request.
+
+    Without one, that of the variable `EVOFEED_TOKEN` goes, as it is at that moment: it may be
+    renewed there, and is in no pickle.
+    """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self._uri = url.rstrip("/")
@@ -113,8 +118,9 @@ class HttpStorage:
         if status == 404:
             raise ShardMissing("the service has no such file", path=self._url(key))
         if status in (401, 403):
-            raise StoreError(
-                f"HTTP {status}: put a token that may read this dataset into EVOFEED_TOKEN",
+            raise AccessDenied(
+                f"HTTP {status}{_detail(body)}: put a token that may read this dataset into "
+                "EVOFEED_TOKEN, or give it to Dataset.open(token=...)",
                 path=self._url(key),
             )
         if status == 416:
@@ -122,8 +128,8 @@ class HttpStorage:
         raise StoreError(f"unexpected HTTP {status}", path=self._url(key))
 
     def _once(self, path: str, headers: dict[str, str]) -> tuple[int, float, bytes]:
-        if self._token:
-            headers = {**headers, "Authorization": f"Bearer {self._token}"}
+        if token := self._token or os.environ.get("EVOFEED_TOKEN"):
+            headers = {**headers, "Authorization": f"Bearer {token}"}
         connection = self._connection()
         connection.request("GET", path, headers={"Accept-Encoding": "identity", **headers})
         response = connection.getresponse()
@@ -178,3 +184,11 @@ class HttpStorage:
             "a dataset over HTTP is read-only: use the folder or bucket behind the service",
             path=self._uri,
         )
+
+
+def _detail(body: bytes) -> str:
+    """What a refusal says was wrong, if it is problem JSON."""
+    try:
+        return f" ({' '.join(json.loads(body)['detail'].split())[:200]})"
+    except (ValueError, TypeError, KeyError, AttributeError):  # a proxy's own page
+        return ""

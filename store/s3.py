@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from evofeed.errors import ShardMissing, StoreError
+from evofeed.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.storage import Bytes, StoredObject
 
 
@@ -78,6 +78,10 @@ class S3Storage:
                     "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                     "AWS_SKIP_SIGNATURE=true for a public bucket"
                 )
+            denied = isinstance(error, s3.PermissionDeniedError | s3.UnauthenticatedError)
+            if denied or "<Code>ExpiredToken</Code>" in first:  # AWS sends that one with a 400
+                first += ": renew the AWS_ variables or the rights of these credentials"
+                raise AccessDenied(f"S3: {first}", path=self._path(key)) from None
             raise StoreError(f"S3: {first}", path=self._path(key)) from None
 
     def read(self, key: str) -> bytes:

@@ -256,13 +256,13 @@ def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> St
 
     Args:
         uri: where.
-        token: bearer token for a service; the variable `EVOFEED_TOKEN` if None.
+        token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
     """
     text = os.fspath(uri)
     if text.startswith(("http://", "https://")):
         from evofeed.store.http import HttpStorage
 
-        return HttpStorage(text, token or os.environ.get("EVOFEED_TOKEN"))
+        return HttpStorage(text, token)
     if text.startswith("s3://"):
         from evofeed.store.s3 import S3Storage
 

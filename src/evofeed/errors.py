@@ -103,6 +103,10 @@ class ShardCorrupt(StoreError):
     """Bytes do not match their checksum or the format; names shard and chain."""
 
 
+class AccessDenied(StoreError):
+    """A storage wants credentials, or others: ours are missing, expired or too narrow."""
+
+
 class ChainRefused(StoreError):
     """A remote storage fails for one chain and at the same time answers for another."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import socket
 import threading
@@ -24,12 +25,16 @@ class FolderServer:
     Args:
         root: the dataset's folder.
         answer: from the key, the asked range and its bytes.
+
+    Attributes:
+        token: what a request must bear to be answered; empty: nothing.
     """
 
     def __init__(
         self, root: str, answer: Callable[[str, Span | None, bytes], Answer] = soundly
     ) -> None:
         self.root, self.answer, self.port = Path(root), answer, 0
+        self.token = ""
         self._place = socket.socket()
         self.start()
 
@@ -60,6 +65,13 @@ class FolderServer:
 
     def _serve(self, request: http.server.BaseHTTPRequestHandler) -> None:
         self._connections.append(request)
+        if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
+            body = b'{"detail": "the token has expired"}'
+            request.send_response(401)
+            request.send_header("Content-Length", str(len(body)))
+            request.end_headers()
+            request.wfile.write(body)
+            return
         key = request.path.removeprefix("/v1/datasets/d/").replace("/index", "/index.arrow")
         path = self.root / key
         if key.startswith("snapshots/") and path.is_dir():
@@ -88,8 +100,8 @@ class FolderServer:
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._place.bind(("127.0.0.1", self.port))
         for request in self._connections:
-            request.close_connection = True
-            request.connection.close()
+            with contextlib.suppress(OSError):  # the other side hung up before
+                request.connection.shutdown(socket.SHUT_RDWR)  # `close` alone waits for its reader
 
     def __enter__(self) -> FolderServer:
         return self

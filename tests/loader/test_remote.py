@@ -76,12 +76,21 @@ def batches_with_an_outage(
     dataset: Dataset, before: int, stop: Callable[[], object], start: Callable[[], object]
 ) -> list[dict[str, Tensor]]:
     """All batches of an epoch; after some the storage is away for a second, and no chain is bad."""
+    starting = threading.Event()
+
+    def start_again() -> None:
+        starting.set()
+        start()
+
     with FeatureLoader(dataset, CONFIG, device="cpu", seed=4, prefetch=2, ready=1) as loader:
         stream = iter(loader)
         got = list(itertools.islice(stream, before))
         stop()
-        threading.Timer(1.0, start).start()
+        timer = threading.Timer(1.0, start_again)
+        timer.start()
         got += list(stream)
+        assert starting.is_set(), "nothing was needed of the storage that was away"
+        timer.join()
         assert loader.stats()["bad_chains"] == []
     return got
 
@@ -137,19 +146,59 @@ def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
     assert why in told.getMessage()
 
 
-def test_a_server_that_refuses_is_given_up_with_what_it_says(
+def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 0.5)
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri)
-        server.answer = lambda key, span, data: (403, b"", 0)
-        with pytest.raises(LoaderError, match="HTTP 403: put a token"):
+        server.answer = lambda key, span, data: (418, b"", 0)
+        with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
             batches(there, reader="thread")
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 1
-    assert "HTTP 403: put a token" in told[0].getMessage()
+    assert "unexpected HTTP 418" in told[0].getMessage()
+
+
+@pytest.mark.parametrize(("reader", "kept"), [("process", False), ("thread", True)])
+def test_a_token_that_expires_is_told_at_once_and_a_new_one_goes_on_with_the_next_batch(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kept: bool
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 30.0)  # a hang guard
+    monkeypatch.setenv("EVOFEED_TOKEN", "first")
+    cache = Cache(folder=str(tmp_path / "cache")) if kept else None
+    want, options = batches(dataset), {"prefetch": 2, "ready": 1, "reader": reader}
+    with FolderServer(dataset.uri) as server:
+        server.token = "first"
+        there = Dataset.open(server.uri, cache=cache)
+        with FeatureLoader(there, CONFIG, device="cpu", seed=4, **options) as loader:
+            got = list(itertools.islice(loader, 3))
+            server.token = "second"
+            with pytest.raises(LoaderError, match=r"the token has expired.*put a token"):
+                got.extend(loader)
+            assert len(got) < len(want)
+            monkeypatch.setenv("EVOFEED_TOKEN", "second")
+            got += list(loader)
+            assert loader.stats()["bad_chains"] == []
+    assert_equal(got, want)
+
+
+def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+    locked = dataset.index["shard"][3].as_py()
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri)
+        server.answer = lambda key, span, data: (
+            (403, b"", 0) if locked in key else soundly(key, span, data)
+        )
+        with FeatureLoader(there, CONFIG, device="cpu", seed=4, reader="thread") as loader:
+            assert len(list(loader)) == 20
+            (why,) = loader.stats()["bad_chains"]
+    assert why.startswith(dataset.index["chain_id"][3].as_py())
 
 
 def test_a_cache_smaller_than_the_dataset_keeps_its_cap(dataset: Dataset, tmp_path: Path) -> None:

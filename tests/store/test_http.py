@@ -14,7 +14,7 @@ import pytest
 from store_records import assert_same, random_record
 from typer.testing import CliRunner
 
-from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset
 from evofeed.store import http as store_http
 from evofeed.store import spans as store_spans
@@ -35,6 +35,8 @@ class Service(BaseHTTPRequestHandler):
             return None
         if isinstance(fault, int):
             return self.answer(fault, b"{}")
+        if isinstance(fault, tuple):
+            return self.answer(*fault)
         key = self.path.removeprefix("/v1/datasets/toy/")
         key = re.sub(r"^(snapshots/[0-9a-f]+)$", r"\1/manifest.json", key)
         path = self.root / re.sub(r"/index$", "/index.arrow", key)
@@ -112,10 +114,14 @@ def test_a_token_goes_with_every_request(service, closing):
     assert {auth for _, _, auth in service.seen} == {"Bearer secret"}
 
 
-def test_a_token_may_come_from_the_environment(service, closing, monkeypatch):
+def test_a_token_may_come_from_the_environment_and_be_renewed_there(service, closing, monkeypatch):
     monkeypatch.setenv("EVOFEED_TOKEN", "hidden")
-    closing(service.url)
+    dataset = closing(service.url)
     assert {auth for _, _, auth in service.seen} == {"Bearer hidden"}
+    assert b"hidden" not in pickle.dumps(dataset)
+    monkeypatch.setenv("EVOFEED_TOKEN", "newer")
+    dataset[0]
+    assert service.seen[-1][2] == "Bearer newer"
 
 
 @pytest.mark.parametrize("fault", ["hang up", "short", 503, 429, 500])
@@ -185,8 +191,22 @@ def test_what_the_service_lacks_is_missing(service, closing):
     service.faults.append(404)
     with pytest.raises(ShardMissing):
         dataset[0]
-    service.faults.append(403)
-    with pytest.raises(StoreError, match="EVOFEED_TOKEN"):
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"detail": "the token\\n has expired"}', r"HTTP 401 \(the token has expired\): put"),
+        (b"<html>no entry</html>", "HTTP 401: put"),
+        (b'["detail"]', "HTTP 401: put"),
+        (b'{"detail": 7}', "HTTP 401: put"),
+        (b"\xff", "HTTP 401: put"),
+    ],
+)
+def test_a_refusal_says_why_and_where_the_token_belongs(service, closing, body, said):
+    dataset = closing(service.url)
+    service.faults.append((401, body))
+    with pytest.raises(AccessDenied, match=said + ".*EVOFEED_TOKEN"):
         dataset[0]
 
 

@@ -6,13 +6,15 @@ import pickle
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from store_records import assert_same, random_record
 from tests.bucket import local_bucket
 
-from evofeed.errors import DatasetMissing, RefConflict, ShardMissing, StoreError
+from evofeed.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (
     Dataset,
     DatasetWriter,
@@ -213,3 +215,53 @@ def test_a_bucket_is_probed_before_its_first_swap_and_only_then(s3_bucket, monke
     assert storage.swap("refs/main", None, b"a") and storage.swap("refs/main", b"a", b"b")
     assert probes == [True, True, False, False]
     assert not list(storage.files("probe/"))
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A bucket that answers every request with one status and one code."""
+
+    protocol_version = "HTTP/1.1"
+    status, code = 0, ""
+
+    def do_GET(self):
+        body = f"<Error><Code>{self.code}</Code></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "denied"),
+    [
+        (403, "AccessDenied", True),
+        (401, "Unauthorized", True),
+        (400, "ExpiredToken", True),
+        (400, "InvalidRequest", False),
+    ],
+)
+def test_a_bucket_that_denies_access_is_told_from_one_that_is_away(
+    monkeypatch, status, code, denied
+):
+    handler = type("Bucket", (Refusing,), {"status": status, "code": code})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        try:
+            with (
+                closing(open_storage("s3://bucket/d")) as storage,
+                pytest.raises(StoreError) as caught,
+            ):
+                storage.read_into("shards/x.arrow", 0, memoryview(bytearray(8)))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert isinstance(caught.value, AccessDenied) is denied
+    assert ("renew" in caught.value.message) is denied
+    assert code in caught.value.message
