@@ -1,20 +1,124 @@
-"""The reader process from the trainer's side."""
+"""The reader process from the trainer's side: dead, silent, frozen, or unable to start."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.loader.children import reader_pid
 from tests.loader.records import small_dataset
+from tests.loader.streams import open_loader, sample_digests
 
+from evofeed.errors import WorkerDied
 from evofeed.loader import LoaderConfig
-from evofeed.loader.arena import Arena
+from evofeed.loader.arena import Arena, Pulse
 from evofeed.loader.catalog import Catalog
-from evofeed.loader.readers import ProcessReaders
+from evofeed.loader.readers import SILENCE_SECONDS, ProcessReaders
 from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("readers") / "d")
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    with open_loader(dataset) as loader:
+        return sample_digests(loader)
+
+
+@pytest.mark.slow
+def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    kills = 0
+    with open_loader(dataset, reader="process", prefetch=3, ready=1) as loader:
+        got = sample_digests(loader, 1)
+        while len(got) < len(reference):
+            if kills < 6 and rng.random() < 0.5:
+                time.sleep(float(rng.uniform(0, 0.2)))  # starting, reading, or idle
+                pid = reader_pid(loader)
+                if pid is not None:
+                    with contextlib.suppress(ProcessLookupError):  # dead of the kill before
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
+            got += sample_digests(loader, 1)
+        stats = loader.stats()
+    assert 1 <= stats["reader_respawns"] <= kills
+    assert not stats["bad_chains"]
+    assert got == reference
+
+
+def test_a_reader_that_falls_silent_is_replaced(dataset: Dataset, reference: list[str]) -> None:
+    with open_loader(dataset, reader="process", prefetch=1, ready=1) as loader:
+        got = sample_digests(loader, 1)
+        pid = reader_pid(loader)
+        assert pid is not None and loader._arena is not None
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.01)
+        long_ago = time.monotonic() - 2 * SILENCE_SECONDS
+        Pulse(loader._arena.memory).beat(long_ago, 0.0)
+        got += sample_digests(loader)
+        assert loader.stats()["reader_respawns"] == 1
+    assert got == reference
+
+
+def test_a_chain_that_kills_its_reader_is_found_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = small_dataset(tmp_path / "d")
+    deadly = dataset.index["chain_id"][5].as_py()
+    (tmp_path / "deadly_storage.py").write_text(
+        "import os\n"
+        "from evofeed.store.storage import LocalStorage\n"
+        "class DeadlyStorage(LocalStorage):\n"
+        "    def read_into(self, key, offset, out):\n"
+        "        super().read_into(key, offset, out)\n"
+        f"        if (key, offset) == {where(dataset, 5)!r}:\n"
+        "            os.abort()\n"
+        "    def __reduce__(self):\n"
+        "        return DeadlyStorage, (str(self.root),)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    from importlib import import_module
+
+    storage = import_module("deadly_storage").DeadlyStorage(dataset.uri)
+    wrapped = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    with open_loader(wrapped, reader="process") as loader:
+        assert len(sample_digests(loader)) == 24
+        stats = loader.stats()
+    assert len(stats["bad_chains"]) == 1
+    assert deadly in stats["bad_chains"][0]
+    assert "killed a reader" in stats["bad_chains"][0]
+
+
+def where(dataset: Dataset, row: int) -> tuple[str, int]:
+    """Key and offset of the loader's read of a chain."""
+    place = open_loader(dataset)._catalogs[0].place(row)
+    return place.key, place.offset + place.starts[0]
+
+
+def test_readers_that_cannot_start_are_reported_with_what_they_said(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with (
+        open_loader(dataset, reader="process") as loader,
+        pytest.raises(WorkerDied, match="exit code 1"),
+    ):
+        list(loader)
 
 
 def test_a_frozen_reader_that_takes_no_more_is_replaced(

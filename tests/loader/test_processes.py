@@ -1,0 +1,182 @@
+"""In which processes a loader may live, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.loader.children import children, reader_pid
+from tests.loader.records import small_dataset
+from tests.loader.streams import open_loader, sample_digests
+
+from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("processes") / "d")
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    with open_loader(dataset) as loader:
+        return sample_digests(loader)
+
+
+def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
+    before = set(threading.enumerate())
+    loader = open_loader(dataset, reader="process")
+    sample_digests(loader, 2)
+    pid = reader_pid(loader)
+    assert pid is not None
+    loader.close()
+    loader.close()
+    assert set(threading.enumerate()) <= before
+    assert not Path(f"/proc/{pid}").exists()
+    with open_loader(dataset) as again:
+        sample_digests(again, 1)
+    assert set(threading.enumerate()) <= before
+    abandoned = open_loader(dataset, reader="process")
+    sample_digests(abandoned, 1)
+    pid = reader_pid(abandoned)
+    assert pid is not None
+    del abandoned
+    assert set(threading.enumerate()) <= before
+    assert not Path(f"/proc/{pid}").exists()
+
+
+TRAINER = """
+import sys, time
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+loader = FeatureLoader(Dataset.open(sys.argv[1]), LoaderConfig(crop_size=8), device="cpu")
+next(iter(loader))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_reader_goes_when_its_trainer_is_killed(dataset: Dataset) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, dataset.uri], stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "ready\n"
+    grandchildren = children(trainer.pid)
+    assert grandchildren
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    deadline = time.monotonic() + 240
+    while any(Path(f"/proc/{pid}").exists() for pid in grandchildren):
+        assert time.monotonic() < deadline, "the reader outlived its trainer"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("reader", ["process", "thread"])
+def test_a_script_that_closes_nothing_ends_by_itself(
+    dataset: Dataset, tmp_path: Path, reader: str
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")  # a file of the user's
+    (tmp_path / "script.py").write_text(
+        "import sys\nsys.path.pop(0)\n"
+        + TRAINER.replace('device="cpu"', f"device='cpu', reader={reader!r}").replace(
+            "time.sleep(600)", ""
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py", dataset.uri],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
+
+
+FORKER = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+config = LoaderConfig(crop_size=8, max_recycling_iters=0)
+loader = FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu")
+first = next(iter(loader))["true_msa"].sum().item()
+bystander = os.fork()
+if not bystander:
+    sys.exit()  # leaves alone what is its parent's
+assert os.waitpid(bystander, 0)[1] == 0
+child = os.fork()
+second = next(iter(loader))["true_msa"].sum().item()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+loader.close()
+print(first, second, flush=True)
+"""
+
+
+def test_a_fork_may_go_on_with_the_loader_and_so_may_its_parent(dataset: Dataset) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKER, dataset.uri], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    one, two = done.stdout.splitlines()
+    assert one == two
+
+
+NOTEBOOK = """
+import asyncio, sys
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+config = LoaderConfig(crop_size=8, max_recycling_iters=0)
+async def cell():  # as in a notebook: no script, and an event loop that runs
+    with FeatureLoader(Dataset.open(sys.argv[1]), config, device="cpu") as loader:
+        print(len([batch for batch in loader]), flush=True)
+asyncio.run(cell())
+"""
+SPAWNED = """
+import sys
+import torch.multiprocessing as mp
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.store import Dataset
+def train(rank, uri):
+    config = LoaderConfig(crop_size=8, max_recycling_iters=0, global_batch_size=2)
+    options = {"rank": rank, "world_size": 2, "device": "cpu"}
+    with FeatureLoader(Dataset.open(uri), config, **options) as loader:
+        assert len([batch for batch in loader]) == len(loader)
+        print(len(loader), flush=True)
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_a_notebook_without_a_script_reads_through_a_process(dataset: Dataset) -> None:
+    done = subprocess.run(
+        [sys.executable, "-", dataset.uri],
+        input=NOTEBOOK, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"{len(dataset)}\n", "")
+
+
+def test_ranks_may_be_spawned(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, "train.py", dataset.uri],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(dataset) // 2)] * 2
+
+
+def test_a_loader_that_has_not_begun_can_be_sent_to_another_process(
+    dataset: Dataset, reference: list[str]
+) -> None:
+    loader = pickle.loads(pickle.dumps(open_loader(dataset)))
+    with loader:
+        assert sample_digests(loader, 3) == reference[:3]
