@@ -60,12 +60,18 @@ def mask_kernel(
 
 
 @triton.jit
-def _with_bias_and_mask(
-    s, BIAS, bias_at, TERM, term_at, rows, cols, bs_q, NQ, NK,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+def _key_block(
+    q, K, V, BIAS, TERM, start, bias_at, term_at, rows, first, d, d_in, qs_n, bs_q, NQ, NK,
+    BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile, queries first, with the bias and the mask's term added."""
+    """Keys and values from `first` on, which there are, and the logits of queries with them."""
+    cols = first + tl.arange(0, BLOCK_K)
     k_in = cols < NK
+    kv = start + cols[:, None] * qs_n + d[None, :]
+    kv_in = k_in[:, None] & d_in[None, :]
+    k = tl.load(K + kv, mask=kv_in, other=0.0)
+    v = tl.load(V + kv, mask=kv_in, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if HAS_BIAS:
         bias = tl.load(BIAS + bias_at + rows[:, None] * bs_q + cols[None, :],
                        mask=(rows < NQ)[:, None] & k_in[None, :], other=0.0)  # fmt: skip
@@ -73,7 +79,7 @@ def _with_bias_and_mask(
     if HAS_MASK:
         term = tl.load(TERM + term_at + cols, mask=k_in, other=0.0)
         s += term.to(tl.float32)[None, :]
-    return s
+    return k, v, k_in, s
 
 
 @triton.jit
@@ -99,17 +105,10 @@ def forward_kernel(
     total = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for first in range(0, NK, BLOCK_K):
-        cols = first + tl.arange(0, BLOCK_K)
-        k_in = cols < NK
-        kv = start + cols[:, None] * qs_n + d[None, :]
-        kv_in = k_in[:, None] & d_in[None, :]
-        k = tl.load(K + kv, mask=kv_in, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = _with_bias_and_mask(
-            s, BIAS, b * bs_b + h * bs_h, TERM, row.to(tl.int64) * ts_row, rows, cols, bs_q, NQ, NK,
-            HAS_BIAS, HAS_MASK,
+        _, v, k_in, s = _key_block(
+            q, K, V, BIAS, TERM, start, b * bs_b + h * bs_h, row.to(tl.int64) * ts_row, rows, first,
+            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION,
         )  # fmt: skip
-        v = tl.load(V + kv, mask=kv_in, other=0.0)
         s *= factor
         if PAD:
             s = tl.where(k_in[None, :], s, float("-inf"))
@@ -171,16 +170,9 @@ def backward_dq_kernel(
         factor = tl.load(FACTOR + row)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for first in range(0, NK, BLOCK_K):
-        cols = first + tl.arange(0, BLOCK_K)
-        k_in = cols < NK
-        kv = start + cols[:, None] * qs_n + d[None, :]
-        kv_in = k_in[:, None] & d_in[None, :]
-        k = tl.load(K + kv, mask=kv_in, other=0.0)
-        v = tl.load(V + kv, mask=kv_in, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = _with_bias_and_mask(
-            s, BIAS, b * bs_b + h * bs_h, TERM, row.to(tl.int64) * ts_row, rows, cols, bs_q, NQ, NK,
-            HAS_BIAS, HAS_MASK,
+        k, v, k_in, s = _key_block(
+            q, K, V, BIAS, TERM, start, b * bs_b + h * bs_h, row.to(tl.int64) * ts_row, rows, first,
+            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION,
         )  # fmt: skip
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         s = s * factor - lse[:, None]

@@ -7,7 +7,7 @@ and whose other axes collapse to two strides (a transposed MSA is one).
 Letters: M rows, C channels.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from evofeed.kernels.backend import sm_count, usable
 from evofeed.kernels.checks import check_shape, check_type
 from evofeed.kernels.choices import Tile, small_norm, tile
-from evofeed.kernels.launching import launch
+from evofeed.kernels.launching import Launch
 from evofeed.kernels.library import operator
 from evofeed.kernels.norm_kernels import norm_backward_kernel, norm_forward_kernel
 
@@ -54,11 +54,12 @@ TICKETS = 64  # one for all, one per group of programs
 # Bytes up to which what the forward pass read first is still cached when backward begins;
 # of more, what was read or written last is.
 CACHED = 3 << 23
+SHAPES = 4096  # launches kept
 
 
-def _found_again(x: Tensor) -> bool:
+def _found_again(row_bytes: int) -> bool:
     """Whether backward computes the statistics anew: of short rows they are much to store."""
-    return x.shape[-1] * x.itemsize <= 128
+    return row_bytes <= 128
 
 
 def _choice(op: str, x: Tensor) -> Tile:
@@ -97,19 +98,29 @@ def _normalised(
     x, n1, s0, s1 = rows_and_strides(x)
     M, plain = x.numel() // C, x.is_contiguous()
     y = torch.empty_like(x) if plain else x.new_empty(x.shape)
-    keep, stats = for_backward and not _found_again(x), None
+    keep, stats = for_backward and not _found_again(C * x.itemsize), None
     if for_backward:
         stats = x.new_empty((2 * M if keep else 0) + TICKETS, dtype=torch.float32)
-    sizes = _sizes(_choice("norm_forward", x), C)
-    launch(
-        norm_forward_kernel, (-(-M // sizes["BLOCK_M"]),),
-        (x, weight, bias, y, stats, M, n1, s0, s1, C, eps),
-        # Threads that share a row sum its squares in pairs: a product contracted into one
-        # of the two orders would give them different last bits.
-        {"PLAIN": plain, "KEEP": keep, "TICKETS": TICKETS if for_backward else 0,
-         "enable_fp_fusion": False, **sizes},
+    run = _forward_launch(
+        _choice("norm_forward", x), (x.device, x.dtype, weight.dtype, bias.dtype),
+        (M, n1, s0, s1, C, eps), plain, keep, TICKETS if for_backward else 0,
     )  # fmt: skip
+    run(x, weight, bias, y, stats)
     return y, x, stats, (n1, s0, s1)
+
+
+@lru_cache(maxsize=SHAPES)
+def _forward_launch(
+    choice: Tile, kinds: tuple[Any, ...], numbers: tuple[Any, ...], plain: bool, keep: bool,
+    tickets: int,
+) -> Launch:  # fmt: skip
+    """The forward kernel on tensors of these `kinds` (device and types)."""
+    del kinds
+    sizes = _sizes(choice, numbers[4])
+    # Threads that share a row sum its squares in pairs: a product contracted into one of the
+    # two orders would give them different last bits.
+    meta = {"PLAIN": plain, "KEEP": keep, "TICKETS": tickets, "enable_fp_fusion": False, **sizes}
+    return Launch(norm_forward_kernel, -(-numbers[0] // sizes["BLOCK_M"]), numbers, meta)
 
 
 @operator("layer_norm")
@@ -165,24 +176,41 @@ def layer_norm_backward(
     C = x.shape[-1]
     M, plain = x.numel() // C, x.is_contiguous()
     dx = torch.empty_like(x) if plain else x.new_empty(x.shape)
-    choice = _choice("norm_backward", x)
-    meta = _walk(choice, C, x.itemsize)
-    tiles = -(-M // meta["BLOCK_M"])
-    programs = min(tiles, choice.programs * sm_count(x), GROUP * (TICKETS - 1))
-    more = 0 if sums is None else -(-programs // GROUP)
+    kinds = (
+        x.device, dy.dtype, x.dtype, weight.dtype, bias.dtype,
+        None if residual is None else residual.dtype, None if normed is None else normed.dtype,
+    )  # fmt: skip
+    run, programs = _backward_launch(
+        _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), plain, residual_sum,
+        sums is not None,
+    )  # fmt: skip
+    more = 0 if sums is None else -(-programs // GROUP)  # rows for sums of groups
     width = (3 if residual_sum else 2) * C
     partial = x.new_empty((programs + more, width), dtype=torch.float32)
     dw, db = (None, None) if sums is None else sums
-    launch(
-        norm_backward_kernel, (programs,),
-        (dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db, M, *rows, C,
-         eps, -(-tiles // programs)),
-        {"PLAIN": plain, "HAS_STATS": sums is None or not _found_again(x),
-         "BACKWARDS": x.numel() * x.itemsize > CACHED, "HAS_RES": residual is not None,
-         "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": sums is not None,
-         **meta},
-    )  # fmt: skip
+    run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial
+
+
+@lru_cache(maxsize=SHAPES)
+def _backward_launch(
+    choice: Tile, processors: int, kinds: tuple[Any, ...], numbers: tuple[Any, ...], plain: bool,
+    residual_sum: bool, last_sums: bool,
+) -> tuple[Launch, int]:  # fmt: skip
+    """The backward kernel on tensors of these `kinds`, and how many programs it has."""
+    M, C = numbers[0], numbers[4]
+    _, _, kind, _, _, residual, normed = kinds
+    meta = _walk(choice, C, kind.itemsize)
+    tiles = -(-M // meta["BLOCK_M"])
+    programs = min(tiles, choice.programs * processors, GROUP * (TICKETS - 1))
+    row_bytes = C * kind.itemsize
+    meta = {
+        "PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
+        "BACKWARDS": M * row_bytes > CACHED, "HAS_RES": residual is not None,
+        "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums, **meta,
+    }  # fmt: skip
+    numbers = (*numbers, -(-tiles // programs))
+    return Launch(norm_backward_kernel, programs, numbers, meta), programs
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -12,9 +12,11 @@ __all__ = ["norm_backward_kernel", "norm_forward_kernel"]
 @triton.jit
 def _tile_of(
     X, first, cols, n1, s0, s1, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-    PLAIN: tl.constexpr, EVEN: tl.constexpr,
+    PLAIN: tl.constexpr, EVEN: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """Rows `first` and on of X in float32; where they are in a contiguous tensor; which are there.
+
+    CACHE: what the cache is told of them ("" for nothing).
 
     A start that is one number for all threads, and offsets known to the compiler where C is,
     leave registers for more programs: 72 instead of 206 at 128 channels backward.
@@ -25,11 +27,12 @@ def _tile_of(
     start = first.to(tl.int64) * width
     flat = local[:, None] * width + cols[None, :]
     if PLAIN:
-        x = tl.load(X + start + flat, mask=inside, other=0.0)
+        x = tl.load(X + start + flat, mask=inside, other=0.0, eviction_policy=CACHE)
     else:
         rows = first + local
         begin = (rows // n1).to(tl.int64) * s0 + (rows % n1).to(tl.int64) * s1
-        x = tl.load(X + begin[:, None] + cols[None, :], mask=inside, other=0.0)
+        at = begin[:, None] + cols[None, :]
+        x = tl.load(X + at, mask=inside, other=0.0, eviction_policy=CACHE)
     return x.to(tl.float32), start, flat, inside
 
 
@@ -52,14 +55,16 @@ def norm_forward_kernel(
 ):  # fmt: skip
     """Y, and in STATS with KEEP the rows' means and 1/std, and then TICKETS zeros.
 
-    PLAIN: X is contiguous; EVEN: C is BLOCK_C.
+    PLAIN: X is contiguous; EVEN: C is BLOCK_C. With TICKETS a backward pass follows, for which
+    X may stay in the cache.
     """
     cols = tl.arange(0, BLOCK_C)
     col_in = (cols < C) | EVEN
     first = tl.program_id(0) * BLOCK_M
     x, start, flat, inside = _tile_of(
-        X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN
-    )
+        X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN,
+        "evict_last" if TICKETS > 0 else "",
+    )  # fmt: skip
     w = tl.load(W + cols, mask=col_in, other=0.0).to(tl.float32)
     b = tl.load(B + cols, mask=col_in, other=0.0).to(tl.float32)
     mean, rstd = _statistics(x, col_in, C, eps, BLOCK_C, EVEN)
@@ -104,7 +109,7 @@ def norm_backward_kernel(
         turn = tiles_each - 1 - step if BACKWARDS else step
         first = (turn * tl.num_programs(0) + program) * BLOCK_M
         x, start, flat, inside = _tile_of(
-            X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN
+            X, first, cols, n1, s0, s1, M, C, BLOCK_M, BLOCK_C, PLAIN, EVEN, ""
         )
         dy = tl.load(DY + start + flat, mask=inside, other=0.0).to(tl.float32)
         if HAS_STATS:

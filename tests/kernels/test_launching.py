@@ -82,3 +82,49 @@ def test_ever_new_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(35):
         launching.launch(kernel, (1,), (x, x, n), {"BLOCK": 64})
     assert len(launching._compiled) <= 10
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_kept_launch_is_compiled_once_and_repeated_with_new_addresses() -> None:
+    kernel, meta = Kernel(), {"BLOCK": 64, "num_warps": 4}
+    run = launching.Launch(kernel, 5, (3,), meta)
+    for _ in range(3):
+        x = torch.empty(64)
+        run(x, None)
+    (compiled,) = kernel.compiled
+    assert len(compiled.runs) == 2
+    at = x.data_ptr()
+    assert compiled.runs[-1] == (5, 1, 1, 99, 7, (4, 1, 0), None, None, None, at, None, 3, 64)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_kept_launch_takes_odd_addresses_and_another_device_as_any_other_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel, x = Kernel(), torch.empty(64)
+    run = launching.Launch(kernel, 5, (3,), {"BLOCK": 64})
+    run(x, x)  # compiled for multiples of 16 bytes
+    for _ in range(2):
+        run(x, x[1:])
+    aligned, odd = kernel.compiled
+    assert not aligned.runs
+    assert [ran[9:11] for ran in odd.runs] == [(x.data_ptr(), x[1:].data_ptr())]
+
+    current, entered = [1], []
+
+    class Device:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+            current[0] = self.device
+
+        def __exit__(self, *_: object) -> None:
+            current[0] = 1
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    run(x, x)
+    assert entered == [0]
+    assert not aligned.runs

@@ -20,8 +20,11 @@ KNOWN = {
     "chi_angles_sin_cos": "chi_mask",
     "template_torsion_angles_sin_cos": "template_torsion_angles_mask",
     "template_alt_torsion_angles_sin_cos": "template_torsion_angles_mask",
+    "rigidgroups_gt_frames": "rigidgroups_gt_exists",
+    "rigidgroups_alt_gt_frames": "rigidgroups_gt_exists",
+    "backbone_rigid_tensor": "backbone_rigid_mask",
 }
-"""Angles mean something where these masks are 1; elsewhere they are noise over zero."""
+"""Angles and frames mean something where these masks are 1; elsewhere they are noise over zero."""
 
 
 @contextmanager
