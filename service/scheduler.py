@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from evofeed.service import jobs
@@ -52,11 +53,19 @@ class Scheduler:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._children:
+            _log.warning(
+                "waiting up to %.0f s for running jobs to stop: %s; the next start goes on with "
+                "them. Ctrl-C or SIGTERM again does not wait",
+                _STOP_SECONDS,
+                ", ".join(self._children),
+            )
+        end = time.monotonic() + _STOP_SECONDS
         for child in self._children.values():
             child.terminate()
         for job_id, child in self._children.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_STOP_SECONDS)
+                child.wait(max(0.0, end - time.monotonic()))
             self._bury(job_id, child)
         self._children.clear()
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,46 @@ def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, num
         assert process.stderr.read() == ""
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{line['url']}/healthz")
+
+
+_SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP = """
+import sys, types
+from evofeed.cli import main
+from evofeed.service import scheduler
+scheduler.sys, scheduler._STOP_SECONDS = types.SimpleNamespace(executable=sys.argv[1]), 3600.0
+main(["serve", "--port", "0", "--json", "--dataset", "out=" + sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_what_it_waits_for_and_the_second_signal_does_not_wait(tmp_path, number) -> None:
+    stubborn, pid = tmp_path / "python", tmp_path / "pid"
+    stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ > {pid}\nexec sleep 3600\n")
+    stubborn.chmod(0o700)
+    command = [sys.executable, "-c", _SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP]
+    with subprocess.Popen(
+        [*command, str(stubborn), str(tmp_path / "out")],
+        env=os.environ | {"EVOFEED_HOME": str(tmp_path / "home")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            (tmp_path / "raw").mkdir()
+            new = {"dataset": "out", "input_uri": str(tmp_path / "raw")}
+            job_id = httpx.post(f"{url}/v1/jobs", json=new, timeout=300).json()["id"]
+            while not pid.exists() or not pid.read_text().strip():
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(number)
+            assert f"for running jobs to stop: {job_id};" in process.stderr.readline()
+            process.send_signal(number)
+            assert process.wait(300) == (130 if number == signal.SIGINT else -number)
+        finally:
+            process.kill()
+            os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
