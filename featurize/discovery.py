@@ -68,10 +68,8 @@ def discover(
     if not root.exists():
         raise InputError("no such file or folder", path=str(root))
     faults: list[InputError] = []
-    home = root if root.is_dir() else root.parent
-    alignments = layouts.first_dir(home, _ALIGNMENT_DIRS)
-    if alignments is None and layouts.first_dir(home.parent, ("alignments",)) == home:
-        home = home.parent
+    home = home_of(root)
+    alignments = layouts.first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
     beside = Beside.find(
         home,
         structure_dir=_given(structure_dir),
@@ -100,6 +98,15 @@ def discover(
             path=str(root),
         )
     return sorted(sources, key=lambda source: source.chain_id)
+
+
+def home_of(root: Path) -> Path:
+    """The folder that holds an input and what lies beside it."""
+    home = root if root.is_dir() else root.parent
+    inside = layouts.first_dir(home, _ALIGNMENT_DIRS)
+    if inside is None and layouts.first_dir(home.parent, ("alignments",)) == home:
+        return home.parent
+    return home
 
 
 def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainSource]:

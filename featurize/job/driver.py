@@ -10,23 +10,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from evofeed.errors import InputError, JobError
 from evofeed.featurize.caches import read_cluster_sizes
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.discovery import discover
+from evofeed.featurize.discovery import discover, home_of
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, LocalExecutor
-from evofeed.featurize.job.inputs import Stamp, input_key, inputs_of
+from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import ledger_url, relative
+from evofeed.featurize.job.places import absolute, ledger_url, relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, parent_of, publish
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.tables import JobRow
@@ -95,33 +97,41 @@ def run_job(
     if options.clusters:
         read_cluster_sizes(options.clusters)  # needed at the end only; a wrong name is told now
     problems: list[InputError] = []
-    sources = discover(input_uri, problems=problems, **(discover_args or {}))
+    finder: dict[str, Any] = {
+        name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+        for name, value in (discover_args or {}).items()
+    }
+    sources = discover(absolute(input_uri), problems=problems, **finder)
     unusable = [_unusable(problem, input_uri) for problem in problems]
     with contextlib.ExitStack() as stack:
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
-        known = ledger.inputs()
-        plan = make_plan(sources, config, crop, known, options.check_content)
-        job_id = _sha(plan.digest, dataset_uri, options.ref)
+        root = str(home_of(Path(absolute(input_uri))))
+        known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
+        plan = make_plan(sources, config, crop, known)
+        job_id = _sha(plan.digest, absolute(dataset_uri), options.ref)
         stack.enter_context(driving(ledger, job_id))
-        moved = {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.get(k)}
-        ledger.set_inputs(moved)  # same content at another time: not to be read again next time
+        # The same content at another time or place is not to be read again next time.
+        ledger.set_inputs(
+            {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.stamps.get(k)}
+        )
         lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
         arguments = {
             "config": dataclasses.asdict(config),
             "crop": dataclasses.asdict(crop) if crop else None,
             "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
-            "discover": dict(discover_args or {}),
+            "discover": finder,
+            "root": root,
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
         job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
         done = ledger.units(job_id, states.DONE)
-        stale, templates = look_again(done, known, config, options.check_content)
+        stale, templates = look_again(done, known, config)
         for unit_id in stale:
             ledger.give_back(job_id, unit_id)
-        ledger.set_inputs({key: s for key, s in templates.items() if s != known[key]})
+        ledger.set_inputs({k: s for k, s in templates.items() if s != known.stamps.get(k)})
         driver = _Driver(
-            ledger, job, plan, unusable, templates, config, crop, options, progress, lease
+            ledger, job, plan, unusable, templates, known, config, crop, options, progress, lease
         )
         return driver.run()
 
@@ -164,6 +174,7 @@ class _Driver:
         plan: Plan,
         unusable: list[dict[str, Any]],
         templates: dict[str, Stamp],
+        known: KnownInputs,
         config: FeaturizeConfig,
         crop: CropConfig | None,
         options: JobOptions,
@@ -172,7 +183,7 @@ class _Driver:
     ) -> None:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
-        self.lease = lease
+        self.lease, self.known = lease, known
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.lost_units: Counter[str] = Counter()
@@ -275,7 +286,10 @@ class _Driver:
             {**failure, "path": relative(failure["path"], self.job.input_uri)}
             for failure in result.failures
         )
-        shard = result.shard and {**result.shard, "templates": remembered(result.templates)}
+        shard = result.shard and {
+            **result.shard,
+            "templates": remembered(result.templates, self.known),
+        }
         return dataclasses.replace(result, failures=failures, shard=shard)
 
     def _blame(self, lost: UnitLost) -> None:
@@ -317,7 +331,7 @@ class _Driver:
             what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
             return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
         done = self.ledger.units(self.job.job_id, states.DONE)
-        if units := outdated(done, self._template_content):
+        if units := outdated(done, self.known, self._template_content):
             what = f"template files of {len(units)} units changed while the job ran"
             return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}

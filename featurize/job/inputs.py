@@ -1,21 +1,22 @@
 """Whether an input is what it was: by size and time, and where those differ by content.
 
 Reading everything to name it by its content would cost as much as the job. So a file is
-named by its size and time when it was first read, and the sha256 of what was read is kept
-with that. A file that was only copied or touched since is read once more, found to be the
-same, and keeps its name, and so its unit.
+named by its place, size and time when it was first read, and the sha256 of what was read is
+kept with that. A file that was only copied or touched since, or that lies elsewhere now with
+the whole input, is read once more, found to be the same, and keeps its name, and so its unit.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256, xxh3
 from evofeed.featurize.sources import ChainSource
 
 
@@ -41,20 +42,62 @@ class Stamp:
         return _stat(ref) == (self.nbytes, self.mtime_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownInputs:
+    """What earlier jobs knew of the inputs of this one.
+
+    Attributes:
+        root: the folder this job's input lies in; it may have lain elsewhere before.
+        stamps: inputs as they were when they were read, by `input_key`.
+        former_roots: where the inputs of other jobs lay, newest first.
+        check_content: read all that are known rather than believe size and time.
+    """
+
+    root: str = ""
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    former_roots: tuple[str, ...] = ()
+    check_content: bool = False
+
+    def place(self, path: str) -> str:
+        """A path as seen from the root, if it lies in it."""
+        return "." if path == self.root else path.removeprefix(f"{self.root}/")
+
+    def stamp(self, ref: FileRef, config: FeaturizeConfig) -> Stamp | None:
+        """An input as it is now; None if it is not there."""
+        here = self.stamps.get(input_key(ref))
+        if here is None:
+            for before in self._elsewhere(ref):
+                now = stamp_of(ref, config, before, check_content=True)
+                if now is not None and now.name == before.name:
+                    return now
+        return stamp_of(ref, config, here, self.check_content)
+
+    def _elsewhere(self, ref: FileRef) -> Iterator[Stamp]:
+        """The same place under other roots, as far as it is known."""
+        place = self.place(ref.path)
+        for root in self.former_roots if place != ref.path else ():
+            known = self.stamps.get(input_key(ref._replace(path=f"{root}/{place}")))
+            if known is not None:
+                yield known
+
+
 def inputs_of(source: ChainSource, config: FeaturizeConfig) -> Iterator[FileRef]:
     """Every input a chain's features are made of, template structures apart."""
+    unread = {"other"}
+    if source.template_mmcif_dir is None or not config.max_templates:
+        unread |= {"hhr", "hmmsearch"}
     with contextlib.suppress(InputError):  # for the job to complain about
-        yield from (ref for role, ref in source.alignment_files(config) if role != "other")
+        yield from (ref for role, ref in source.alignment_files(config) if role not in unread)
     structure = source.structure_ref()
     if structure is not None:
         yield structure
-    if source.fasta is not None:
+    elif source.fasta is not None and not source.sequence:
         yield file_ref(source.fasta)
 
 
 def input_key(ref: FileRef) -> str:
     """Where an input lies."""
-    return f"{ref.path} {ref.offset} {ref.size}"
+    return f"{ref.offset} {ref.size} {ref.path}"
 
 
 def stamp_of(
@@ -77,7 +120,8 @@ def stamp_of(
     if stat is None:
         return None
     nbytes, mtime_ns = stat
-    name = f"{nbytes} {mtime_ns}"
+    # The place tells inputs apart that happen to have one size and time under two roots.
+    name = f"{nbytes} {mtime_ns} {xxh3(os.fsencode(ref.path))[:16]}"
     if known is None or not known.sha256:
         return Stamp(name, nbytes, mtime_ns)
     if stat == (known.nbytes, known.mtime_ns) and not check_content:

@@ -130,6 +130,11 @@ class Ledger:
                 for row in rows
             }
 
+    def roots(self, besides: str) -> tuple[str, ...]:
+        """The folders that inputs lay in, newest first, besides one of them."""
+        roots = dict.fromkeys(job.arguments.get("root") for job in self.jobs())
+        return tuple(root for root in roots if root and root != besides)
+
     # the driver's writes
 
     def set_inputs(self, stamps: Mapping[str, Stamp]) -> None:
@@ -322,12 +327,21 @@ def _insert_units(connection: Connection, job_id: str, plan: Plan) -> None:
 
 
 def _adopt(connection: Connection, job_id: str) -> None:
-    """Take over units that an earlier job on the same dataset has done without a broken chain."""
-    mine = sa.select(JOBS.c.dataset_uri).where(JOBS.c.job_id == job_id).scalar_subquery()
-    others = sa.select(JOBS.c.job_id).where(JOBS.c.dataset_uri == mine, JOBS.c.job_id != job_id)
+    """Take over units that an earlier job has done without a broken chain.
+
+    Their shards may be elsewhere: a ledger can serve several datasets, and one dataset may be
+    written in several ways or have been moved. The driver does again what is not there.
+    """
+    mine = sa.select(UNITS.c.unit_id).where(UNITS.c.job_id == job_id)
+    dataset = sa.select(JOBS.c.dataset_uri).where(JOBS.c.job_id == job_id).scalar_subquery()
     same = (CHAINS.c.job_id == UNITS.c.job_id) & (CHAINS.c.unit_id == UNITS.c.unit_id)
-    broken = sa.exists().where(same, CHAINS.c.dead)
-    done = sa.select(UNITS).where(UNITS.c.state == DONE, UNITS.c.job_id.in_(others), ~broken)
+    done = (
+        sa.select(UNITS)
+        .join(JOBS, JOBS.c.job_id == UNITS.c.job_id)
+        .where(UNITS.c.state == DONE, UNITS.c.job_id != job_id, UNITS.c.unit_id.in_(mine))
+        .where(~sa.exists().where(same, CHAINS.c.dead))
+        .order_by(JOBS.c.dataset_uri == dataset, JOBS.c.created_at)  # the last one stays
+    )
     for row in connection.execute(done).mappings():
         values = {"state": DONE, "shard": row["shard"], "notes": row["notes"]}
         values["num_chains"] = row["num_chains"]

@@ -28,8 +28,12 @@ def report_path(url: str, dataset_uri: str, job_id: str) -> str:
     return str(folder / f"{job_id[:16]}.report.json")
 
 
+def absolute(uri: str) -> str:
+    """A folder or file by its whole path, however it was written; other URIs as they are."""
+    path = uri.removeprefix("file://")
+    return path if "://" in path else str(Path(path).absolute())
+
+
 def relative(path: str | None, input_uri: str) -> str | None:
     """A path inside the input as seen from it; others as they are."""
-    if path is None:
-        return None
-    return path.removeprefix(input_uri.removeprefix("file://").rstrip("/") + "/")
+    return path and path.removeprefix(absolute(input_uri) + "/")

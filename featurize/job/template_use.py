@@ -8,13 +8,16 @@ again, and only where those differ a file is read.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.job.inputs import Stamp, input_key, stamp_of
-from evofeed.featurize.reading import FileRef, file_ref, xxh3
+from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, stamp_of
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes, xxh3
 from evofeed.featurize.template_library import TemplateFile
 
 TemplateUse = dict[str, dict[str, TemplateFile]]
@@ -39,56 +42,64 @@ def stamps(use: TemplateUse) -> dict[str, Stamp]:
     }
 
 
-def remembered(use: TemplateUse) -> list[dict[str, str]]:
+def remembered(use: TemplateUse, known: KnownInputs) -> list[dict[str, str]]:
     """What a unit keeps of them: a name costs ten bytes, where a digest for each cost seventy."""
     return [
-        {"folder": folder, "names": " ".join(sorted(files)), "sha256": _digest(contents)}
+        {
+            "folder": known.place(folder),
+            "names": " ".join(sorted(files)),
+            "sha256": _digest(contents),
+        }
         for folder, files in sorted(use.items())
         if (contents := {name: file.content for name, file in files.items()})
     ]
 
 
 def look_again(
-    done: Iterable[Mapping[str, Any]],
-    known: Mapping[str, Stamp],
-    config: FeaturizeConfig,
-    check_content: bool,
+    done: Iterable[Mapping[str, Any]], known: KnownInputs, config: FeaturizeConfig
 ) -> tuple[list[str], dict[str, Stamp]]:
-    """Units to be done again, and the files that are as they were, by `template_key`.
+    """Units to be done again, and the files as they are now, by `template_key`.
 
     Args:
         done: units, as rows of the ledger.
-        known: the ledger's inputs.
+        known: how the files were when they were read last, and where.
         config: with the caps for reading a file.
-        check_content: read every file, whatever its size and time say.
     """
-    same: dict[str, Stamp] = {}
+    now: dict[str, Stamp] = {}
 
     def content(ref: FileRef) -> str:
         key = template_key(ref)
-        stamp = stamp_of(ref, config, known.get(key), check_content, xxh3)
-        if stamp is None or not stamp.sha256:
+        stamp = stamp_of(ref, config, known.stamps.get(key), known.check_content, xxh3)
+        if stamp is None:
             return ""
-        same[key] = stamp
+        if not stamp.sha256:  # it lay elsewhere, or had another size
+            try:
+                stamp = dataclasses.replace(stamp, sha256=xxh3(read_bytes(ref, config.caps)))
+            except InputError:
+                return ""
+        now[key] = stamp
         return stamp.sha256
 
-    return outdated(done, content), same
+    return outdated(done, known, content), now
 
 
-def outdated(units: Iterable[Mapping[str, Any]], content: Callable[[FileRef], str]) -> list[str]:
+def outdated(
+    units: Iterable[Mapping[str, Any]], known: KnownInputs, content: Callable[[FileRef], str]
+) -> list[str]:
     """Ids of units, rows of the ledger, whose template files are not what they were.
 
     Args:
         units: those made before evofeed kept account of template files count as up to date.
+        known: with the root that folders are seen from.
         content: what a file holds now, '' if it is gone or cannot be read.
     """
-    known: dict[FileRef, str] = {}
+    found: dict[FileRef, str] = {}
 
     def now(folder: str, name: str) -> str:
-        ref = _ref(folder, name)
-        if ref not in known:
-            known[ref] = content(ref)
-        return known[ref]
+        ref = _ref(str(Path(known.root, folder)), name)
+        if ref not in found:
+            found[ref] = content(ref)
+        return found[ref]
 
     return [
         unit["unit_id"]

@@ -7,21 +7,22 @@ there are: a unit becomes a shard, so the plan decides the bytes of the snapshot
 from __future__ import annotations
 
 import hashlib
-import heapq
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from evofeed import __version__
 from evofeed.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.job.inputs import Stamp, input_key, inputs_of, stamp_of
+from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
 from evofeed.featurize.reading import FileRef
 from evofeed.featurize.sources import ChainSource
 
-MIN_CHAINS, MAX_CHAINS = 16, 64
+_FEWEST = ((128, 4), (512, 8), (4096, 16))  # chains of a unit, in inputs of fewer than
 _UNPACKED = 5  # times the size of a packed alignment, usually
+_BESIDE = ("template_mmcif_dir", "release_dates", "obsolete_pdbs")
 _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however small
 
 
@@ -56,17 +57,15 @@ def make_plan(
     sources: Sequence[ChainSource],
     config: FeaturizeConfig,
     crop: CropConfig | None,
-    known: Mapping[str, Stamp] | None = None,
-    check_content: bool = False,
+    known: KnownInputs | None = None,
 ) -> Plan:
-    """Units of 16 to 64 chains (fewer only in small inputs) of about equal cost.
+    """Units of some dozen chains, which change little when chains come or go.
 
     Args:
         sources: the chains.
         config: how they are featurised.
         crop: what is cut off.
-        known: inputs that were read before, by `input_key`.
-        check_content: read those again rather than believe size and time.
+        known: what earlier jobs knew of the inputs, and the folder they lie in.
 
     Raises:
         InputError: two chains have the same id, or there is none.
@@ -74,23 +73,21 @@ def make_plan(
     by_id = {source.chain_id: source for source in sources}
     if len(by_id) != len(sources) or not sources:
         raise InputError(_complaint(sources))
+    known = known or KnownInputs()
     inputs: dict[str, Stamp] = {}
     stamps, costs, sizes = {}, {}, {}
     for source in sources:
-        found = [
-            (ref, _seen(ref, config, known or {}, check_content, inputs))
-            for ref in inputs_of(source, config)
-        ]
-        stamps[source.chain_id] = _stamp(source, [stamp for _, stamp in found])
+        found = [(ref, _seen(ref, config, known, inputs)) for ref in inputs_of(source, config)]
+        stamps[source.chain_id] = _stamp(source, known, [stamp for _, stamp in found])
         costs[source.chain_id] = _COMMON_COST + sum(ref.nbytes() for ref, _ in found)
         sizes[source.chain_id] = sum(_unpacked(ref) for ref, _ in found)
     settings = [__version__, config.digest, crop.digest if crop else ""]
     units = []
-    for chain_ids in _pack(costs):
+    for chain_ids in _cut(by_id):
         parts = [*settings, *(f"{chain_id} {stamps[chain_id]}" for chain_id in chain_ids)]
         cost = sum(costs[chain_id] for chain_id in chain_ids)
         units.append(Unit(_sha(parts), chain_ids, cost, max(sizes[c] for c in chain_ids)))
-    units.sort(key=lambda unit: (-unit.cost, unit.unit_id))
+    units.sort(key=lambda unit: (-unit.cost, unit.chain_ids))
     return Plan(_sha([unit.unit_id for unit in units]), tuple(units), by_id, inputs)
 
 
@@ -100,34 +97,37 @@ def _complaint(sources: Sequence[ChainSource]) -> str:
     return f"chain {twice[0]} is there twice ({len(twice)} such)" if twice else "no chain in it"
 
 
-def _pack(costs: dict[str, int]) -> list[tuple[str, ...]]:
-    """Each chain, dearest first, into the cheapest unit that has room."""
-    size = min(max(len(costs) // 64, MIN_CHAINS), MAX_CHAINS)
-    count = -(-len(costs) // size)
-    heap = [(0, k) for k in range(count)]
-    members: list[list[str]] = [[] for _ in range(count)]
-    for chain_id in sorted(costs, key=lambda chain_id: (-costs[chain_id], chain_id)):
-        cost, k = heapq.heappop(heap)
-        members[k].append(chain_id)
-        if len(members[k]) < MAX_CHAINS:
-            heapq.heappush(heap, (cost + costs[chain_id], k))
-    return [tuple(sorted(chain_ids)) for chain_ids in members if chain_ids]
+def unit_sizes(num_chains: int) -> tuple[int, int]:
+    """The fewest and the most chains of a unit: small inputs need many units to be shared out."""
+    fewest = next((size for below, size in _FEWEST if num_chains < below), 32)
+    return fewest, 2 * fewest
+
+
+def _cut(chain_ids: Collection[str]) -> list[tuple[str, ...]]:
+    """Chains in the order of their names, cut where a name's own hash says so.
+
+    A chain more or less moves the cuts beside it, until one falls on the same name as before.
+    """
+    fewest, most = unit_sizes(len(chain_ids))
+    units: list[list[str]] = [[]]
+    for chain_id in sorted(chain_ids):
+        units[-1].append(chain_id)
+        ends = zlib.crc32(chain_id.encode()) % max(fewest // 2, 1) == 0
+        if len(units[-1]) == most or (ends and len(units[-1]) >= fewest):
+            units.append([])
+    return [tuple(unit) for unit in units if unit]
 
 
 def _seen(
-    ref: FileRef,
-    config: FeaturizeConfig,
-    known: Mapping[str, Stamp],
-    check_content: bool,
-    inputs: dict[str, Stamp],
+    ref: FileRef, config: FeaturizeConfig, known: KnownInputs, inputs: dict[str, Stamp]
 ) -> str:
     """What names an input, which is entered into `inputs` if it is there."""
-    key = input_key(ref)
-    stamp = stamp_of(ref, config, known.get(key), check_content)
+    where = f"{known.place(ref.path)} {ref.offset} {ref.size}"
+    stamp = known.stamp(ref, config)
     if stamp is None:  # work for the job to complain about
-        return f"{key} missing"
-    inputs[key] = stamp
-    return f"{key} {stamp.name}"
+        return f"{where} missing"
+    inputs[input_key(ref)] = stamp
+    return f"{where} {stamp.name}"
 
 
 def _unpacked(ref: FileRef) -> int:
@@ -136,9 +136,13 @@ def _unpacked(ref: FileRef) -> int:
     return ref.nbytes() * (_UNPACKED if packed else 1)
 
 
-def _stamp(source: ChainSource, inputs: Sequence[str]) -> str:
-    """What changes when an input of the chain changes."""
-    return _sha([json.dumps(source.to_dict(), sort_keys=True, default=str), *inputs])
+def _stamp(source: ChainSource, known: KnownInputs, inputs: Sequence[str]) -> str:
+    """What changes when an input of the chain changes, but not when all are moved together."""
+    values = source.to_dict()
+    for name in ("alignment_dir", "structure", "fasta", *_BESIDE):
+        values[name] = values[name] and known.place(values[name])
+    values["alignments"] = [ref._replace(path=known.place(ref.path)) for ref in source.alignments]
+    return _sha([json.dumps(values, sort_keys=True), *inputs])
 
 
 def _sha(parts: Sequence[str]) -> str:

@@ -104,12 +104,12 @@ def kill_tree(pid: int) -> None:
 @contextlib.contextmanager
 def small_units(size: int = 2) -> Iterator[None]:
     """Units of a few chains, so that small inputs make many."""
-    before = units.MIN_CHAINS, units.MAX_CHAINS
-    units.MIN_CHAINS, units.MAX_CHAINS = size, size
+    before = units.unit_sizes
+    units.unit_sizes = lambda num_chains: (size, size)
     try:
         yield
     finally:
-        units.MIN_CHAINS, units.MAX_CHAINS = before
+        units.unit_sizes = before
 
 
 def run(raw: Path, dataset: Path, **changes: Any) -> JobReport:

@@ -66,8 +66,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plan(raw: Path) -> Plan:
+    """Units of this test's own: a job takes over those that others have done."""
     with small_units():
-        return make_plan(discover(str(raw)), FeaturizeConfig(), None)
+        plan = make_plan(discover(str(raw)), FeaturizeConfig(), None)
+    mark = os.urandom(8).hex()
+    own = (dataclasses.replace(unit, unit_id=mark + unit.unit_id[16:]) for unit in plan.units)
+    return dataclasses.replace(plan, units=tuple(own))
 
 
 def _begin(ledger: Ledger, job_id: str, plan: Plan, dataset: str = "data") -> None:
@@ -75,14 +79,14 @@ def _begin(ledger: Ledger, job_id: str, plan: Plan, dataset: str = "data") -> No
     ledger.begin(job_id, plan, where, None)
 
 
-def _result(unit_id: str, broken: tuple[str, ...] = ()) -> UnitResult:
+def _result(unit_id: str, broken: tuple[str, ...] = (), shard: str = "") -> UnitResult:
     failures = tuple(
         {"chain_id": c, "type": "MsaError", "message": "bad", "path": "a", "line": 3}
         for c in broken
     )
     return UnitResult(
         unit_id=unit_id,
-        shard={"name": unit_id},
+        shard={"name": shard or unit_id},
         num_chains=3,
         failures=failures,
         notes={},
@@ -133,16 +137,20 @@ def test_strikes_add_up_and_the_last_one_is_final(url: str, plan: Plan) -> None:
     ledger.close()
 
 
-def test_a_new_job_takes_over_finished_units_of_the_same_dataset(url: str, plan: Plan) -> None:
+def test_a_new_job_takes_over_finished_units_those_of_its_dataset_first(
+    url: str, plan: Plan
+) -> None:
     ledger, old, new, other = Ledger(url), *(os.urandom(8).hex() for _ in range(3))
-    _begin(ledger, old, plan, old)
-    unit_ids = [unit.unit_id for unit in plan.units]
-    ledger.finish(old, _result(unit_ids[0]))
-    ledger.finish(old, _result(unit_ids[1], broken=(plan.units[1].chain_ids[0],)))
+    for k, (job_id, dataset) in enumerate(((old, old), (other, "elsewhere" + other))):
+        _begin(ledger, job_id, plan, dataset)
+        for unit in plan.units[: 2 + k]:
+            broken = unit.chain_ids[:1] if unit == plan.units[1] else ()
+            ledger.finish(job_id, _result(unit.unit_id, broken, shard=f"{dataset} {k}"))
     _begin(ledger, new, plan, old)
-    _begin(ledger, other, plan, "elsewhere" + other)
-    assert [u["unit_id"] for u in ledger.units(new, "done")] == [unit_ids[0]]
-    assert ledger.units(other, "done") == []
+    taken = {u["unit_id"]: u["shard"]["name"] for u in ledger.units(new, "done")}
+    assert taken[plan.units[0].unit_id] == f"{old} 0"
+    assert taken[plan.units[2].unit_id] == f"elsewhere{other} 1"  # the driver sees whether it is
+    assert plan.units[1].unit_id not in taken
     ledger.close()
 
 

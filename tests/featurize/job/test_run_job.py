@@ -12,7 +12,7 @@ from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
 from evofeed.errors import InputError, RefConflict, ShardCorrupt
 from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.job import JobProgress, Ledger, run_job
+from evofeed.featurize.job import JobProgress, Ledger, run_job, units
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
 from evofeed.featurize.synth import write_synthetic
@@ -54,12 +54,36 @@ def test_a_plan_depends_on_the_chains_and_not_on_their_order(raw: Path) -> None:
     assert sorted(planned) == [source.chain_id for source in sources]
 
 
-def test_units_cost_about_the_same(raw: Path) -> None:
-    with small_units():
-        plan = make_plan(discover(str(raw)), FeaturizeConfig(), None)
-    costs = [unit.cost for unit in plan.units]
-    assert len(costs) == 6
-    assert max(costs) < 1.5 * min(costs)
+def test_chains_that_come_or_go_change_the_units_beside_them_alone() -> None:
+    for count in (100, 1000, 10_000):
+        names = [f"{number * 7919 % 46656:04x}_{'ABC'[number % 3]}" for number in range(count)]
+        plan, changed = set(units._cut(names)), []
+        fewest, most = units.unit_sizes(count)
+        sizes = sorted(map(len, plan))
+        assert sum(sizes) == count
+        assert sizes[-1] <= most
+        assert sizes[1] >= fewest  # the last unit has what is left
+        for name in names[:: count // 50]:
+            without = [other for other in names if other != name]
+            changed += [len(set(units._cut(without)) - plan)]
+            changed += [len(set(units._cut([*names, f"{name}x"])) - plan)]
+        assert sum(changed) / len(changed) < 2.5
+
+
+def test_a_chain_more_costs_a_unit_or_two(tmp_path: Path) -> None:
+    raw, aside = tmp_path / "raw", tmp_path / "aside"
+    write_synthetic(raw, 36, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    there = sorted(raw.glob("alignments/*"))[3]
+    there.rename(aside)
+
+    def act() -> Any:
+        return run_job(str(raw), str(tmp_path / "data"), executor="local", workers=2)
+
+    first = on_stage(act)
+    aside.rename(there)
+    again = on_stage(act)
+    assert (first.num_good, again.num_good) == (35, 36)
+    assert max(3, again.units - 2) <= again.resumed < again.units
 
 
 def test_memory_is_asked_for_by_the_largest_chain_unpacked(tmp_path: Path) -> None:
