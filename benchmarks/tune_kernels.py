@@ -141,7 +141,7 @@ PAIRS = {64: 262144, 128: 65536, 256: 32768}  # channels: rows
 
 def norm_cases() -> Iterator[Case]:
     sizes = [Tile(*c) for c in itertools.product((8, 16, 32), (1,), (1, 2, 4), (1,))]
-    walks = [Tile(*c) for c in itertools.product((8, 16), (1,), (2, 4), (3,), (3, 4, 6, 8, 12))]
+    walks = [Tile(*c) for c in itertools.product((8, 16), (1,), (2, 4), (3,), (2, 3, 4, 6, 8))]
     shapes = {64: 262144, 128: 65536, 256: 33792, 1024: 25600}
     for (C, M), dtype in itertools.product(shapes.items(), (BF16, torch.float32)):
 

@@ -49,7 +49,7 @@ def rows_and_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, max(1, x.numel() // max(C, 1)), 0, C
 
 
-GROUP = 32  # rows of sums that one program adds up at a time
+GROUP = 32  # rows of sums that one program adds up at a time, at most
 TICKETS = 64  # one for all, one per group of programs
 # Bytes up to which what the forward pass read first is still cached when backward begins;
 # of more, what was read or written last is.
@@ -84,9 +84,12 @@ def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
     rows, threads = sizes["BLOCK_M"], 32 * choice.warps
     # Threads lie along a row, 16 bytes each, and then along the rows.
     ways = min(rows, max(1, threads * (16 // itemsize) // sizes["BLOCK_C"]))
+    # Float32 does best with twice the columns and half the rows at a time, 64 numbers a thread.
+    wide = itemsize == 4
+    chunk = min(2 * sizes["BLOCK_C"], max(256, (4 if wide else 2) * threads))
     return {
-        **sizes, "WAYS": ways if C % 16 == 0 else rows, "GROUP": GROUP,
-        "CHUNK": min(2 * sizes["BLOCK_C"], max(256, 2 * threads)), "STAGES": choice.stages,
+        **sizes, "WAYS": ways if C % 16 == 0 else rows, "CHUNK": chunk,
+        "GROUP": min(GROUP, 64 * threads // chunk) if wide else GROUP, "STAGES": choice.stages,
     }  # fmt: skip
 
 
@@ -180,13 +183,11 @@ def layer_norm_backward(
         x.device, dy.dtype, x.dtype, weight.dtype, bias.dtype,
         None if residual is None else residual.dtype, None if normed is None else normed.dtype,
     )  # fmt: skip
-    run, programs = _backward_launch(
+    run, sums_rows = _backward_launch(
         _choice("norm_backward", x), sm_count(x), kinds, (M, *rows, C, eps), plain, residual_sum,
         sums is not None,
     )  # fmt: skip
-    more = 0 if sums is None else -(-programs // GROUP)  # rows for sums of groups
-    width = (3 if residual_sum else 2) * C
-    partial = x.new_empty((programs + more, width), dtype=torch.float32)
+    partial = x.new_empty((sums_rows, (3 if residual_sum else 2) * C), dtype=torch.float32)
     dw, db = (None, None) if sums is None else sums
     run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial
@@ -197,12 +198,13 @@ def _backward_launch(
     choice: Tile, processors: int, kinds: tuple[Any, ...], numbers: tuple[Any, ...], plain: bool,
     residual_sum: bool, last_sums: bool,
 ) -> tuple[Launch, int]:  # fmt: skip
-    """The backward kernel on tensors of these `kinds`, and how many programs it has."""
+    """The backward kernel on tensors of these `kinds`, and how many rows of sums it leaves."""
     M, C = numbers[0], numbers[4]
     _, _, kind, _, _, residual, normed = kinds
     meta = _walk(choice, C, kind.itemsize)
     tiles = -(-M // meta["BLOCK_M"])
-    programs = min(tiles, choice.programs * processors, GROUP * (TICKETS - 1))
+    programs = min(tiles, choice.programs * processors, meta["GROUP"] * (TICKETS - 1))
+    groups = -(-programs // meta["GROUP"]) if last_sums else 0
     row_bytes = C * kind.itemsize
     meta = {
         "PLAIN": plain, "HAS_STATS": not (last_sums and _found_again(row_bytes)),
@@ -210,7 +212,7 @@ def _backward_launch(
         "KEEP": normed is not None, "RES_SUM": residual_sum, "LAST_SUMS": last_sums, **meta,
     }  # fmt: skip
     numbers = (*numbers, -(-tiles // programs))
-    return Launch(norm_backward_kernel, programs, numbers, meta), programs
+    return Launch(norm_backward_kernel, programs, numbers, meta), programs + groups
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -254,7 +256,7 @@ def supported(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the kernel takes this input and is worth its launch."""
     if weight is None or bias is None or x.dtype is torch.float64:
         return False
-    C = x.shape[-1]
-    if x.is_cuda and small_norm(x.numel() // C, C):
+    C, casts = x.shape[-1], weight.dtype is not x.dtype or bias.dtype is not x.dtype
+    if x.is_cuda and small_norm(x.numel() // C, C, casts=casts):
         return False
     return C <= MAX_CHANNELS and usable(x, weight, bias)
