@@ -5,7 +5,8 @@ Field names are OpenFold's. Source: AF2 SI 1.6 to 1.9 and table 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 __all__ = [
     "EvoformerConfig",
@@ -152,9 +153,19 @@ class ModelConfig:
     """Recompute each block's activations in the backward pass (less memory, more time)."""
 
     def __post_init__(self) -> None:
-        for name in ("c_m", "c_z", "c_s", "relpos_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+        _check_sizes(self)
+
+
+def _check_sizes(config: Any, prefix: str = "") -> None:
+    """Every whole number of a model is a size, every dropout rate a share of the entries."""
+    for item in fields(config):
+        name, value = prefix + item.name, getattr(config, item.name)
+        if is_dataclass(value):
+            _check_sizes(value, f"{name}.")
+        elif type(value) is int and value < 1:
+            raise ValueError(f"{name} must be at least 1, is {value}")
+        elif "dropout" in name and not 0 <= value < 1:
+            raise ValueError(f"{name} must lie in [0, 1), is {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.clock import PARTS
 from evofeed.trainer.run.runlog import STRUCTURE, read_steps
 
-_COLOURS = (
-    "#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#8c564b", "#bcbd22", "#c7c7c7",
-)  # fmt: skip
+_NOW_AND_THEN = ("validation", "checkpoint", "profiling")
+"""Parts that only some steps have: they would dwarf the rest, and are among the shares."""
+_COLOURS = ("#d62728", "#1f77b4", "#aec7e8", "#9467bd", "#2ca02c", "#c7c7c7")
 
 
 def plot_report(folder: Path, path: Path) -> Path:
@@ -63,7 +63,6 @@ def _scores(axes: Any, measured: list[dict[str, Any]]) -> None:
     steps = [entry["step"] for entry in measured]
     for name, label in (("lddt_ca", "lDDT-Ca"), ("tm_score", "TM-score")):
         axes.plot(steps, [entry[name] for entry in measured], "o-", markersize=4, label=label)
-    axes.axhline(0.9, color="grey", linewidth=0.5)
     axes.set(title="validation", xlabel="steps done", ylim=(0, 1))
     axes.legend(fontsize=8)
 
@@ -81,10 +80,10 @@ def _structure(axes: Any, path: Path, last: Mapping[str, Any]) -> None:
 
 
 def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None:
-    parts = [part for part in PARTS if part != "profiling"]  # it would dwarf the rest
+    parts = [part for part in PARTS if part not in _NOW_AND_THEN]
     rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
     axes.stackplot(numbers, rows, labels=parts, colors=_COLOURS)
-    axes.set(title="milliseconds of each step", xlabel="step")
+    axes.set(title="milliseconds of each step, without validation and checkpoints", xlabel="step")
     axes.legend(fontsize=7, loc="upper right", ncols=2)
 
 
@@ -92,4 +91,5 @@ def _bars(axes: Any, shares: Mapping[str, float], title: str) -> None:
     names = list(shares)[::-1]
     bars = axes.barh(names, [100 * shares[name] for name in names], color="#1f77b4")
     axes.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
+    axes.margins(x=0.12)  # room for the labels
     axes.set(title=title, xlabel="%")

@@ -58,6 +58,17 @@ def loss_config(config: TrainConfig) -> LossConfig:
     return _changed(weights, config.loss, "loss.")
 
 
+def check_parts(config: TrainConfig) -> None:
+    """Whether model, losses and loader take what a run asks of them.
+
+    Raises:
+        InputError: they do not; names the setting.
+    """
+    model_config(config)
+    loss_config(config)
+    loader_config(config, World())
+
+
 def build_plain(config: TrainConfig) -> AlphaFold:
     """The model of a run on plain operators, on the current default device."""
     return AlphaFold(model_config(config))
@@ -150,6 +161,11 @@ def loader_config(config: TrainConfig, world: World) -> Any:
     else:
         base = getattr(LoaderConfig, config.preset)()
     base = _changed(base, config.loader, "loader.")
+    if config.optim.clip == "per_example" and base.batch_size > 1:
+        raise InputError(
+            f"optim.clip is per_example, but a pass of loader.batch_size {base.batch_size} has one "
+            f"gradient for all: use batch_size 1 and accumulate {base.batch_size} passes"
+        )
     batch = config.accumulate * world.size * base.batch_size
     return base if base.global_batch_size else base.replace(global_batch_size=batch)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class TrainConfig:
     validate_every: int = 500
     """Steps between validations, if there is a validation set, and one at the end; 0: none."""
     validate_batches: int = 16
-    """Batches of the validation set that each validation looks at."""
+    """Batches of the validation set that each validation looks at, if it has so many."""
     profile_steps: int = 3
     """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
     max_skipped: int = 20
@@ -179,7 +180,14 @@ def load_config(source: str) -> TrainConfig:
         ) from error
     if not isinstance(values, dict):
         raise InputError("must hold names and values, `preset: tiny` for one", path=source)
-    return from_dict(values, path=source)
+    config = from_dict(values, path=source)
+    from evofeed.trainer.run.build import check_parts  # it imports us
+
+    try:
+        check_parts(config)
+    except InputError as error:
+        raise InputError(error.message, path=source) from error
+    return config
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
@@ -203,7 +211,11 @@ def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
     hints = get_type_hints(type(base))
     unknown = sorted(set(changes) - set(hints))
     if unknown:
-        raise ValueError(f"no setting {prefix}{unknown[0]}; there are {', '.join(sorted(hints))}")
+        near = difflib.get_close_matches(unknown[0], hints, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(
+            f"no setting {prefix}{unknown[0]}; {meant}there are {', '.join(sorted(hints))}"
+        )
     values = {
         name: _checked(hints[name], getattr(base, name), value, prefix + name)
         for name, value in changes.items()

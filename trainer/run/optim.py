@@ -41,7 +41,7 @@ class OptimConfig:
     """Added to the root of the second moment; OpenFold 1e-5, AF2 and MLPerf 1e-6."""
     clip: str = "global"
     """`global`: the averaged gradient (OpenFold, MLPerf); `per_example`: each sample's
-    gradient before averaging (AF2); `none`."""
+    gradient before averaging (AF2), with batches of one; `none`."""
     max_norm: float = 0.1
     """Gradients longer than this are scaled down to it."""
     ema_decay: float = 0.999
@@ -50,13 +50,12 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.clip not in CLIPPING:
             raise ValueError(f"clip is {self.clip!r}, but must be one of {', '.join(CLIPPING)}")
-        if self.learning_rate <= 0 or self.max_norm <= 0 or self.eps <= 0:
-            raise ValueError(
-                f"learning_rate {self.learning_rate}, max_norm {self.max_norm} and eps {self.eps} "
-                "must all be above 0"
-            )
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay is {self.ema_decay}, but must lie in [0, 1)")
+        for name in ("learning_rate", "max_norm", "eps", "decay_factor"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
+        for name in ("beta1", "beta2", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must lie in [0, 1)")
         if self.warmup_steps < 0 or self.decay_every < 1:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "

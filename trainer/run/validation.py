@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def held_out(
 ) -> Callable[[], Iterator[dict[str, Tensor]]]:
     """Gives the first `validate_batches` of a held-out dataset, the same ones at every call.
 
-    The loader starts at the same place with the same seed, with all recycles and
-    without chance acceptance; the ranks share the batches.
+    The loader starts at the same place with the same seed, with all recycles and without chance
+    acceptance; no chain comes twice in an epoch, but to fill the last batch. The ranks share
+    the batches.
     """
     from evofeed.loader import FeatureLoader
     from evofeed.trainer.run.build import loader_config
@@ -102,10 +104,14 @@ def held_out(
     loader = FeatureLoader(
         dataset,
         settings.replace(
+            chains=None,  # these three say what is trained on
+            released_from="",
+            released_until="",
             weighted=False,
             uniform_recycling=False,
             global_batch_size=None,
-            epoch_len=batches * world.size * settings.batch_size,
+            epoch_len=None,
+            drop_last=False,
         ),
         rank=world.rank,
         world_size=world.size,
@@ -119,7 +125,7 @@ def held_out(
 
     def again() -> Iterator[dict[str, Tensor]]:
         loader.load_state_dict(start)
-        yield from loader
+        yield from islice(loader, batches)
         loader.close()
 
     return again

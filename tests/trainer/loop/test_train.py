@@ -202,6 +202,16 @@ def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_p
     assert first != second
 
 
+def test_validation_takes_every_chain_once_whichever_are_trained_on(tiny_dataset: str) -> None:
+    dataset = Dataset.open(tiny_dataset)
+    trained = {"chains": ("another",), "released_until": "1970-01-01"}
+    settings = config(1, validate_batches=100, loader={**CROP, **trained})
+    for size in (1, 2):
+        worlds = (World(rank=rank, size=size) for rank in range(size))
+        given = [len(list(held_out(settings, dataset, world)())) for world in worlds]
+        assert given == [-(-len(dataset.index) // size)] * size
+
+
 @pytest.mark.slow
 def test_fixed_batches_of_a_mixture_are_measured_without_a_validation_set(
     tiny_dataset: str, tmp_path: Path
@@ -250,12 +260,24 @@ def test_unknown_fields_of_the_model_are_named(tiny_dataset: str, tmp_path: Path
         ({"model": {"evoformer": 3}}, r"model\.evoformer is 3 and must be names and values"),
         ({"loader": {"max_msa_clusters": "all"}}, r"loader\.max_msa_clusters is 'all'"),
         ({"loader": {"crop_size": -4}}, "loader: crop_size must be at least 1"),
+        ({"model": {"structure_module": {"no_blocks": 0}}}, r"structure_module\.no_blocks must be"),
+        ({"model": {"plddt_bins": 0}}, "model: plddt_bins must be at least 1, is 0"),
+        ({"model": {"evoformer": {"msa_dropout": 15.0}}}, r"evoformer\.msa_dropout must lie in"),
+        ({"loss": {"fape": -1.0}}, "loss: fape must not be negative"),
+        ({"optim": {"beta2": 1.0}}, r"beta2 is 1\.0, but must lie in \[0, 1\)"),
+        ({"optim": {"decay_factor": 0.0}}, r"decay_factor is 0\.0, but must be above 0"),
+        ({"optim": {"clip": "per_example"}, "loader": {"batch_size": 2}}, "accumulate 2 passes"),
+        ({"step": 3}, r"no setting step; did you mean steps\? there are accumulate, "),
     ],
 )
-def test_a_value_of_another_kind_is_named(changes: dict[str, Any], says: str) -> None:
-    wrong = preset("tiny").replace(**changes)
-    with pytest.raises(InputError, match=says):
-        model_config(wrong), loader_config(wrong, World())
+def test_a_wrong_value_is_named_with_its_file_before_anything_starts(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"preset": "tiny", **changes}))
+    with pytest.raises(InputError, match=says) as refused:
+        load_config(str(file))
+    assert refused.value.path == str(file)
 
 
 def test_options_that_go_together_are_asked_for(
