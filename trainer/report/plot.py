@@ -92,4 +92,4 @@ def _bars(axes: Any, shares: Mapping[str, float], title: str) -> None:
     bars = axes.barh(names, [100 * shares[name] for name in names], color="#1f77b4")
     axes.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
     axes.margins(x=0.12)  # room for the labels
-    axes.set(title=title, xlabel="%")
+    axes.set(title=title if names else f"{title}: no step was profiled", xlabel="%")

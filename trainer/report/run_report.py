@@ -27,6 +27,8 @@ _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is to
 def make_report(folder: Path) -> dict[str, Any]:
     """Everything the report says, JSON-ready; times in seconds.
 
+    Times are of the steps since the last resume; losses and validations of all.
+
     Raises:
         InputError: the folder holds no finished run.
     """
@@ -34,7 +36,8 @@ def make_report(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"no run here: there is no {RUN}; give a run's --out", path=str(folder))
     facts = json.loads(path.read_text())
-    steps = [line for line in read_steps(folder) if line["step"] >= facts["first_step"]]
+    every = read_steps(folder)
+    steps = [line for line in every if line["step"] >= facts["first_step"]]
     if not steps:
         raise InputError("the run has done no step yet", path=str(folder))
     facts = _unfinished(steps) | facts
@@ -51,9 +54,9 @@ def make_report(folder: Path) -> dict[str, Any]:
         "speed": _speed(facts, plain[_warm_up(plain) :]),
         "loader": facts.get("loader", {}),
         "parts_by_rank": facts.get("parts_by_rank", []),
-        "loss": _losses(steps, facts),
+        "loss": _losses(every),
         "validation": [
-            {"step": line["step"] + 1, **line["metrics"]} for line in steps if "metrics" in line
+            {"step": line["step"] + 1, **line["metrics"]} for line in every if "metrics" in line
         ],
     }
 
@@ -167,7 +170,7 @@ def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def _losses(steps: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _losses(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     values = [line["loss"] for line in steps if line.get("loss") is not None]
     tenth = max(1, len(values) // 10)
     if not values:

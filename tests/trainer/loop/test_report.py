@@ -148,6 +148,27 @@ def test_resuming_a_run_that_is_done_changes_nothing(folder: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_after_a_resume_times_are_of_the_new_steps_and_losses_of_all(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(folder, out)
+    config = TrainConfig(steps=64, precision="fp32", kernels="torch", validate_every=2)
+    before = read_steps(out)
+    (out / STEPS).write_text(
+        "".join(json.dumps(line | {"metrics": {"lddt_ca": 0.5}}) + "\n" for line in before)
+    )
+    run(
+        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=out, resume=True,
+        validate=lambda: {"lddt_ca": 0.75},
+    )  # fmt: skip
+    report = make_report(out)
+    assert report["figures"]["step_seconds"]["counted_steps"] == 2
+    assert report["loss"]["first_tenth_mean"] == make_report(folder)["loss"]["first_tenth_mean"]
+    scores = {entry["step"]: entry["lddt_ca"] for entry in report["validation"]}
+    assert scores == dict.fromkeys(range(1, 61), 0.5) | {62: 0.75, 64: 0.75}
+
+
 def test_lines_of_steps_that_are_done_again_are_forgotten(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text((folder / "steps.jsonl").read_text())
     forget_steps(tmp_path, 25)
