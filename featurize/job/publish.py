@@ -112,12 +112,14 @@ def _commit(
 
 
 def _joined(ledger: Ledger, job: JobRow, nbytes: int) -> list[ShardEntry]:
-    """The units' chains in shards of about `nbytes`: a function of the units' shards alone.
+    """The units' chains in shards of about `nbytes`: a function of the units alone.
 
     Killed on the way and run again, the same shards are made again, or found.
     """
-    storage, units = open_storage(job.dataset_uri), _with_shards(ledger, job)
+    storage = open_storage(job.dataset_uri)
     there = _shards_there(storage)
+    # By name and not by cost: a unit that grows stays where it is, and so do the joined shards.
+    units = sorted(_with_shards(ledger, job), key=lambda unit: unit["chain_ids"])
     entries = []
     for group in groups_of((unit["shard"]["nbytes"] for unit in units), nbytes):
         members = [units[number] for number in group]
