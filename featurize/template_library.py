@@ -7,6 +7,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -38,6 +39,24 @@ class TemplateFile(NamedTuple):
     content: str
 
 
+@dataclass(slots=True)
+class FolderUse:
+    """What was needed of a folder of structures.
+
+    Attributes:
+        files: by name below the folder.
+        missing: ids of entries that were asked for and have no file.
+    """
+
+    files: dict[str, TemplateFile] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+
+    def add(self, other: FolderUse) -> None:
+        """Take in what was needed for something else."""
+        self.files.update(other.files)
+        self.missing.update(other.missing)
+
+
 class _Known(NamedTuple):
     """A parsed entry, or why there is none; `nbytes` is what it counts for in memory."""
 
@@ -54,8 +73,8 @@ class TemplateLibrary:
     one that is broken is remembered as such. Folders are listed once.
 
     Attributes:
-        used: every file that answered a request, by its name below the folder. It only
-            grows; whoever wants to know what a piece of work needs clears it before.
+        use: what answered requests, and what did not. It only grows; whoever wants to know
+            what a piece of work needs puts an empty one there before.
     """
 
     def __init__(
@@ -68,7 +87,7 @@ class TemplateLibrary:
         kept_nbytes: int = _KEPT_NBYTES,
     ) -> None:
         self.folder = mmcif_dir
-        self.used: dict[str, TemplateFile] = {}
+        self.use = FolderUse()
         self._folder = Path(mmcif_dir)
         self._config = config
         self._kept_nbytes, self._nbytes = kept_nbytes, 0
@@ -93,8 +112,9 @@ class TemplateLibrary:
         if pdb_id in self._known:
             self._known.move_to_end(pdb_id)
         else:
-            path = self._find(pdb_id)
+            path = self.find(pdb_id)
             if path is None:  # not kept: thousands of them would push the others out
+                self.use.missing.add(pdb_id)
                 missing = self._folder / f"{pdb_id}.cif"
                 raise TemplateError("no structure file", path=str(missing))
             self._known[pdb_id] = self._parse(pdb_id, path)
@@ -102,7 +122,7 @@ class TemplateLibrary:
             while self._nbytes > self._kept_nbytes and len(self._known) > 1:
                 self._nbytes -= self._known.popitem(last=False)[1].nbytes
         known = self._known[pdb_id]
-        self.used[known.name] = known.file
+        self.use.files[known.name] = known.file
         if isinstance(known.entry, TemplateError):
             raise TemplateError(known.entry.message, path=known.entry.path)
         return known.entry
@@ -124,7 +144,8 @@ class TemplateLibrary:
             return _Known(broken, 0, name, file)
         return _Known(entry, len(data), name, file)
 
-    def _find(self, pdb_id: str) -> Path | None:
+    def find(self, pdb_id: str) -> Path | None:
+        """The file of an entry, None if there was none when its folder was listed."""
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
             return None
         for folder in (self._folder, self._folder / pdb_id[1:3]):
@@ -197,3 +218,8 @@ def template_library(source: ChainSource, config: FeaturizeConfig) -> TemplateLi
     if source.template_mmcif_dir is None:
         return None
     return _library(source.template_mmcif_dir, source.release_dates, source.obsolete_pdbs, config)
+
+
+def forget_libraries() -> None:
+    """Let go of what this process knows of template folders: files may have changed or come."""
+    _library.cache_clear()

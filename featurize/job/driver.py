@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -186,6 +187,7 @@ class _Driver:
         self.lease, self.known = lease, known
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
+        self.run_id = secrets.token_hex(8)
         self.lost_units: Counter[str] = Counter()
         self._told = 0.0
         for unit_id in missing_shards(ledger, job):
@@ -256,6 +258,7 @@ class _Driver:
             crop=self.crop,
             memory=self.options.memory,
             expected_memory=expected_memory(unit.largest, unit.cost),
+            run=self.run_id,
         )
 
     def _settle(self, outcome: Outcome) -> list[str]:

@@ -1,16 +1,18 @@
 """Which template files a unit was made of, and whether they are still those.
 
 They are no part of a unit's name: which ones its chains need shows only when it is done, and
-a folder of them holds the whole PDB. So a done unit keeps the names of those it read and one
-digest over their contents. Size and time of these files are looked at when its job runs
-again, and only where those differ a file is read.
+a folder of them holds the whole PDB. So a done unit keeps the names of those it read, one
+digest over their contents, and the entries it would have read had they been there. Size and
+time of the files are looked at when its job runs again, and only where those differ a file is
+read; for the missing ones the folder is listed once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, stamp_of
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, xxh3
-from evofeed.featurize.template_library import TemplateFile
+from evofeed.featurize.template_library import FolderUse, TemplateLibrary
 
-TemplateUse = dict[str, dict[str, TemplateFile]]
-"""Files by folder and by name below it."""
+TemplateUse = dict[str, FolderUse]
+"""What was needed of each folder."""
 
 
 def template_key(ref: FileRef) -> str:
@@ -36,8 +38,8 @@ def stamps(use: TemplateUse) -> dict[str, Stamp]:
         template_key(_ref(folder, name)): Stamp(
             f"{file.nbytes} {file.mtime_ns}", file.nbytes, file.mtime_ns, file.content
         )
-        for folder, files in use.items()
-        for name, file in files.items()
+        for folder, needed in use.items()
+        for name, file in needed.files.items()
         if file.content
     }
 
@@ -47,11 +49,12 @@ def remembered(use: TemplateUse, known: KnownInputs) -> list[dict[str, str]]:
     return [
         {
             "folder": known.place(folder),
-            "names": " ".join(sorted(files)),
-            "sha256": _digest(contents),
+            "names": " ".join(sorted(needed.files)),
+            "sha256": _digest({name: file.content for name, file in needed.files.items()}),
+            "missing": " ".join(sorted(needed.missing)),
         }
-        for folder, files in sorted(use.items())
-        if (contents := {name: file.content for name, file in files.items()})
+        for folder, needed in sorted(use.items())
+        if needed.files or needed.missing
     ]
 
 
@@ -80,7 +83,22 @@ def look_again(
         now[key] = stamp
         return stamp.sha256
 
-    return outdated(done, known, content), now
+    done = list(done)
+    return [*{*outdated(done, known, content), *_wanting(done, known, config)}], now
+
+
+def _wanting(
+    units: Iterable[Mapping[str, Any]], known: KnownInputs, config: FeaturizeConfig
+) -> Iterator[str]:
+    """Ids of units with a missing template entry that is there now."""
+    libraries: dict[str, Callable[[str], Path | None]] = {}
+    for unit in units:
+        for place in (unit["shard"] or {}).get("templates", ()):
+            folder = str(Path(known.root, place["folder"]))
+            if folder not in libraries:
+                libraries[folder] = cache(TemplateLibrary(folder, config).find)
+            if any(map(libraries[folder], place.get("missing", "").split())):
+                yield unit["unit_id"]
 
 
 def outdated(

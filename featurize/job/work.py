@@ -24,7 +24,12 @@ from evofeed.featurize.crop import crop_record
 from evofeed.featurize.job.inputs import input_key, inputs_of
 from evofeed.featurize.job.template_use import TemplateUse
 from evofeed.featurize.sources import ChainSource
-from evofeed.featurize.template_library import TemplateLibrary, template_library
+from evofeed.featurize.template_library import (
+    FolderUse,
+    TemplateLibrary,
+    forget_libraries,
+    template_library,
+)
 from evofeed.store import write_shard
 
 _NOTES_PER_CHAIN = 20
@@ -32,6 +37,7 @@ _BASE_MEMORY = 640 << 20  # interpreter and libraries of worker and watcher, kno
 _MEMORY_STEP = 256 << 20
 _MEMORY_PER_BYTE = 20  # measured: 18 to 20 on a3m of 3 to 49 MB
 _SHARD_PER_BYTE = 2
+_run = ""  # of the job that this process, or the one it was forked from, worked for last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,7 @@ class UnitTask:
     Attributes:
         memory: bytes one chain may add to its process; then MemoryError.
         expected_memory: bytes the unit is likely to take, for whoever places it.
+        run: of the job, for a worker may have read files for an earlier one.
     """
 
     unit_id: str
@@ -50,6 +57,7 @@ class UnitTask:
     crop: CropConfig | None
     memory: int
     expected_memory: int = 0
+    run: str = ""
 
     @property
     def is_remote(self) -> bool:
@@ -80,7 +88,7 @@ class UnitResult:
         num_chains: good chains; with windows, the shard holds more records.
         failures: one dict per broken chain: `chain_id type message path line`.
         inputs: sha256 of what was read of each input of a good chain, by `input_key`.
-        templates: the template files read for good chains.
+        templates: the template files that good chains needed, by folder.
         notes: what was left out of good chains, per chain, in words.
     """
 
@@ -135,8 +143,8 @@ class _Unit:
         for ref in inputs_of(source, self.task.config):
             if ref.name in record.inputs:
                 self.inputs[input_key(ref)] = record.inputs[ref.name]
-        if library is not None and library.used:
-            self.templates.setdefault(library.folder, {}).update(library.used)
+        if library is not None:
+            self.templates.setdefault(library.folder, FolderUse()).add(library.use)
         notes = dict.fromkeys(note for record in made for note in record.dropped)
         if notes:
             self.notes[source.chain_id] = tuple(notes)[:_NOTES_PER_CHAIN]
@@ -147,7 +155,7 @@ class _Unit:
         with contextlib.suppress(InputError):  # for `featurize_chain` to complain about
             library = template_library(source, self.task.config)
             if library is not None:
-                library.used.clear()
+                library.use = FolderUse()
             return library
         return None
 
@@ -166,6 +174,10 @@ def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
     Raises:
         StoreError: the shard cannot be written.
     """
+    global _run
+    if task.run != _run:
+        forget_libraries()
+        _run = task.run
     unit = _Unit(task, in_hand)
     while True:
         records = unit.records()

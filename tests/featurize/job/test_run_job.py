@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +74,18 @@ def test_a_chain_more_costs_a_unit_or_two(tmp_path: Path) -> None:
     there = sorted(raw.glob("alignments/*"))[3]
     there.rename(aside)
 
-    def act() -> Any:
-        return run_job(str(raw), str(tmp_path / "data"), executor="local", workers=2)
+    def act() -> tuple[Any, set[str]]:
+        where = (str(raw), str(tmp_path / "data"))
+        report = run_job(*where, executor="local", workers=2, shard_nbytes=150_000)
+        return report, {shard.name for shard in Dataset.open(where[1]).manifest.shards}
 
-    first = on_stage(act)
+    first, shards = on_stage(act)
     aside.rename(there)
-    again = on_stage(act)
+    again, shards_again = on_stage(act)
     assert (first.num_good, again.num_good) == (35, 36)
     assert max(3, again.units - 2) <= again.resumed < again.units
+    assert len(shards) >= 4
+    assert len(shards_again - shards) == 1
 
 
 def test_memory_is_asked_for_by_the_largest_chain_unpacked(tmp_path: Path) -> None:
@@ -195,88 +197,6 @@ def test_inputs_are_told_by_content_where_size_and_time_do_not_tell(tmp_path: Pa
     assert checked.snapshot != first.snapshot
     again = on_stage(lambda: run(copy, data, check_content=True))
     assert (again.snapshot, again.resumed) == (checked.snapshot, checked.units)
-
-
-def with_templates(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
-    """Raw files, a folder of template files of its own, and the job's argument for it."""
-    copy, templates = tmp_path / "raw", tmp_path / "templates"
-    write_synthetic(copy, 12, seed=5, mean_length=40, mean_depth=16, mean_members=4)
-    shutil.copytree(copy / "mmcif", templates)
-    return copy, templates, {"discover_args": {"template_mmcif_dir": str(templates)}}
-
-
-def used_templates(data: Path) -> list[set[str]]:
-    """Names of the template files each unit of the newest job was made of."""
-    ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
-    units = ledger.units(ledger.jobs()[0].job_id)
-    ledger.close()
-    return [{n for t in unit["shard"]["templates"] for n in t["names"].split()} for unit in units]
-
-
-def test_a_corrected_template_file_redoes_the_units_that_used_it_and_no_other(
-    tmp_path: Path,
-) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    data = tmp_path / "data"
-    first = on_stage(lambda: run(copy, data, **where))
-    used = used_templates(data)
-    name = next(n for n in sorted(set().union(*used)) if not all(n in names for names in used))
-    for file in templates.iterdir():
-        os.utime(file, (1, 1))  # another time, the same content: read again, nothing done again
-    touched = on_stage(lambda: run(copy, data, **where))
-    assert (touched.snapshot, touched.resumed) == (first.snapshot, first.units)
-    (templates / name).write_text("data_broken\n" + (templates / name).read_text())
-    again = on_stage(lambda: run(copy, data, **where))
-    assert again.state == "published"
-    assert again.resumed == again.units - sum(name in names for names in used) < again.units
-    fresh = on_stage(lambda: run(copy, tmp_path / "fresh", **where))
-    assert checksums(data) == checksums(tmp_path / "fresh")
-    assert fresh.snapshot != first.snapshot
-    assert on_stage(lambda: run(copy, data, **where)).resumed == again.units
-
-
-def test_a_template_file_that_is_read_differently_only_by_content_is_found_when_asked(
-    tmp_path: Path,
-) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    data = tmp_path / "data"
-    on_stage(lambda: run(copy, data, **where))
-    file = templates / sorted(set().union(*used_templates(data)))[0]
-    stat, text = file.stat(), file.read_text()
-    file.write_text(text.replace("ATOM", "HETA"))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    believed = on_stage(lambda: run(copy, data, **where))
-    assert believed.resumed == believed.units
-    checked = on_stage(lambda: run(copy, data, check_content=True, **where))
-    assert checked.resumed < checked.units
-
-
-def test_a_template_file_that_changes_while_the_job_runs_is_not_published(tmp_path: Path) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    data = tmp_path / "data"
-
-    def touch(progress: JobProgress) -> None:
-        for file in templates.iterdir():
-            os.utime(file, (progress.good, progress.good))
-
-    report = on_stage(lambda: run(copy, data, progress=touch, **where))
-    assert (report.state, report.snapshot) == ("failed", None)
-    assert "template files of" in report.message
-    assert on_stage(lambda: run(copy, data, **where)).state == "published"
-
-
-def test_units_from_before_template_files_were_kept_account_of_stay_done(tmp_path: Path) -> None:
-    copy, templates, where = with_templates(tmp_path)
-    data = tmp_path / "data"
-    first = on_stage(lambda: run(copy, data, **where))
-    database = sqlite3.connect(data / "jobs" / "ledger.sqlite")
-    database.execute("update featurize_units set shard = json_remove(shard, '$.templates')")
-    database.commit()
-    database.close()
-    for file in templates.iterdir():
-        file.write_text(file.read_text() + "# seen\n")
-    again = on_stage(lambda: run(copy, data, **where))
-    assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
 
 
 def test_an_input_that_changes_while_the_job_runs_is_not_published(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""Template files that are corrected, come or change: which units are done again for them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.featurize.job.stage import checksums, on_stage, run
+
+from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.job import JobProgress, Ledger, work
+from evofeed.featurize.synth import write_synthetic
+
+
+def with_templates(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
+    """Raw files, a folder of template files of its own, and the job's argument for it."""
+    copy, templates = tmp_path / "raw", tmp_path / "templates"
+    write_synthetic(copy, 12, seed=5, mean_length=40, mean_depth=16, mean_members=4)
+    shutil.copytree(copy / "mmcif", templates)
+    return copy, templates, {"discover_args": {"template_mmcif_dir": str(templates)}}
+
+
+def used_templates(data: Path, what: str = "names") -> list[set[str]]:
+    """Names of the template files each unit of the newest job was made of, or missed."""
+    ledger = Ledger(str(data / "jobs" / "ledger.sqlite"))
+    units = ledger.units(ledger.jobs()[0].job_id)
+    ledger.close()
+    return [{n for t in unit["shard"]["templates"] for n in t[what].split()} for unit in units]
+
+
+def used_by_some(used: list[set[str]]) -> str:
+    """A name that some units have and others have not."""
+    return next(n for n in sorted(set().union(*used)) if not all(n in names for names in used))
+
+
+def test_a_corrected_template_file_redoes_the_units_that_used_it_and_no_other(
+    tmp_path: Path,
+) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data = tmp_path / "data"
+    first = on_stage(lambda: run(copy, data, **where))
+    used = used_templates(data)
+    name = used_by_some(used)
+    for file in templates.iterdir():
+        os.utime(file, (1, 1))  # another time, the same content: read again, nothing done again
+    touched = on_stage(lambda: run(copy, data, **where))
+    assert (touched.snapshot, touched.resumed) == (first.snapshot, first.units)
+    (templates / name).write_text("data_broken\n" + (templates / name).read_text())
+    again = on_stage(lambda: run(copy, data, **where))
+    assert again.state == "published"
+    assert again.resumed == again.units - sum(name in names for names in used) < again.units
+    fresh = on_stage(lambda: run(copy, tmp_path / "fresh", **where))
+    assert checksums(data) == checksums(tmp_path / "fresh")
+    assert fresh.snapshot != first.snapshot
+    assert on_stage(lambda: run(copy, data, **where)).resumed == again.units
+
+
+def test_a_template_file_that_is_read_differently_only_by_content_is_found_when_asked(
+    tmp_path: Path,
+) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data = tmp_path / "data"
+    on_stage(lambda: run(copy, data, **where))
+    file = templates / sorted(set().union(*used_templates(data)))[0]
+    stat, text = file.stat(), file.read_text()
+    file.write_text(text.replace("ATOM", "HETA"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    believed = on_stage(lambda: run(copy, data, **where))
+    assert believed.resumed == believed.units
+    checked = on_stage(lambda: run(copy, data, check_content=True, **where))
+    assert checked.resumed < checked.units
+
+
+def test_a_template_file_that_changes_while_the_job_runs_is_not_published(tmp_path: Path) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data = tmp_path / "data"
+
+    def touch(progress: JobProgress) -> None:
+        for file in templates.iterdir():
+            os.utime(file, (progress.good, progress.good))
+
+    report = on_stage(lambda: run(copy, data, progress=touch, **where))
+    assert (report.state, report.snapshot) == ("failed", None)
+    assert "template files of" in report.message
+    assert on_stage(lambda: run(copy, data, **where)).state == "published"
+
+
+def test_units_from_before_template_files_were_kept_account_of_stay_done(tmp_path: Path) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data = tmp_path / "data"
+    first = on_stage(lambda: run(copy, data, **where))
+    database = sqlite3.connect(data / "jobs" / "ledger.sqlite")
+    database.execute("update featurize_units set shard = json_remove(shard, '$.templates')")
+    database.commit()
+    database.close()
+    for file in templates.iterdir():
+        file.write_text(file.read_text() + "# seen\n")
+    again = on_stage(lambda: run(copy, data, **where))
+    assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_template_file_that_comes_later_redoes_the_units_that_missed_it_and_no_other(
+    tmp_path: Path, nested: bool
+) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data, full = tmp_path / "data", tmp_path / "full"
+    on_stage(lambda: run(copy, full, **where))
+    file = templates / used_by_some(used_templates(full))
+    text = file.read_bytes()
+    file.unlink()
+    first = on_stage(lambda: run(copy, data, **where))
+    missed = used_templates(data, "missing")
+    (templates / "9zzz.cif").write_bytes(text)  # nobody asked for it
+    other = on_stage(lambda: run(copy, data, **where))
+    assert (other.snapshot, other.resumed) == (first.snapshot, first.units)
+    if nested:
+        (templates / file.stem[1:3]).mkdir()
+        (templates / file.stem[1:3] / f"{file.name}.gz").write_bytes(gzip.compress(text))
+    else:
+        file.write_bytes(text)
+    again = on_stage(lambda: run(copy, data, **where))
+    wanting = sum(file.stem in ids for ids in missed)
+    assert 0 < wanting < again.units
+    assert again.resumed == again.units - wanting
+    assert checksums(data) == checksums(full) != {}
+    assert on_stage(lambda: run(copy, data, **where)).resumed == again.units
+
+
+def test_a_program_that_read_a_template_before_does_not_use_it_as_it_was(tmp_path: Path) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    data, fresh = tmp_path / "data", tmp_path / "fresh"
+    on_stage(lambda: run(copy, data, **where))
+    file = templates / used_by_some(used_templates(data))
+
+    def act() -> Any:
+        for source in discover(str(copy), **where["discover_args"]):
+            featurize_chain(source)
+        file.write_text("data_broken\n" + file.read_text())
+        return run(copy, data, **where)
+
+    report = on_stage(act)
+    assert (report.state, report.message) == ("published", "")
+    assert 0 < report.resumed < report.units
+    on_stage(lambda: run(copy, fresh, **where))
+    assert checksums(data) == checksums(fresh)
+
+
+def test_a_worker_forgets_template_files_between_runs_of_jobs(tmp_path: Path) -> None:
+    copy, templates, where = with_templates(tmp_path)
+    source = discover(str(copy), **where["discover_args"])[-1]
+
+    def used(run: str) -> set[str]:
+        task = work.UnitTask(
+            unit_id="one",
+            dataset_uri=str(tmp_path / "data"),
+            sources=(source,),
+            config=FeaturizeConfig(),
+            crop=None,
+            memory=8 << 30,
+            run=run,
+        )
+        return set(work.run_unit(task, lambda chain_id: None).templates[str(templates)].files)
+
+    names = used("first")
+    for file in list(templates.iterdir()):
+        file.unlink()
+    assert used("first") == names != set()
+    assert used("second") == set()
