@@ -89,6 +89,8 @@ def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None
 
 def _bars(axes: Any, shares: Mapping[str, float], title: str) -> None:
     names = list(shares)[::-1]
+    if not names:
+        axes.set_axis_off()
     bars = axes.barh(names, [100 * shares[name] for name in names], color="#1f77b4")
     axes.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
     axes.margins(x=0.12)  # room for the labels

@@ -92,9 +92,9 @@ def held_out(
 ) -> Callable[[], Iterator[dict[str, Tensor]]]:
     """Gives the first `validate_batches` of a held-out dataset, the same ones at every call.
 
-    The loader starts at the same place with the same seed, with all recycles and without chance
-    acceptance; no chain comes twice in an epoch, but to fill the last batch. The ranks share
-    the batches.
+    The loader starts at the same place with the same seed, with all recycles, the best templates,
+    no blocks of the MSA deleted and no chance acceptance; no chain comes twice in an epoch, but
+    to fill the last batch. The ranks share the batches.
     """
     from evofeed.loader import FeatureLoader
     from evofeed.trainer.run.build import loader_config
@@ -107,6 +107,8 @@ def held_out(
             chains=None,  # these three say what is trained on
             released_from="",
             released_until="",
+            num_blocks=0,  # these two as in OpenFold's evaluation
+            subsample_templates=False,
             weighted=False,
             uniform_recycling=False,
             global_batch_size=None,
