@@ -100,9 +100,12 @@ def train(
 
 
 def _report(folder: Path, plot: Path | None) -> dict[str, Any]:
-    from evofeed.trainer.report.run_report import write_report
+    from evofeed.trainer.report.run_report import make_report, write_report
 
-    report = write_report(folder)
+    try:
+        report = write_report(folder)
+    except OSError:  # somebody else's run: its report can be read, not kept
+        report = make_report(folder)
     if plot is not None:
         from evofeed.trainer.report.plot import plot_report
 
@@ -159,6 +162,9 @@ def predict(
     file_format = out.suffix.lstrip(".")
     if file_format not in ("pdb", "cif"):
         raise typer.BadParameter(f"--out must end in .pdb or .cif, not {out.name}")
+    for path in (out, picture):  # told before the model has run
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     import torch
 
     from evofeed.store import Dataset

@@ -31,6 +31,7 @@ from evofeed.trainer.run.build import (
 )
 from evofeed.trainer.run.config import TrainConfig, save_config
 from evofeed.trainer.run.distributed import World, join_world
+from evofeed.trainer.run.folder import as_begun, sole_writer
 from evofeed.trainer.run.loop import Loop, LossFunction, TrainResult
 from evofeed.trainer.run.runlog import STEPS, STRUCTURE, RunLog, forget_steps
 from evofeed.trainer.run.stream import Loader
@@ -63,7 +64,7 @@ def train(
     Args:
         config: what to compute.
         dataset: a dataset, its URI, a list of them (see `shares`), or a ready loader of this
-            rank's batches.
+            rank's batches. A run that goes on reads a URI at the snapshot it began with.
         out: folder of the run.
         resume: go on from the newest complete checkpoint below `out`, if any.
         weights: what a new run starts from, random weights if not given (see `build_model`).
@@ -82,6 +83,8 @@ def train(
     with join_world(device) as world, ExitStack() as cleanup:
         set_precision(config)
         model, loss = build_model(config, world.device, weights)
+        if resume:
+            dataset = as_begun(dataset, out, world)
         loader = build_loader(config, dataset, world)
         if loader is not dataset and hasattr(loader, "close"):
             cleanup.callback(loader.close)
@@ -120,38 +123,47 @@ def run(
 ) -> TrainResult:
     """Train given parts and write the run's folder; `train` without the building."""
     began = time.perf_counter() if began is None else began
-    if not resume and world.share((out / STEPS).exists()):
-        raise TrainerError(
-            "a run is here already; --resume goes on with it, another --out starts afresh",
-            path=str(out),
-        )
-    facts = _facts(config, model, loader, world)
-    log = None
-    if world.is_first:
-        _make(out)
-        boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
-        boards += [WeightsAndBiases(wandb, out, facts)] if wandb else []
-        log = RunLog(
-            out, steps=config.steps, show=show, boards=boards, samples=facts["samples_per_step"]
-        )
-    provenance = {"dataset": facts["dataset"], "versions": facts["versions"]}
-    loop = Loop(
-        config, model, loss, loader, out=out, world=world, log=log, validate=validate,
-        provenance=provenance,
-    )  # fmt: skip
-    first = loop.resume() if resume else 0
-    if first >= config.steps:  # nothing left to do, and nothing to report anew
+    with sole_writer(out, world):
+        if not resume and world.share((out / STEPS).exists()):
+            raise TrainerError(
+                "a run is here already; --resume goes on with it, another --out starts afresh",
+                path=str(out),
+            )
+        facts = _facts(config, model, loader, world)
+        log = None
         if world.is_first:
-            _LOG.warning("%s: all %d steps are done; a larger --steps goes on", out, first)
-        return loop.result
-    if world.is_first:
-        save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit
-        forget_steps(out, first)
+            boards: list[Board] = [TensorBoard(out, facts)] if tensorboard else []
+            boards += [WeightsAndBiases(wandb, out, facts)] if wandb else []
+            samples = facts["samples_per_step"]
+            log = RunLog(out, steps=config.steps, show=show, boards=boards, samples=samples)
+        loop = Loop(
+            config, model, loss, loader, out=out, world=world, log=log, validate=validate,
+            provenance={"dataset": facts["dataset"], "versions": facts["versions"]},
+        )  # fmt: skip
+        first = loop.resume() if resume else 0
+        if first >= config.steps:  # nothing left to do, and nothing to report anew
+            if world.is_first:
+                _LOG.warning("%s: all %d steps are done; a larger --steps goes on", out, first)
+            return loop.result
+        if world.is_first:
+            save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit
+            forget_steps(out, first)
+        facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
+        return _accounted(loop, log, facts, count_flops)
+
+
+def _accounted(
+    loop: Loop,
+    log: RunLog | None,
+    facts: dict[str, Any],
+    count_flops: Callable[[dict[str, Tensor]], Mapping[str, float]] | None,
+) -> TrainResult:
+    """Run the loop to its end; `run.json` says before and after what there is to say."""
+    config, world, first = loop.config, loop.world, facts["first_step"]
     count = config.profile_steps if config.steps - first > _WARM_UP + config.profile_steps else 0
     sampler = OperatorSampler(loop.clock, first=first + _WARM_UP, steps=count)
     loop.watch = sampler.watch
-    facts |= {"first_step": first, "seconds_before_first_wait": time.perf_counter() - began}
-    _write_facts(facts, out, world)
+    _write_facts(facts, loop.out, world)
     with log or nullcontext():
         result = _run_told(loop)
     sampler.close()
@@ -162,29 +174,20 @@ def run(
         "stopped_by": result.stopped_by,
         "untouched": result.untouched,
         "operators": sampler.result,
-        "loader": _stats(loader),
+        "loader": _stats(loop.loader),
         "parts_by_rank": world.collect(result.parts),
     }
     if world.is_first:
         facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
-    _write_facts(facts, out, world)
+    _write_facts(facts, loop.out, world)
     if world.is_first:
-        write_report(out)
+        write_report(loop.out)
     return result
 
 
 def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
     if world.is_first:
         (out / RUN).write_text(json.dumps(facts, indent=1, default=str))
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainerError(
-            f"cannot make this folder ({error.strerror}); choose another --out", path=str(out)
-        ) from error
 
 
 def _run_told(loop: Loop) -> TrainResult:

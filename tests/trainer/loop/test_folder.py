@@ -1,0 +1,89 @@
+"""A run's folder has one writer, and a run goes on with the data it began with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evofeed.cli import main
+from evofeed.errors import TrainerError
+from evofeed.store import Dataset, copy_dataset, remove_chains
+from evofeed.trainer.run.config import preset
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.folder import as_begun, sole_writer
+from evofeed.trainer.run.train import train
+
+HOLDER = """
+import sys
+from pathlib import Path
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.folder import sole_writer
+with sole_writer(Path(sys.argv[1]), World()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_may_not_train_into_the_folder_of_a_running_one(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(TrainerError, match="another process is training into this folder"),
+            sole_writer(out, World()),
+        ):
+            pass
+        holder.kill()
+    with sole_writer(out, World()):
+        pass  # whoever was killed is in nobody's way
+
+
+def test_a_run_goes_on_with_the_snapshot_it_began_with(
+    tiny_dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = str(tmp_path / "data"), tmp_path / "run"
+    began = copy_dataset(tiny_dataset, data).digest
+    config = preset("tiny").replace(
+        model={"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 2}},
+        loader={"crop_size": 24, "max_msa_clusters": 8, "max_extra_msa": 12, "max_templates": 1},
+        profile_steps=0,
+    )
+    train(config.replace(steps=2), [data], out=out)
+    now = remove_chains(data, [next(iter(Dataset.open(data)))]).digest
+    assert Dataset.open(data).digest == now != began
+
+    result = train(config.replace(steps=3), [data], out=out, resume=True)
+    assert (result.first_step, result.step) == (2, 3)
+    assert json.loads((out / "run.json").read_text())["dataset"] == [began]
+
+    shutil.rmtree(data)
+    (out / "report.json").unlink()
+    (out / "report.json").mkdir()  # nobody can write it: the run lies in somebody else's folder
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--report", str(out), "--json"])
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 3
+
+
+@pytest.mark.parametrize("facts", ["", "[]", "{}", '{"dataset": ["a", "b"]}', '{"dataset": null}'])
+def test_without_a_run_to_go_on_with_a_uri_stays_as_it_is(tmp_path: Path, facts: str) -> None:
+    (tmp_path / "run.json").write_text(facts)
+    assert as_begun(["data/"], tmp_path, World()) == ["data/"]
+    assert as_begun("data/", tmp_path / "none", World()) == "data/"
+
+
+def test_a_prediction_that_could_not_be_written_is_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--checkpoint", str(tmp_path / "none"), "--out", str(tmp_path / "no" / "a.pdb")]
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(tmp_path), "1abc_A", *where])
+    assert ended.value.code == 2
+    assert "no folder" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""A run's folder: who may write into it, and what the run in it has read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.report.run_report import RUN
+from evofeed.trainer.run.distributed import World
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def sole_writer(out: Path, world: World) -> Iterator[None]:
+    """Make a run's folder and hold the right to write into it.
+
+    Raises:
+        TrainerError: it cannot be made, or another process is training into it.
+    """
+    lock = _take(out) if world.is_first else None
+    if world.share(world.is_first and lock is None):
+        raise TrainerError(
+            "another process is training into this folder; wait for it, or choose another --out",
+            path=str(out),
+        )
+    with closing(lock) if lock else nullcontext():
+        yield
+
+
+def _take(out: Path) -> IO[str] | None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / _LOCK).open("a")
+    except OSError as error:
+        raise TrainerError(
+            f"cannot write into this folder ({error.strerror}); choose another --out", path=str(out)
+        ) from error
+    try:  # a POSIX lock: unlike flock's it is not inherited by the loader's reader
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        lock.close()
+        return None
+    except OSError:  # a file system without locks: as before there were any
+        pass
+    return lock
+
+
+def as_begun(dataset: Any, out: Path, world: World) -> Any:
+    """Datasets given by URI, each at the snapshot that the run in `out` reads.
+
+    A ref may have moved on since the run began. A run goes on with what it has read so far,
+    or its order of chains would be another one.
+    """
+    several = list(dataset) if isinstance(dataset, list | tuple) else [dataset]
+    digests = world.share(_snapshots(out) if world.is_first else None)
+    if not digests or len(digests) != len(several):
+        return dataset
+    return [
+        _at(one, digest) if isinstance(one, str) else one
+        for one, digest in zip(several, digests, strict=True)
+    ]
+
+
+def _at(uri: str, digest: str) -> Any:
+    from evofeed.store import Dataset
+
+    return Dataset.open(uri, digest)
+
+
+def _snapshots(out: Path) -> list[str] | None:
+    """Digests of the datasets of the run in a folder, None if there is no run."""
+    try:
+        facts = json.loads((out / RUN).read_text())
+    except (OSError, ValueError):
+        return None
+    return facts.get("dataset") if isinstance(facts, dict) else None
