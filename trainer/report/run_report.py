@@ -194,9 +194,11 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     figures, speed, breakdown = report["figures"], report["speed"], report["breakdown"]
     step = figures["step_seconds"]
     starts = figures["epoch_start_wait_seconds"]
+    no_share = "no GPU" if report["run"]["device"] == "CPU" else "no step was profiled"
+    no_mfu = "peak of this device unknown" if "mfu" in speed else "not counted"
     rows = [
         ("device", f"{report['run']['world_size']} x {report['run']['device']}"),
-        ("GPU busy share", _percent(figures["gpu_busy_share"], "no GPU")),
+        ("GPU busy share", _percent(figures["gpu_busy_share"], no_share)),
         ("epoch time", _seconds(figures["epoch_seconds"])),
         ("step time mean", f"{_seconds(step['mean'])} over {step['counted_steps']} steps"),
         ("step time p50 / p99", f"{_seconds(step['p50'])} / {_seconds(step['p99'])}"),
@@ -207,7 +209,7 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("total", _seconds(figures["total_seconds"])),
         ("samples per second", f"{speed['samples_per_second']:.3g}"),
         ("model FLOP/s", f"{speed['flops_per_second']:.3g}" if "mfu" in speed else "not counted"),
-        ("MFU", _percent(speed.get("mfu"), "peak of this device unknown")),
+        ("MFU", _percent(speed.get("mfu"), no_mfu)),
         ("data wait p50 / p99", " / ".join(
             _seconds(report["data_wait"][name]) for name in ("p50_seconds", "p99_seconds")
         )),

@@ -102,6 +102,16 @@ def test_a_run_that_was_stopped_early_says_by_what_and_what_to_do(folder: Path) 
     assert dict(report_rows(report))["stopped by"] == "SIGINT, of 60 steps; --resume goes on"
 
 
+def test_what_was_not_measured_says_why(folder: Path) -> None:
+    report = make_report(folder)
+    assert dict(report_rows(report))["GPU busy share"] == "no GPU"
+    assert dict(report_rows(report))["MFU"] == "peak of this device unknown"
+    report["run"]["device"] = "NVIDIA H200"  # and too few steps for the profiler
+    del report["speed"]["mfu"]
+    assert dict(report_rows(report))["GPU busy share"] == "no step was profiled"
+    assert dict(report_rows(report))["MFU"] == "not counted"
+
+
 def test_a_resume_that_does_not_fit_leaves_the_configuration_of_the_run(
     folder: Path, tmp_path: Path
 ) -> None:
