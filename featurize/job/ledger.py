@@ -58,6 +58,16 @@ class Ledger:
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             reason = str(error).splitlines()[0]
             raise JobError(f"ledger cannot be opened: {reason}", path=self.place) from error
+        sa.event.listen(self.engine, "handle_error", self._fail)
+
+    def _fail(self, context: sa.ExceptionContext) -> None:
+        """A full disk, a damaged file, a database that went away: one line says so."""
+        error = context.original_exception
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise JobError(
+            f"ledger: {reason}; mend that and run the same command again, what is done is kept",
+            path=self.place,
+        ) from error
 
     def close(self) -> None:
         """Give the connections back."""

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.store.manifest import check_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
@@ -49,6 +51,7 @@ class JobOptions:
             raise ValueError(f"shard_nbytes is {self.shard_nbytes}, must not be negative")
         if not 0 <= self.max_broken <= 1:
             raise ValueError(f"max_broken is {self.max_broken}, must be a fraction")
+        check_name(self.ref, "ref")
         if self.ray_address and self.executor != "ray":
             raise ValueError("ray_address needs executor='ray'")
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from evofeed.errors import JobError
 from evofeed.featurize.job import guardian
@@ -25,6 +27,7 @@ from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
 
 _OBJECT_STORE = 128 << 20  # only ids and counts cross
 _CLUSTER_LOOK = 5.0  # seconds between looks at how many cores a cluster has
+_KNOCK = 30.0  # seconds a cluster's head may take to answer
 _START = 120.0  # seconds a local Ray may take to start on a busy machine
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 
@@ -39,6 +42,17 @@ def unit_on_ray(task: UnitTask, deadline: float) -> Outcome:
     if _worker is None or not _worker.pid:
         _worker = Worker(fresh=task.is_remote)
     return watch(_worker, task, deadline)
+
+
+def _knock(address: str) -> None:
+    """Find out at once that no cluster is there: Ray asks on for minutes."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.port is None:  # `auto`
+        return
+    try:
+        socket.create_connection((place.hostname, place.port), _KNOCK).close()
+    except OSError as error:
+        raise ConnectionError(f"nothing answers there ({error.strerror or error})") from error
 
 
 def _forget_token() -> None:
@@ -113,6 +127,7 @@ class RayExecutor:
     def _init(self, ray: Any, num_workers: int) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.address:
+            _knock(self.address)
             ray.init(address=self.address, **quiet)
             return
         folder = tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)

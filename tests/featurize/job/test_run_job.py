@@ -400,6 +400,28 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
     assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
 
 
+def test_a_ledger_without_room_is_one_clear_error_and_nothing_is_lost(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    import resource
+
+    from evofeed.errors import JobError
+
+    def act() -> str:
+        def fill(progress: JobProgress) -> None:  # the worker is there already: for us alone
+            if progress.good:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+        with pytest.raises(JobError) as caught:
+            run(raw, tmp_path, workers=1, progress=fill)
+        return str(caught.value)
+
+    said = on_stage(act)
+    assert said.startswith(f"{tmp_path}/jobs/ledger.sqlite: ledger: d")
+    assert "\n" not in said
+    assert on_stage(lambda: run(raw, tmp_path)).snapshot == honest[0]
+
+
 def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "alignments").mkdir()
     with pytest.raises(InputError):
