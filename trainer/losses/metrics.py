@@ -25,15 +25,21 @@ def structure_metrics(
     all_atom_positions: Float[Tensor, "*B R 37 3"],
     all_atom_mask: Float[Tensor, "*B R 37"],
 ) -> dict[str, Float[Tensor, "*B"]]:
-    """`lddt_ca` (0 to 1), `drmsd_ca` and `rmsd_ca` in ångström, `tm_score` (0 to 1)."""
+    """`lddt_ca` (0 to 1), `drmsd_ca` and `rmsd_ca` in ångström, `tm_score` (0 to 1).
+
+    All are nan for a prediction that is not finite.
+    """
     pred, true = all_atom_pred_pos[..., _CA, :].double(), all_atom_positions[..., _CA, :].double()
     mask = all_atom_mask[..., _CA].double()
-    return {
+    finite = pred.isfinite().all(dim=-1).all(dim=-1)
+    pred = torch.where(finite[..., None, None], pred, 0.0)  # else no decomposition converges
+    metrics = {
         "lddt_ca": lddt(pred, true, mask, per_residue=False),
         "drmsd_ca": drmsd(pred, true, mask),
         "rmsd_ca": rmsd(pred, true, mask),
         "tm_score": tm_score(pred, true, mask),
     }
+    return {name: torch.where(finite, value, torch.nan) for name, value in metrics.items()}
 
 
 def drmsd(

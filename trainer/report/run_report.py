@@ -219,7 +219,11 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("loss", "{:.4g} over the first tenth, {:.4g} over the last".format(*means)))
     if report["validation"]:
         last = report["validation"][-1]
-        text = ", ".join(f"{name} {value:.3g}" for name, value in last.items() if name != "step")
+        text = ", ".join(
+            f"{name} not finite" if value is None else f"{name} {value:.3g}"
+            for name, value in last.items()
+            if name != "step"
+        )
         rows.append(("validation", f"{text} after {last['step']} steps"))
     waits = [_seconds(parts.get("data_wait", 0.0)) for parts in report["parts_by_rank"]]
     if len(waits) > 1:

@@ -64,7 +64,7 @@ class Validator:
         atoms = (
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         )  # fmt: skip
-        if first and self._picture:
+        if first and self._picture and atoms[0][0].isfinite().all():
             save_traces(atoms[0][0], atoms[1][0], atoms[2][0], self._picture)
         metrics = structure_metrics(*atoms)
         return {name: value.float().mean() for name, value in metrics.items()}

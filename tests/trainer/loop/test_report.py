@@ -19,6 +19,7 @@ from evofeed.cli import main
 from evofeed.errors import CheckpointError, InputError, TrainerError
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
+from evofeed.trainer.report.plot import plot_report
 from evofeed.trainer.report.run_report import make_report, report_rows
 from evofeed.trainer.run.clock import StepTimes
 from evofeed.trainer.run.config import (
@@ -110,6 +111,17 @@ def test_what_was_not_measured_says_why(folder: Path) -> None:
     del report["speed"]["mfu"]
     assert dict(report_rows(report))["GPU busy share"] == "no step was profiled"
     assert dict(report_rows(report))["MFU"] == "not counted"
+
+
+def test_a_validation_that_is_not_finite_is_reported_as_that(tmp_path: Path) -> None:
+    config = TrainConfig(steps=2, precision="fp32", kernels="torch", validate_every=1)
+    run(
+        config, TinyModel(), squared_error, TinyLoader(), world=World(), out=tmp_path,
+        validate=lambda: {"lddt_ca": math.nan, "tm_score": 0.5},
+    )  # fmt: skip
+    rows = dict(report_rows(make_report(tmp_path)))
+    assert rows["validation"] == "lddt_ca not finite, tm_score 0.5 after 2 steps"
+    assert plot_report(tmp_path, tmp_path / "run.png").stat().st_size > 10_000
 
 
 def test_a_resume_that_does_not_fit_leaves_the_configuration_of_the_run(

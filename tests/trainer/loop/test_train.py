@@ -202,6 +202,16 @@ def test_validation_measures_the_same_chains_every_time(tiny_dataset: str, tmp_p
     assert first != second
 
 
+def test_a_model_that_gives_nan_is_validated_as_that(tiny_dataset: str, tmp_path: Path) -> None:
+    settings = config(1, validate_batches=1)
+    model = build_model(settings, torch.device("cpu"))[0].eval()
+    next(model.parameters()).data.fill_(torch.nan)
+    chains = held_out(settings, Dataset.open(tiny_dataset), World())
+    metrics = Validator(settings, model, chains, World(), tmp_path / "structure.npz")()
+    assert metrics and all(np.isnan(value) for value in metrics.values())
+    assert not list(tmp_path.iterdir())  # no structure to show
+
+
 def test_validation_takes_every_chain_once_whichever_are_trained_on(tiny_dataset: str) -> None:
     dataset = Dataset.open(tiny_dataset)
     trained = {"chains": ("another",), "released_until": "1970-01-01"}

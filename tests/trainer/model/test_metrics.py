@@ -76,6 +76,17 @@ def test_superposing_weighs_points(chain: tuple[Tensor, Tensor]) -> None:
     assert torch.allclose(superpose(broken, ca, weight)[:, :30], ca[:, :30], atol=1e-6)
 
 
+def test_a_prediction_that_is_not_finite_has_no_score_and_spares_the_others(
+    chain: tuple[Tensor, Tensor],
+) -> None:
+    positions, mask = chain
+    broken = positions.clone()
+    broken[0, 3, ATOM_ORDER["CA"], 1] = math.inf
+    for name, value in structure_metrics(broken, positions, mask).items():
+        assert value[0].isnan(), name
+        assert value[1] == structure_metrics(positions, positions, mask)[name][1]
+
+
 def test_a_chain_without_known_atoms_gives_finite_numbers(chain: tuple[Tensor, Tensor]) -> None:
     positions, mask = chain
     metrics = structure_metrics(positions, positions, torch.zeros_like(mask))
