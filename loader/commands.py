@@ -45,9 +45,11 @@ def bench_loader(
     dataset: Dataset,
     snapshot: Snapshot = "main",
     preset: Preset = "initial-training",
-    crop_size: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
+    crop_size: Annotated[int | None, typer.Option(help="Instead of the preset's.", min=1)] = None,
     steps: Annotated[int, typer.Option(help="Batches to take.", min=2)] = 50,
-    step_ms: Annotated[float, typer.Option(help="Length of the pretended training step.")] = 250,
+    step_ms: Annotated[
+        float, typer.Option(help="Length of the pretended training step.", min=0)
+    ] = 250,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="Reader threads.", min=1)] = 4,
     device: Annotated[
@@ -88,7 +90,7 @@ def plan(
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of a rank.", min=1)] = 1,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples of an optimiser step.")
+        int | None, typer.Option(help="Samples of an optimiser step.", min=1)
     ] = None,
     epoch: Annotated[int, typer.Option(help="Epoch.", min=0)] = 0,
     batches: Annotated[int, typer.Option(help="Batches of each rank.", min=1)] = 1,

@@ -19,6 +19,7 @@ snapshots = typer.Typer(
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
+Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
 
 _TO_MEND = (
     "to mend: remove the damaged files and run the `evofeed featurize` that made them again, "
@@ -226,7 +227,7 @@ def gc(
 def remove(
     uri: Uri,
     chain_ids: Annotated[list[str], typer.Argument(help="Chains to leave out.")],
-    ref: RefName = "main",
+    ref: Moved = "main",
     as_json: AsJson = False,
 ) -> None:
     """A new snapshot without some chains.
@@ -243,7 +244,7 @@ def remove(
 def merge(
     uri: Uri,
     other: Annotated[str, typer.Argument(help="The dataset to take chains from.")],
-    ref: RefName = "main",
+    ref: Moved = "main",
     as_json: AsJson = False,
 ) -> None:
     """A new snapshot with the chains of another dataset, which are copied.
@@ -257,7 +258,7 @@ def merge(
 
 
 @snapshots.command()
-def compact(uri: Uri, ref: RefName = "main", as_json: AsJson = False) -> None:
+def compact(uri: Uri, ref: Moved = "main", as_json: AsJson = False) -> None:
     """A new snapshot in which small or half-empty shards are joined.
 
     Example: evofeed snapshots compact data/

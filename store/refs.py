@@ -93,11 +93,15 @@ def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Re
             return current
         found = current.digest if current else None
         if found != expect:
-            raise RefConflict(
-                f"ref {name!r} is at {found and found[:12]}, not at {expect and expect[:12]}: "
-                "open the dataset again and commit on top of what is there",
-                path=storage.uri,
-            )
+            if found is None:
+                told = f"there is no ref {name!r} to move: `evofeed snapshots ls` lists them"
+            else:
+                wanted = f"not at {expect[:12]}" if expect else "not new"
+                told = (
+                    f"ref {name!r} is at {found[:12]}, {wanted}: "
+                    "open the dataset again and commit on top of what is there"
+                )
+            raise RefConflict(told, path=storage.uri)
         new = Ref(name, digest, now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
         if storage.swap(key, held, canonical_json(values)):

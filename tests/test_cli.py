@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,25 @@ def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.strip() == "evofeed: /proc/nowhere: No such file or directory"
 
 
+def test_a_full_disk_says_what_to_do_and_a_terminal_without_the_letters_is_borne() -> None:
+    words = [sys.executable, "-m", "evofeed.cli"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*words, "doctor", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert "No space left on device; free space" in done.stderr
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run(
+        [*words, "doctor"], env=ascii_only, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "numpy" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -101,6 +122,9 @@ def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[s
         (["plot", "msa", "data", "x", "--out", "x.txt"], "must end in .png"),
         (["train", "--report", "run", "--plot", "x"], "must end in .png"),
         (["featurize", ".", "data", "--search-db", "x"], "INPUT is a FASTA file"),
+        (["featurize", ".", "data", "--ref", "a/b"], "ref 'a/b': use letters"),
+        (["bench", "loader", "data", "--crop-size", "0"], "greater than or equal to 1"),
+        (["plan", "data", "--global-batch-size", "0"], "greater than or equal to 1"),
         (
             ["tokens", "create", "me", "--scope", "read", "--days", "-1"],
             "greater than or equal to 0",

@@ -7,7 +7,9 @@ imported before a command runs, so `evofeed --help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -50,6 +52,9 @@ def help_text() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; our own errors and the system's become one line and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that has no letter for it gets a ?
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h", "help"):
         print(help_text())
@@ -68,7 +73,9 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_fail(str(error), 1))
         except OSError as error:  # no such folder, no right to write there, a full disk, ...
             place = f"{error.filename}: " if error.filename else ""
-            sys.exit(_fail(f"{place}{error.strerror or error}", 1))
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = "; free space or write elsewhere, then run it again" if full else ""
+            sys.exit(_fail(f"{place}{error.strerror or error}{hint}", 1))
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("evofeed"):
                 raise

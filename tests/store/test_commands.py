@@ -10,7 +10,7 @@ from store_records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli
-from evofeed.errors import ChainMissing, DatasetMissing, ShardCorrupt
+from evofeed.errors import ChainMissing, DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, gc, write_shard
 from evofeed.store.commands import snapshots
 from evofeed.store.convert import read_features
@@ -45,6 +45,9 @@ def test_ls_diff_tag_and_verify_tell_people_and_programs(uri):
     run(snapshots, "remove", uri, "chain1_A")
     rows = json.loads(run(snapshots, "ls", uri, "--json"))
     assert [row["refs"] for row in rows] == [["main"], ["v1"]]
+    done = CliRunner().invoke(snapshots, ["remove", uri, "chain1_A", "--ref", rows[1]["digest"]])
+    assert isinstance(done.exception, RefConflict)
+    assert "there is no ref" in str(done.exception) and "to move" in str(done.exception)
     assert rows[0]["chains"] == 2 and rows[0]["parent"] == rows[1]["digest"]
     assert "3 chains" in run(snapshots, "ls", uri)
     assert json.loads(run(snapshots, "diff", uri, "v1", "--json"))["removed"] == ["chain1_A"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -302,3 +303,14 @@ def test_a_ray_that_does_not_start_is_a_clear_error(
         RayExecutor(2, 60.0)
     assert dict(os.environ) == dict(before)
     assert is_empty(ray_folders), "nothing of it is left"
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(ray_folders: Path) -> None:
+    import ray
+
+    with socket.socket() as taken:  # bound and not listening: nobody else gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*taken.getsockname())
+        with pytest.raises(JobError, match=rf"cannot join Ray at {address}: nothing answers"):
+            RayExecutor(2, 60.0, address)
+    assert not ray.is_initialized()
