@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -87,30 +87,27 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
     Raises:
         ServiceError: it did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="evofeed-serve-") as home:
+    with ExitStack() as stack:
         if not isinstance(what, ServiceSettings):
-            datasets = {name: str(uri) for name, uri in what.items()}
+            home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evofeed-serve-"))
             what = ServiceSettings(
                 home=Path(home),
                 database_url=SecretStr(""),
-                datasets=datasets,
+                datasets={name: str(uri) for name, uri in what.items()},
                 host="127.0.0.1",
                 port=0,
                 auth="off",
             )
-        listener = listen(what.host, what.port)
+        listener = stack.enter_context(closing(listen(what.host, what.port)))
+        app = create_app(what)
+        server = make_server(app)
+        thread = _start(server, listener)
         try:
-            app = create_app(what)
-            server = make_server(app)
-            thread = _start(server, listener)
-            try:
-                yield base_url(listener)
-            finally:
-                app.state.service.stopping.set()  # event streams end, so the server can
-                server.should_exit = True
-                thread.join()
+            yield base_url(listener)
         finally:
-            listener.close()
+            app.state.service.stopping.set()  # event streams end, so the server can
+            server.should_exit = True
+            thread.join()
 
 
 def _start(server: uvicorn.Server, listener: socket.socket) -> threading.Thread:

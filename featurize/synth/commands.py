@@ -30,7 +30,9 @@ def synth(
     if (out / "alignments").exists():
         raise typer.BadParameter(f"{out} already holds alignments; choose an empty folder")
     columns = ("simulating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=as_json, transient=True) as bar:
+    console = Console(stderr=True)
+    quiet = as_json or not console.is_terminal
+    with Progress(*columns, console=console, disable=quiet, transient=True) as bar:
         task = bar.add_task("chains", total=chains)
         report = write_synthetic(
             out,
