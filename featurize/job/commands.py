@@ -29,11 +29,15 @@ def _open(where: str) -> Any:
     from evofeed.featurize.job.ledger import Ledger
     from evofeed.featurize.job.places import ledger_url
 
-    is_database = where.startswith(("sqlite:", "postgresql")) or Path(where).is_file()
-    url = where if is_database else ledger_url("", where)
+    url = where if _is_database(where) else ledger_url("", where)
     if "://" not in url and not Path(url).is_file():
         raise JobError("no job ledger there: give a dataset, a ledger file or its URL", path=url)
     return Ledger(url)
+
+
+def _is_database(where: str) -> bool:
+    """Whether a ledger itself was named, and not the dataset it is for."""
+    return where.startswith(("sqlite:", "postgresql")) or Path(where).is_file()
 
 
 def _pick(ledger: Any, job_id: str) -> Any:
@@ -158,13 +162,12 @@ def retry(
         result = {"job_id": job.job_id, "chains": 0}
         print(json.dumps(result) if as_json else f"no broken chain in job {job.job_id[:12]}")
         return
-    _check_places(job)
     count = ledger.retry(job.job_id)
     if only_mark:
         result = {"job_id": job.job_id, "chains": count}
         print(json.dumps(result) if as_json else f"{count} chains of {job.job_id[:12]} to do again")
         return
-    _run(ledger, job, as_json)
+    _run(ledger, job, where, as_json)
 
 
 @jobs.command()
@@ -174,29 +177,10 @@ def run(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
     Example: evofeed jobs run data/ --job 3f2a
     """
     ledger = _open(where)
-    _run(ledger, _pick(ledger, job_id), as_json)
+    _run(ledger, _pick(ledger, job_id), where, as_json)
 
 
-def _check_places(job: Any) -> None:
-    """A job remembers input and dataset as they were given, perhaps relative to another folder.
-
-    Raises:
-        JobError: they were, and are not here.
-    """
-    from evofeed.errors import JobError
-
-    for uri in (job.input_uri, job.dataset_uri):
-        path = uri.removeprefix("file://")
-        if "://" not in path and not Path(path).is_absolute() and not Path(path).exists():
-            raise JobError(
-                f"job {job.job_id[:12]} was started in another folder, where {uri!r} is: "
-                "run this there",
-                path=uri,
-            )
-
-
-def _run(ledger: Any, job: Any, as_json: bool) -> None:
-    _check_places(job)
+def _run(ledger: Any, job: Any, where: str, as_json: bool) -> None:
     from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.job.show import run_and_show
@@ -206,7 +190,9 @@ def _run(ledger: Any, job: Any, as_json: bool) -> None:
     crop = CropConfig(**job.arguments["crop"]) if job.arguments["crop"] else None
     options = JobOptions(**{**job.arguments["options"], "ledger": ledger.url})
     ledger.close()
+    # The dataset may have been moved since, with the ledger in it.
+    dataset_uri = job.dataset_uri if _is_database(where) else where
     report = run_and_show(
-        job.input_uri, job.dataset_uri, config, crop, options, job.arguments["discover"], as_json
+        job.input_uri, dataset_uri, config, crop, options, job.arguments["discover"], as_json
     )
     raise typer.Exit(report.exit_code)

@@ -95,22 +95,24 @@ def run_job(
     """
     options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
     config = config or FeaturizeConfig()
+    input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
     if options.clusters:
+        options = dataclasses.replace(options, clusters=absolute(options.clusters))
         read_cluster_sizes(options.clusters)  # needed at the end only; a wrong name is told now
     problems: list[InputError] = []
     finder: dict[str, Any] = {
         name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
         for name, value in (discover_args or {}).items()
     }
-    sources = discover(absolute(input_uri), problems=problems, **finder)
+    sources = discover(input_uri, problems=problems, **finder)
     unusable = [_unusable(problem, input_uri) for problem in problems]
     with contextlib.ExitStack() as stack:
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
         stack.enter_context(contextlib.closing(ledger))
-        root = str(home_of(Path(absolute(input_uri))))
+        root = str(home_of(Path(input_uri)))
         known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
         plan = make_plan(sources, config, crop, known)
-        job_id = _sha(plan.digest, absolute(dataset_uri), options.ref)
+        job_id = _sha(plan.digest, dataset_uri, options.ref)
         stack.enter_context(driving(ledger, job_id))
         # The same content at another time or place is not to be read again next time.
         ledger.set_inputs(

@@ -36,4 +36,4 @@ def absolute(uri: str) -> str:
 
 def relative(path: str | None, input_uri: str) -> str | None:
     """A path inside the input as seen from it; others as they are."""
-    return path and path.removeprefix(absolute(input_uri) + "/")
+    return path and path.removeprefix(f"{input_uri}/")

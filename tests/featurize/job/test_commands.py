@@ -129,19 +129,21 @@ def test_jobs_retry_and_run_go_on_with_the_arguments_of_the_job(published: Path)
     assert (report["state"], report["num_broken"]) == ("published", 2)
 
 
-def test_jobs_without_a_broken_chain_are_not_retried_and_none_runs_from_another_folder(
-    tmp_path: Path,
-) -> None:
+def test_jobs_are_run_again_from_any_folder_and_where_their_dataset_is_now(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "one.a3m").write_text(">q\nACDEFGHIKL\n")
-    done = evofeed("featurize", "raw", "data", "--executor", "local", cwd=tmp_path)
+    (tmp_path / "clusters").write_text("one\n")
+    options = ("--executor", "local", "--clusters", "clusters")
+    done = evofeed("featurize", "raw", "data", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     retried = evofeed("jobs", "retry", tmp_path / "data")
     assert (retried.returncode, "no broken chain" in retried.stdout) == (0, True)
-    elsewhere = evofeed("jobs", "run", tmp_path / "data")
-    assert elsewhere.returncode == 1
-    assert "run this there" in elsewhere.stderr
-    assert "published" in evofeed("jobs", "status", tmp_path / "data").stdout
+    (tmp_path / "data").rename(tmp_path / "moved")
+    elsewhere = evofeed("jobs", "run", tmp_path / "moved")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert "1 of 1 units were done before" in elsewhere.stdout
+    assert not (tmp_path / "data").exists()
+    assert "published" in evofeed("jobs", "status", tmp_path / "moved").stdout
 
 
 def test_an_interrupted_job_says_that_nothing_is_lost() -> None:
