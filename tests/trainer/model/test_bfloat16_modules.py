@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 SCALE = 1.1
 LIMIT = 0.5  # of the change: midway between no such error and all of it
-VISIBLE = 1e-3  # of a tensor's norm; less is no error: a norm after the part undoes its scale
+# Of a tensor's norm. The gradient of a part's own weights grows by a tenth with its scale, unless
+# what comes after undoes it, as the norm after a triangle's product does: then it is no error.
+VISIBLE = 0.05
 IN_FULL_PRECISION = ("structure_module", "ipa", "torsion")  # files of modules out of autocast
 GENERIC = ("LayerNorm", "Attention")  # recorded by themselves and parts of everything else
 
