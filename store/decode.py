@@ -267,25 +267,6 @@ def _size(feature: Feature, dims: Mapping[str, int]) -> int:
     return size
 
 
-def decode_dims(columns: Mapping[str, PackedColumn], place: Place) -> dict[str, int]:
-    """Sizes `L N K T` and `has_structure` (0 or 1) of a chain."""
-    return ChainDecoder(columns, place).dims
-
-
-def decode_array(
-    name: str, columns: Mapping[str, PackedColumn], dims: Mapping[str, int], place: Place
-) -> np.ndarray:
-    """One numeric feature of the table, full length, rows in the record's order.
-
-    Needs `dims`, `aatype`, `msa_order` and whatever the feature is stored with
-    (`msa` for row features, the mask and centre for positions) in `columns`.
-    """
-    decoder = ChainDecoder(columns, place)
-    if any(decoder.dims[key] != dims[key] for key in "LNKT"):
-        raise place.corrupt(f"dims {decoder.dims} are not {dict(dims)}")
-    return decoder.array(name)
-
-
 def decode_record(columns: Mapping[str, PackedColumn], place: Place) -> ChainRecord:
     """The whole chain; see `ChainDecoder`."""
     return ChainDecoder(columns, place).record()

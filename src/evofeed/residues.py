@@ -31,7 +31,6 @@ ATOM_TYPES: Final = (
 """The 37 heavy-atom names of the `atom37` layout, in order."""
 ATOM_ORDER: Final = {name: i for i, name in enumerate(ATOM_TYPES)}
 ATOM37_NUM: Final = 37
-ATOM14_NUM: Final = 14
 
 HHBLITS_LETTERS: Final = "ACDEFGHIKLMNPQRSTVWYX-"
 """HHblits alphabet: its index is the code in OpenFold's raw `msa`."""
