@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from golden_case import Case, Prepare, backward, grad_or_zero, unchanged
 from golden_kinds import RUNNERS
@@ -133,7 +134,17 @@ def _effects(path: Path) -> dict[str, Tensor]:
     return {name: change for name, change in changes.items() if change.norm() > VISIBLE}
 
 
-def test_a_part_of_a_module_looks_scaled_only_if_it_is(golden: Path) -> None:
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A second one only waits for matrices as small as these, and long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_module_looks_scaled_only_if_it_is(golden: Path, one_thread: None) -> None:
     kinds, wrong = set(), {}
     for path in CASES:
         for name, effect in _effects(path).items():
