@@ -25,7 +25,7 @@ from evofeed.featurize.discovery import discover, home_of
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, LocalExecutor
-from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
+from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
@@ -348,13 +348,21 @@ class _Driver:
         return self._end(states.PUBLISHED, "", snapshot)
 
     def _changed(self) -> list[str]:
-        """Inputs that are not as they were when the plan was made."""
-        refs = (ref for s in self.plan.sources.values() for ref in inputs_of(s, self.config))
-        return [
-            relative(ref.path, self.job.input_uri) or ref.path
-            for ref in refs
-            if (key := input_key(ref)) in self.plan.inputs and not self.plan.inputs[key].still(ref)
-        ]
+        """Inputs that came, went or are not as they were when the plan was made.
+
+        Their units are to be done again, for what was read may not be what their name says.
+        """
+        before, sources = self.plan.inputs, list(self.plan.sources.values())
+        known = KnownInputs(self.known.root, before)
+        plan = make_plan(sources, self.config, self.crop, known)
+        for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
+            self.ledger.give_back(self.job.job_id, unit_id)
+        missing = Stamp("", 0, 0)
+        return sorted(
+            relative(path_of(key), self.job.input_uri) or ""
+            for key in before.keys() | plan.inputs.keys()
+            if before.get(key, missing).name != plan.inputs.get(key, missing).name
+        )
 
     def _template_content(self, ref: FileRef) -> str:
         stamp = self.templates.get(template_key(ref))

@@ -100,6 +100,11 @@ def input_key(ref: FileRef) -> str:
     return f"{ref.offset} {ref.size} {ref.path}"
 
 
+def path_of(key: str) -> str:
+    """The file of an input, by its `input_key`."""
+    return key.split(" ", 2)[2]
+
+
 def stamp_of(
     ref: FileRef,
     config: FeaturizeConfig,
@@ -134,7 +139,7 @@ def stamp_of(
         return Stamp(name, nbytes, mtime_ns)
     if found == known.sha256:
         return Stamp(known.name, nbytes, mtime_ns, found)
-    return Stamp(f"{name} {found}", nbytes, mtime_ns)
+    return Stamp(f"{name} {found}", nbytes, mtime_ns, found)
 
 
 def _stat(ref: FileRef) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,29 @@ def test_an_input_that_changes_while_the_job_runs_is_not_published(tmp_path: Pat
     assert (report.state, report.snapshot) == ("failed", None)
     assert f"{hits.relative_to(copy)} for one: run it again" in report.message
     assert on_stage(lambda: run(copy, data)).state == "published"
+
+
+def test_an_alignment_that_comes_while_the_job_runs_is_not_used_in_silence(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any]
+) -> None:
+    copy, data = tmp_path / "raw", tmp_path / "data"
+    shutil.copytree(raw, copy)
+    extras = {
+        copy / "alignments" / source.chain_id / "zz.a3m": featurize_chain(source).sequence
+        for source in discover(str(copy))
+    }
+
+    def add(progress: JobProgress) -> None:
+        for file, sequence in extras.items():
+            file.write_text(f">q\n{sequence}\n>new\n{'A' * len(sequence)}\n")
+
+    report = on_stage(lambda: run(copy, data, workers=1, progress=add))
+    assert (report.state, report.snapshot) == ("failed", None)
+    assert "zz.a3m for one: run it again" in report.message
+    for file in extras:
+        file.unlink()
+    again = on_stage(lambda: run(copy, data))
+    assert (again.state, checksums(data)) == ("published", honest[1])
 
 
 def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
