@@ -40,15 +40,21 @@ def gpu_times(calls: list[Call], repeats: int = 40) -> dict[str, float]:
 
 def wall_us(calls: list[Call], repeats: int = 60) -> float:
     """Wall time of one call in a loop, in microseconds; best of three loops."""
-    best = float("inf")
-    for _ in range(3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for n in range(repeats):
-            calls[n % len(calls)]()
-        torch.cuda.synchronize()
-        best = min(best, 1e6 * (time.perf_counter() - start) / repeats)
-    return round(best, 1)
+    return walls_us({"": calls}, 3, repeats)[""]
+
+
+def walls_us(turns: dict[str, list[Call]], rounds: int = 10, repeats: int = 30) -> dict[str, float]:
+    """`wall_us` of several, loop by loop in turn: a host's pace changes from minute to minute."""
+    best = dict.fromkeys(turns, float("inf"))
+    for _ in range(rounds):
+        for who, calls in turns.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for n in range(repeats):
+                calls[n % len(calls)]()
+            torch.cuda.synchronize()
+            best[who] = min(best[who], 1e6 * (time.perf_counter() - start) / repeats)
+    return {who: round(us, 1) for who, us in best.items()}
 
 
 def graphed(call: Call) -> Call:

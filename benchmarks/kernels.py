@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_times import Call, Row, environment, gpu_times, graphed, peak_mb, wall_us
+from gpu_times import Call, Row, environment, gpu_times, graphed, peak_mb, wall_us, walls_us
 from kernel_table import load, merge, save, table
 from torch import Tensor, nn
 
@@ -41,10 +41,10 @@ from evofeed.trainer.model.triangle import (
 BF16, DEVICE = torch.bfloat16, "cuda"
 
 
-def both_ways(
-    op: Callable[..., Tensor], sets: list[list[Tensor]], grads_of: list[int], wall: bool = True
-) -> Row:
-    """Forward, and forward plus backward, of `op` on rotating input sets."""
+def calls_of(
+    op: Callable[..., Tensor], sets: list[list[Tensor]], grads_of: list[int]
+) -> tuple[list[Call], list[Call]]:
+    """Forward, and forward plus backward, of `op` on each input set."""
     for inputs in sets:
         for n in grads_of:
             inputs[n].requires_grad_()
@@ -55,7 +55,14 @@ def both_ways(
         return lambda: torch.autograd.grad(op(*inputs), leaves, grad)
 
     forward = [lambda inputs=inputs: op(*inputs) for inputs in sets]
-    full = [backward(inputs, grad) for inputs, grad in zip(sets, outs, strict=True)]
+    return forward, [backward(inputs, grad) for inputs, grad in zip(sets, outs, strict=True)]
+
+
+def both_ways(
+    op: Callable[..., Tensor], sets: list[list[Tensor]], grads_of: list[int], wall: bool = True
+) -> Row:
+    """Forward, and forward plus backward, of `op` on rotating input sets."""
+    forward, full = calls_of(op, sets, grads_of)
     row: Row = {"forward": gpu_times(forward), "both": gpu_times(full)}
     if wall:
         row |= {"forward_wall": wall_us(forward), "both_wall": wall_us(full)}
@@ -147,16 +154,21 @@ def layer_norms(peers: bool) -> Iterator[Row]:
                 "case": case, "who": "device copy",
                 "forward": gpu_times([lambda a=a, b=b: b.copy_(a) for a, b in pairs]),
             }  # fmt: skip
-            yield {"case": case, "who": "evofeed", **both_ways(layer_norm, inputs(), [0, 1, 2])}
-            if not peers:
-                continue
-            yield {
-                "case": case, "who": "torch eager",
-                **both_ways(reference.layer_norm, inputs(), [0, 1, 2]),
-            }  # fmt: skip
-            torch.compiler.reset()
-            compiled = torch.compile(reference.layer_norm, dynamic=False)
-            yield {"case": case, "who": "torch.compile", **both_ways(compiled, inputs(), [0, 1, 2])}
+            ops: dict[str, Callable[..., Tensor]] = {"evofeed": layer_norm}
+            if peers:
+                torch.compiler.reset()
+                compiled = torch.compile(reference.layer_norm, dynamic=False)
+                ops |= {"torch eager": reference.layer_norm, "torch.compile": compiled}
+            calls = {who: calls_of(op, inputs(), [0, 1, 2]) for who, op in ops.items()}
+            rows = {
+                who: {"forward": gpu_times(forward), "both": gpu_times(full)}
+                for who, (forward, full) in calls.items()
+            }
+            for n, clock in enumerate(("forward_wall", "both_wall")):
+                for who, us in walls_us({who: both[n] for who, both in calls.items()}).items():
+                    rows[who][clock] = us
+            for who, row in rows.items():
+                yield {"case": case, "who": who, **row, "peak_mb": peak_mb(calls[who][1][0])}
 
 
 ATTENTION_SHAPES = {  # rows, positions, heads, width, bias

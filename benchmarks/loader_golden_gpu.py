@@ -7,6 +7,7 @@ PYTHONPATH=src python benchmarks/loader_golden_gpu.py --golden DIR --out golden_
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True  # must not matter
     paths = sorted(args.golden.glob("data/golden/*.draws.npz"))
     result: dict[str, Any] = {
+        "command": "python benchmarks/loader_golden_gpu.py --golden GOLDEN",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "recordings": len(paths),

@@ -25,6 +25,7 @@ N ranks are one rank that accumulates N passes (same samples, same dropout):
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shutil
@@ -164,6 +165,8 @@ def compare(folder: Path) -> None:
 
 def check_resume(options: argparse.Namespace, cell: str) -> None:
     """Losses of 8 steps against 4 steps, a checkpoint and 4 more; and of 8 steps once again."""
+    import torch
+
     from evofeed.trainer.run.train import train
 
     config, data = settings(options, cell).replace(profile_steps=0), dataset(options)
@@ -177,6 +180,10 @@ def check_resume(options: argparse.Namespace, cell: str) -> None:
         return max(abs(a - b) / abs(a) for a, b in zip(losses, other, strict=True))
 
     found = {
+        "command": f"python benchmarks/trainer_gpu.py --out OUT --check-resume --cells {cell}",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
         "cell": cell,
         "losses": losses,
         "resumed_max_relative_difference": difference(stopped),

@@ -74,3 +74,13 @@ def test_every_result_is_described() -> None:
     names = [path.name for path in (ROOT / "benchmarks" / "results").iterdir()]
     missing = [name for name in names if f"results/{name})" not in page]
     assert all(name.startswith("trainer_h200.") for name in missing), missing  # named together
+
+
+def test_the_sanitizer_found_nothing_and_missed_no_kernel() -> None:
+    found = MEASURED.result("sanitize_kernels_h200")
+    verdicts = [verdict for run in found["runs"] for verdict in run["cases"].values()]
+    assert set(verdicts) == {"clean"}
+    assert not any(found["never_launched"].values())
+    assert all(run["finished"] for run in found["runs"])
+    words = f"no bad access and no race in {len(verdicts)} cases"
+    assert words in text("docs/kernels.md")
