@@ -172,6 +172,8 @@ def load_config(source: str) -> TrainConfig:
 
     try:
         values = yaml.safe_load(path.read_text())
+    except UnicodeDecodeError as error:
+        raise InputError("not text: a run is a preset or a YAML file", path=source) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None

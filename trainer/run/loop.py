@@ -155,6 +155,14 @@ class Loop:
                 f"{self.config.seed}; it would not be the same run",
                 path=str(checkpoint.path),
             )
+        now = self.loader.state_dict()
+        was, wanted = (told.get("global_batch_size") for told in (state["loader"], now))
+        if was != wanted:
+            raise TrainerError(
+                f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "
+                "x loader.batch_size): with other ranks change accumulate, too",
+                path=str(checkpoint.path),
+            )
         self.loader.load_state_dict(state["loader"])
         self.stream.epochs = state["epoch"]
         self.result.first_step = self.result.step = checkpoint.step

@@ -326,3 +326,10 @@ def test_a_broken_yaml_file_names_the_line(tmp_path: Path) -> None:
     path.write_text("preset: tiny\nsteps: [1\n")
     with pytest.raises(InputError, match=r"run\.yaml:3"):
         load_config(str(path))
+
+
+def test_a_file_that_is_no_text_is_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"\x80\x02\xff\xfe")
+    with pytest.raises(InputError, match=r"model\.pt: not text"):
+        load_config(str(path))

@@ -181,6 +181,8 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
     assert picture.stat().st_size > 10_000
     with pytest.raises(TrainerError, match="seed"):
         train(config(5, seed=7), tiny_dataset, out=tmp_path / "run", resume=True)
+    with pytest.raises(TrainerError, match=r"took 1 samples, .* take 3 .*change accumulate"):
+        train(config(5, accumulate=3), tiny_dataset, out=tmp_path / "run", resume=True)
     with pytest.raises(CannotResume, match="config"):
         train(
             config(5, loader={**CROP, "num_blocks": 1}), tiny_dataset, out=tmp_path / "run",
