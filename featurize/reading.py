@@ -81,6 +81,15 @@ def xxh3(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; Linux allows others, and nothing of ours can keep them."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def line_of(data: bytes, offset: int) -> int:
     """Line number, from 1, of a byte."""
     return data.count(b"\n", 0, offset) + 1

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.reading import FileRef, file_ref
+from evofeed.featurize.reading import FileRef, file_ref, is_text
 
 Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
 
@@ -112,8 +112,11 @@ class ChainSource:
 
     def _reads(self, entry: os.DirEntry[str]) -> bool:
         """Whether it is a file; an alignment that is not one is no reason to go on without."""
+        if not is_text(entry.name) and is_alignment(entry.name):
+            name = entry.path.encode(errors="replace").decode()
+            raise InputError("not UTF-8: rename it", path=name, item=self.chain_id)
         if entry.is_file():
-            return True
+            return is_text(entry.name)
         if is_alignment(entry.name) and not entry.is_dir():
             what = "a link to nothing" if entry.is_symlink() else "no regular file"
             raise InputError(f"{what}: mend or remove it", path=entry.path, item=self.chain_id)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from evofeed.errors import InputError
+from evofeed.featurize.reading import is_text
+
 
 def ledger_url(given: str, dataset_uri: str) -> str:
     """The ledger that was asked for, or `jobs/ledger.sqlite` in a dataset on disk.
@@ -29,9 +32,16 @@ def report_path(url: str, dataset_uri: str, job_id: str) -> str:
 
 
 def absolute(uri: str) -> str:
-    """A folder or file by its whole path, however it was written; other URIs as they are."""
+    """A folder or file by its whole path, however it was written; other URIs as they are.
+
+    Raises:
+        InputError: a name in it is no text, so that no ledger can keep it.
+    """
     path = uri.removeprefix("file://")
-    return path if "://" in path else str(Path(path).absolute())
+    path = path if "://" in path else str(Path(path).absolute())
+    if not is_text(path):
+        raise InputError("not UTF-8: rename it", path=path.encode(errors="replace").decode())
+    return path
 
 
 def relative(path: str | None, input_uri: str) -> str | None:

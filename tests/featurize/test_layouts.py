@@ -334,6 +334,21 @@ def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -
         (folder / "b.sto").unlink()
 
 
+def test_an_alignment_whose_name_is_no_text_is_told_and_other_files_do_not_matter(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "alignments" / "1abc_A"
+    folder.mkdir(parents=True)
+    (folder / "a.a3m").write_text(">q\nACDEF\n")
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("nobody's business")
+    (source,) = discover(tmp_path)
+    assert [ref.name for _, ref in source.alignment_files()] == ["a.a3m"]
+    (folder / os.fsdecode(b"caf\xe9.sto")).write_text("")
+    with pytest.raises(InputError, match=r"1abc_A/caf\?\.sto.*not UTF-8: rename it") as caught:
+        featurize_chain(source)
+    assert caught.value.item == "1abc_A"
+
+
 def test_an_empty_hit_file_is_said_to_be_empty(tmp_path: Path) -> None:
     folder = tmp_path / "alignments" / "1abc_A"
     folder.mkdir(parents=True)

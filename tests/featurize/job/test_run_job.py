@@ -452,6 +452,14 @@ def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
         run_job(str(tmp_path), str(tmp_path / "data"), executor="local")
 
 
+def test_a_folder_whose_name_is_no_text_is_an_input_error(raw: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    for places in ((odd, str(tmp_path / "data")), (str(raw), odd)):
+        with pytest.raises(InputError, match=r"caf\?: not UTF-8: rename it"):
+            run_job(*places, executor="local")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_option_is_a_value_error_before_anything_happens(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="executor"):
         run_job("nowhere", str(tmp_path), executor="cloud")
