@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from evofeed.store.layout import COLUMNS
 from evofeed.store.shard import shard_key
 
 __all__ = ["Catalog", "ChainPlace"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class ChainPlace(NamedTuple):
@@ -57,14 +60,21 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def chain_ids(self) -> list[str]:
+        """Of the eligible chains."""
+        ids: list[str] = self._chain_id.take(self.rows).to_pylist()
+        return ids
+
     def sizes(self, row: int) -> tuple[int, int, int, int]:
         """L, N, K, T of the chain of an index row."""
         length, rows, deletions, templates = (int(size[row]) for size in self._sizes)
         return length, rows, deletions, templates
 
     def largest(self) -> int:
-        """Row of the eligible chain with the most bytes."""
-        return int(self.rows[np.argmax(column(self.dataset.index, "nbytes")[self.rows])])
+        """Row of the eligible chain with the most bytes, packed and unpacked."""
+        length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
+        unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
+        return int(self.rows[np.argmax(column(self.dataset.index, "nbytes")[self.rows] + unpacked)])
 
     def place(self, row: int) -> ChainPlace:
         """Where the chain of an index row lies."""
@@ -79,5 +89,13 @@ class Catalog:
 
 
 def open_catalogs(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> list[Catalog]:
-    """A catalog for each dataset of a mixture."""
-    return [Catalog(dataset, number, config) for number, (dataset, _) in enumerate(datasets)]
+    """A catalog for each dataset of a mixture; chosen chains that are in none of them are told."""
+    catalogs = [Catalog(dataset, number, config) for number, (dataset, _) in enumerate(datasets)]
+    if config.chains is not None:
+        there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
+        if missing := [chain for chain in config.chains if chain not in there]:
+            _LOG.warning(
+                "%d of %d chosen chains are left out, because they are not there or a filter takes "
+                "them, such as %s", len(missing), len(config.chains), missing[0],
+            )  # fmt: skip
+    return catalogs

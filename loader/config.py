@@ -87,16 +87,23 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
-        for name in ("max_msa_clusters", "batch_size", "balance_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in (
+            *("max_msa_clusters", "max_distillation_msa_clusters", "batch_size", "balance_steps"),
+            *("global_batch_size", "epoch_len", "crop_size"),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         for name in (
             *("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"),
-            "shuffle_window",
+            *("shuffle_window", "max_bad_chains"),
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-        for name in ("block_fraction", "masked_fraction", "clamp_prob"):
+        for name in (
+            *("block_fraction", "masked_fraction", "clamp_prob"),
+            *("uniform_prob", "profile_prob", "same_prob"),
+        ):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
         for name in ("released_from", "released_until"):
@@ -107,8 +114,6 @@ class LoaderConfig:
             raise ValueError("uniform_prob + profile_prob + same_prob is more than 1")
         if self.crop_size is None and self.batch_size > 1:
             raise ValueError("whole chains (crop_size=None) need batch_size=1")
-        if self.crop_size is not None and self.crop_size < 1:
-            raise ValueError(f"crop_size must be at least 1, not {self.crop_size}")
 
     @classmethod
     def initial_training(cls, **changes: Any) -> LoaderConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 import weakref
@@ -30,6 +31,7 @@ _STATE_VERSION: Final = 1
 _SAME: Final = {
     "snapshots": "open the dataset at that digest, Dataset.open(uri, digest)",
     "config": "make the LoaderConfig of that run",
+    "weights": "give the datasets those shares",
     "seed": "give that seed",
     "global_batch_size": "give LoaderConfig that number, and there may be more or fewer ranks",
 }
@@ -66,7 +68,7 @@ class FeatureLoader:
 
     Raises:
         LoaderError: no chain passes the filters.
-        ValueError: rank, world size and batch sizes do not fit each other.
+        ValueError: rank, world size and batch sizes do not fit each other, or shares are none.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class FeatureLoader:
         self.config, self.seed = config, seed
         self._datasets = [one for one, _ in mixture]
         self._catalogs = open_catalogs(mixture, config)
-        weights = [weight for _, weight in mixture]
+        weights = [float(weight) for _, weight in mixture]
+        if not (0 < sum(weights) < math.inf and min(weights) >= 0):
+            raise ValueError(f"shares of datasets must be 0 or more, and not all 0: {weights}")
         self.planner = Planner(
             self._catalogs, weights, config, rank=rank, world_size=world_size, seed=seed
         )
@@ -117,7 +121,8 @@ class FeatureLoader:
             slot_nbytes(catalog.place(catalog.largest()), templates) for catalog in self._catalogs
         )
         least, most = _ARENA_NBYTES
-        return max(min(max(6 * largest, least), most), 2 * largest)
+        batch = (self.config.batch_size + 1) * largest  # room for any, wherever the ring begins
+        return max(min(max(6 * largest, least), most), batch)
 
     def __len__(self) -> int:
         """Batches in an epoch of this rank."""
@@ -139,10 +144,10 @@ class FeatureLoader:
     def _next(self) -> dict[str, Tensor]:
         if self._feeder is not None and self._pid != os.getpid():
             self._forget()  # forked: thread and reader stayed with the parent
-        feeder = self._feeder or self._start()
-        asked = time.perf_counter()
-        cause = "handing over" if len(feeder.ready) else feeder.busy_with
         try:
+            feeder = self._feeder or self._start()
+            asked = time.perf_counter()
+            cause = "handing over" if len(feeder.ready) else feeder.busy_with
             batch = self._take(feeder)
             waited = time.perf_counter() - asked
             tensors = batch.hand_over()
@@ -175,6 +180,7 @@ class FeatureLoader:
 
     def _start(self) -> Feeder:
         arena = Arena(self._arena_nbytes)
+        self._finalizer = weakref.finalize(self, arena.close)  # if what follows fails
         prefault(arena.array)
         if self.device.type == "cuda":
             arena.pin()
@@ -194,6 +200,7 @@ class FeatureLoader:
         feeder = Feeder(self.planner, batches, readers, arena, maker, self._stats, **self._options)
         self._feeder, self._arena = feeder, arena
         self._pid = os.getpid()
+        self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _shut_down, self._pid, feeder, arena)
         feeder.start()
         return feeder
@@ -204,8 +211,10 @@ class FeatureLoader:
         It is the same on every rank, but for the middle of an optimiser step out of order.
         """
         ahead = {"ahead": sorted(self._ahead), "width": self.planner.width} if self._ahead else {}
+        shares = {"weights": self.planner.weights} if len(self._datasets) > 1 else {}
         return {
             **ahead,
+            **shares,
             "version": _STATE_VERSION,
             "snapshots": [dataset.digest for dataset in self._datasets],
             "config": self.config.digest,
@@ -225,10 +234,9 @@ class FeatureLoader:
         if state.get("version") != _STATE_VERSION:
             raise CannotResume(f"state version {state.get('version')}, not {_STATE_VERSION}")
         for name in _SAME:
-            if state[name] != mine[name]:
-                raise CannotResume(
-                    f"{name} was {state[name]!r} and is now {mine[name]!r}: {_SAME[name]}"
-                )
+            was, now = state.get(name), mine.get(name)
+            if was != now and (name in state or name != "weights"):  # older states do not name them
+                raise CannotResume(f"{name} was {was!r} and is now {now!r}: {_SAME[name]}")
         self.planner.check_start(state["consumed"])
         if state.get("width", self.planner.width) != self.planner.width:
             raise CannotResume(
@@ -250,9 +258,11 @@ class FeatureLoader:
 
     def close(self) -> None:
         """Stop threads and reader process and free the shared memory; iterating restarts them."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._forget()
+        try:
+            if self._finalizer is not None:
+                self._finalizer()
+        finally:  # a second Ctrl-C while stopping: what was told to stop is not used again
+            self._forget()
 
     def _forget(self) -> None:
         if self._finalizer is not None:

@@ -101,6 +101,8 @@ class Feeder(threading.Thread):
         self._witnesses: dict[int, ChainPlace] = {}
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
+        self._anew: tuple[BatchPlan, int] | None = None
+        """The batch that all was begun anew for last, and how many chains were bad then."""
         self._number = 0
         self.busy_with = "starting"
         """What the next batch is waiting for, in a word."""
@@ -147,8 +149,8 @@ class Feeder(threading.Thread):
                 self._answered(number, answer)
         else:  # nothing to wait for but room in the arena
             self.busy_with = "room in shared memory"
-            self._maker.reclaim(wait=True)
-            time.sleep(0.001)
+            if not self._maker.reclaim(wait=True):
+                self._begin_anew()
 
     def _next_filled(self) -> _Batch | None:
         """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
@@ -277,25 +279,33 @@ class Feeder(threading.Thread):
         return True
 
     def _house(self) -> None:
-        """Ask for substitutes. If there is no room, the youngest samples make it.
+        """Ask for substitutes, the oldest first, as far as there is room."""
+        while self._homeless and self._request(self._homeless[0]):
+            self._homeless.pop(0)
 
-        Without that, a full arena of samples that wait for their elder, and an
-        elder that waits for room, would wait for ever.
+    def _begin_anew(self) -> None:
+        """Let go of all that was read and ask for it again: the rest fits in nowhere between.
+
+        Substitutes come after samples that are younger than they, and leave gaps behind. In their
+        own order, in an empty arena, there is room for a batch, or there never is.
+
+        Raises:
+            LoaderError: the next batch is larger than the arena.
         """
-        while self._homeless:
-            if self._request(self._homeless[0]):
-                self._homeless.pop(0)
-                continue
-            if not self._under_way[-1].samples:
-                unasked = self._under_way.pop()
-                self._batches = itertools.chain([unasked.plan], self._batches)
-                continue
-            youngest = self._under_way[-1].samples[-1]
-            if youngest.slab is None or youngest is self._homeless[0]:
-                return  # its answer, or its elders' delivery, comes first
-            assert youngest.offset is not None
-            self._arena.free(youngest.offset)
-            self._under_way[-1].samples.pop()
+        plan = self._under_way[0].plan
+        if self._anew == (plan, len(self._bad)):
+            raise LoaderError(
+                f"a batch of {len(plan.samples)} samples does not fit into the "
+                f"{self._arena.nbytes:,} bytes of shared memory: raise arena_nbytes"
+            )
+        self._anew = plan, len(self._bad)
+        for batch in self._under_way:
+            for sample in batch.samples:
+                if sample.offset is not None:
+                    self._arena.free(sample.offset)
+        self._batches = itertools.chain([batch.plan for batch in self._under_way], self._batches)
+        self._under_way.clear()
+        self._homeless.clear()
 
     def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
         self._stats.substituted += 1

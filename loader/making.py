@@ -216,14 +216,20 @@ class BatchMaker:
         data = torch.empty(stop - start, dtype=torch.uint8, device=self._device)
         return data.copy_(self._memory[start:stop], non_blocking=True)
 
-    def reclaim(self, *, wait: bool = False) -> None:
-        """Free the slots of batches that are made; with `wait`, of one at least."""
+    def reclaim(self, *, wait: bool = False) -> bool:
+        """Free the slots of batches that are made; with `wait`, of one at least.
+
+        Returns:
+            Whether there was one.
+        """
+        freed = False
         while self._copied and (wait or self._copied[0][0].query()):  # type: ignore[no-untyped-call]
             event, offsets = self._copied.popleft()
             event.synchronize()
             for offset in offsets:
                 self._arena.free(offset)
-            wait = False
+            wait, freed = False, True
+        return freed
 
     def close(self) -> None:
         """Wait until the device reads nothing more from the arena."""

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from evofeed.errors import EvofeedError, LoaderError, StoreError
+from evofeed.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
 from evofeed.loader.reading import ReadRequest, Slab, read_chain
 from evofeed.store.storage import Storage
@@ -43,8 +43,6 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error
-    except OSError as error:
-        return request.number, StoreError(str(error), item=request.place.chain_id)
     except Exception as error:  # an answer that never came would be waited for without end
         why = f"reading it failed: {type(error).__name__}: {error}"
         return request.number, LoaderError(why, item=request.place.chain_id)

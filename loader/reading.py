@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
 from evofeed.store.cache import answers
@@ -24,7 +24,7 @@ from evofeed.store.layout import (
     PackedColumn,
     unpack_column,
 )
-from evofeed.store.storage import Keeping, LocalStorage, Storage
+from evofeed.store.storage import Keeping, Storage
 
 __all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
 
@@ -105,9 +105,9 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
-        ChainRefused: a remote storage does not answer, and does for the request's witness.
-        AccessDenied: a remote storage wants other credentials.
-        StoreError: a remote storage does not answer.
+        ChainRefused: the storage does not answer, and does for the request's witness.
+        AccessDenied: the storage does not let us read.
+        StoreError: the storage does not answer.
     """
     try:
         try:
@@ -130,12 +130,10 @@ def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
     where = Place(place.chain_id, f"{storage.uri}/{place.key}")
     try:
         storage.read_into(place.key, place.offset + start, slot[: stop - start])
-    except ShardMissing as error:
-        raise ShardMissing(error.message, path=where.path, item=place.chain_id) from None
     except StoreError as error:
-        # A local file that ends early is broken; a remote one may only be out of reach.
-        kind = ShardCorrupt if isinstance(storage, LocalStorage) else type(error)
-        raise kind(error.message, path=where.path, item=place.chain_id) from None
+        raise type(error)(error.message, path=where.path, item=place.chain_id) from None
+    except OSError as error:  # of a storage that does not say it our way
+        raise StoreError(str(error), path=where.path, item=place.chain_id) from None
     return _slab(request, slot, where)
 
 

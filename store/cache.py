@@ -9,6 +9,7 @@ no room at all (everything is in use, the disk is full or read-only), reads go t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -16,7 +17,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -50,8 +51,10 @@ class CachedStorage:
     """A remote storage read through a `Cache`; writing goes to the remote."""
 
     def __init__(self, remote: Storage, cache: Cache, sizes: Mapping[str, int]) -> None:
-        self.remote, self.cache, self.sizes = remote, cache, dict(sizes)
-        self._folder = Path(cache.folder) / "shards"
+        self.remote, self.sizes = remote, dict(sizes)
+        # The same one wherever a script goes later, and for its reader process.
+        self.cache = replace(cache, folder=str(Path(cache.folder).absolute()))
+        self._folder = Path(self.cache.folder) / "shards"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -59,7 +62,7 @@ class CachedStorage:
                 f"no cache can be kept here ({error.strerror}): give Cache another folder",
                 path=cache.folder,
             ) from None
-        self._local = LocalStorage(cache.folder)
+        self._local = LocalStorage(self.cache.folder)
         self._lock = threading.Lock()
         self.stats = dict.fromkeys(("hits", "fills", "evictions", "bypassed"), 0)
 
@@ -84,6 +87,10 @@ class CachedStorage:
                 return
             except ShardMissing:  # evicted this moment by another process
                 pass
+            except StoreError:  # cut short or unreadable: fetched anew next time
+                self.forget(key)
+            finally:  # held open, a file takes room on the disk after its eviction
+                self._local.forget(key)
         self.stats["bypassed"] += 1
         self.remote.read_into(key, offset, out)
 
@@ -148,7 +155,7 @@ class CachedStorage:
         return digest.hexdigest()
 
     def _reserve(self, nbytes: int) -> IO[bytes] | None:
-        """A locked temporary file of that size, once there is room under the cap."""
+        """A locked temporary file of that size; None without room on the disk or under the cap."""
         with self._changing():
             held = self._held()
             used = sum(stat.st_size for stat in held.values())
@@ -161,7 +168,12 @@ class CachedStorage:
                 return None
             file = (self._folder / f".tmp-{uuid.uuid4().hex}").open("wb")
             fcntl.flock(file, fcntl.LOCK_EX)  # shows that its maker lives
-            file.truncate(nbytes)  # counts against the cap from now on
+            try:
+                _allocate(file, nbytes)  # counts against the cap from now on
+            except OSError:
+                Path(file.name).unlink()
+                file.close()
+                return None
             return file
 
     @contextlib.contextmanager
@@ -194,7 +206,8 @@ class CachedStorage:
         """Drop the local copy: it has gone bad on disk, or the remote's read was wrong."""
         self._local.forget(key)
         if _SHARD.fullmatch(key.removeprefix("shards/")):
-            (self._folder / key.removeprefix("shards/")).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self._folder / key.removeprefix("shards/")).unlink()
         if isinstance(self.remote, Keeping):
             self.remote.forget(key)
 
@@ -220,6 +233,19 @@ class CachedStorage:
         self._local.close()
 
 
+def _allocate(file: IO[bytes], nbytes: int) -> None:
+    """Give a file its size and, where the system can, its room on the disk.
+
+    So a full disk is found before a shard is fetched, and not once for each read.
+    """
+    try:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+    except (AttributeError, OSError) as error:
+        if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        file.truncate(nbytes)
+
+
 def _abandoned(path: Path) -> bool:
     """Whether the process that was writing a temporary file is gone."""
     try:
@@ -235,6 +261,6 @@ def answers(storage: Storage, key: str, offset: int) -> bool:
     remote = storage.remote if isinstance(storage, CachedStorage) else storage
     try:
         remote.read_into(key, offset, memoryview(bytearray(8)))
-    except StoreError:
+    except (StoreError, OSError):
         return False
     return True

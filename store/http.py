@@ -128,7 +128,7 @@ class HttpStorage:
         raise StoreError(f"unexpected HTTP {status}", path=self._url(key))
 
     def _once(self, path: str, headers: dict[str, str]) -> tuple[int, float, bytes]:
-        if token := self._token or os.environ.get("EVOFEED_TOKEN"):
+        if token := (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip():
             headers = {**headers, "Authorization": f"Bearer {token}"}
         connection = self._connection()
         connection.request("GET", path, headers={"Accept-Encoding": "identity", **headers})

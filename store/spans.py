@@ -104,7 +104,7 @@ class Spans:
                 error.message, path=self.place(row).path, item=self.chain_id(row)
             ) from None
         except StoreError as error:
-            if type(error) is StoreError and "truncated" in error.message:
+            if type(error) in (StoreError, ShardCorrupt) and "truncated" in error.message:
                 raise self.place(row).corrupt(error.message) from None
             raise
 

@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from evofeed.errors import ShardMissing, StoreError
+from evofeed.errors import AccessDenied, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.faults import reached
 
 Bytes = bytes | bytearray | memoryview
@@ -54,7 +54,7 @@ class Storage(Protocol):
         """All bytes of a file; `ShardMissing` if it is not there."""
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset`; `ShardMissing`, or `StoreError` if the file is shorter."""
+        """Fill `out` from `offset`; `ShardMissing`, or `StoreError` if it cannot be filled."""
 
     def put(self, key: str, data: Bytes) -> None:
         """Create or replace a file so that no reader ever sees half of it."""
@@ -88,8 +88,10 @@ class _Descriptor:
             self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise ShardMissing("no such file", path=str(path)) from None
+        except PermissionError:
+            raise AccessDenied("permission denied: let this user read it", path=str(path)) from None
         except OSError as error:
-            raise StoreError(f"cannot open: {error}", path=str(path)) from None
+            raise StoreError(f"cannot open: {error.strerror}", path=str(path)) from None
         weakref.finalize(self, os.close, self.number)
 
 
@@ -97,14 +99,15 @@ class LocalStorage:
     """A folder. Writes go aside, are synced, and are renamed into place."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
+        self._uri = str(root)
+        self.root = Path(root).absolute()  # the same one wherever a script goes later
         self._open: dict[str, _Descriptor] = {}
         self._lock = threading.Lock()
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
-        return str(self.root)
+        """The folder's path, as given."""
+        return self._uri
 
     def path(self, key: str) -> Path:
         """Where a key lies. Keys are ours and already checked, never a user's raw text."""
@@ -118,9 +121,14 @@ class LocalStorage:
         """Fill `out` with one positioned read."""
         done, descriptor = 0, self._descriptor(key)
         while done < len(out):  # the kernel may return less than asked, above 2 GiB or on a signal
-            got = os.preadv(descriptor.number, [out[done:]], offset + done)
+            try:
+                got = os.preadv(descriptor.number, [out[done:]], offset + done)
+            except OSError as error:
+                self.forget(key)  # on a network's file system it may be another file by now
+                why = f"cannot read: {error.strerror}"
+                raise StoreError(why, path=str(self.path(key))) from None
             if not got:
-                raise StoreError(
+                raise ShardCorrupt(
                     f"file ends at byte {offset + done}, {offset + len(out)} expected: truncated",
                     path=str(self.path(key)),
                 )

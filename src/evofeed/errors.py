@@ -108,7 +108,7 @@ class AccessDenied(StoreError):
 
 
 class ChainRefused(StoreError):
-    """A remote storage fails for one chain and at the same time answers for another."""
+    """A storage fails for one chain and at the same time answers for another."""
 
 
 class SchemaMismatch(StoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -81,6 +82,74 @@ def test_a_loop_that_fails_or_breaks_off_goes_on_with_the_next_batch(
                 raise ZeroDivisionError
         got += [reference[2], *sample_digests(loader)]
     assert got == reference
+
+
+def arenas() -> list[int]:
+    """Descriptors of shared memory that this process holds."""
+    gc.collect()
+    held = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if "evofeed-arena" in str(link.readlink()):
+                held.append(int(link.name))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return sorted(held)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("evofeed.loader.making.BatchMaker.__init__", KeyboardInterrupt),
+        ("evofeed.loader.feature_loader.prefault", KeyboardInterrupt),
+        ("evofeed.loader.feeder.Feeder.start", RuntimeError),  # no more threads
+    ],
+)
+def test_a_start_that_is_interrupted_leaves_nothing_and_can_be_repeated(
+    dataset: Dataset,
+    reference: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: type[BaseException],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error()
+
+    before = arenas()
+    with open_loader(dataset) as loader:
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(where, fail)
+            next(iter(loader))
+        assert arenas() == before
+        assert sample_digests(loader) == reference
+    assert arenas() == before
+
+
+def test_a_second_ctrl_c_while_stopping_loses_nothing(
+    dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_loader(dataset, ready=3) as loader:
+        got = sample_digests(loader, 2)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("evofeed.loader.feeder.Feeder.join", _interrupted)
+            loader.close()
+        got += sample_digests(loader)
+    assert got == reference
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_script_may_go_to_another_folder(
+    dataset: Dataset, reference: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between opening and reading, as notebooks and launchers do."""
+    monkeypatch.chdir(Path(dataset.uri).parent)
+    relative = Dataset.open(Path(dataset.uri).name)
+    monkeypatch.chdir(tmp_path)
+    with open_loader(relative, reader="process") as loader:
+        assert sample_digests(loader) == reference
 
 
 def test_two_loaders_at_once_do_not_disturb_each_other(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -231,6 +232,31 @@ def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path:
         assert_equal(batches(there), want)
         for path in (tmp_path / "cache").rglob("*.arrow"):
             assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["cut short", "unreadable"])
+def test_a_cached_copy_that_is_no_good_is_gone_around(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 30.0)  # a hang guard
+    cache = Cache(folder=str(tmp_path / "cache"))
+    want = batches(dataset)
+    with FolderServer(dataset.uri) as server:
+        there = Dataset.open(server.uri, cache=cache)
+        assert_equal(batches(there, reader="thread"), want)
+        kept = list((tmp_path / "cache").rglob("*.arrow"))
+        assert kept
+        for path in kept:
+            if how == "cut short":
+                os.truncate(path, 100)
+            else:  # to root, too
+                path.unlink()
+                path.mkdir()
+        there = Dataset.open(server.uri, cache=cache)
+        assert_equal(batches(there, reader="thread"), want)
+        if how == "cut short":
+            for path in kept:
+                assert path.read_bytes() == (Path(dataset.uri) / "shards" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("max_nbytes", [10, 1 << 30], ids=["full", "unusable"])

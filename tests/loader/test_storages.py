@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 from collections import Counter
@@ -118,6 +119,33 @@ def test_a_chain_that_fails_while_others_are_read_is_replaced(dataset: Dataset) 
     *got, _, bad = ids_read(far(dataset, 0, place.offset + place.starts[0]))
     assert bad == 1
     assert len(got) == 8
+
+
+class BadSector(LocalStorage):
+    """A disk that cannot read one chain, or an own storage that says it so."""
+
+    def __init__(self, root: str, offset: int) -> None:
+        super().__init__(root)
+        self.offset = offset
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if offset == self.offset:
+            raise OSError(errno.EIO, "Input/output error")
+        super().read_into(key, offset, out)
+
+
+def test_a_chain_in_a_bad_sector_is_replaced(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 60.0)  # a hang guard
+    place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
+    storage = BadSector(dataset.uri, place.offset + place.starts[0])
+    damaged = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    with FeatureLoader(damaged, CONFIG, device="cpu", reader="thread") as loader:
+        assert len(list(loader)) == 8
+        (why,) = loader.stats()["bad_chains"]
+    assert place.chain_id in why
+    assert "Input/output error" in why
 
 
 class BrokenStorage(LocalStorage):

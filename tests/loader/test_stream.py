@@ -15,7 +15,7 @@ from tests.loader.records import make_record, small_dataset, write_dataset
 from tests.loader.streams import CONFIG, open_loader, sample_digests
 
 from evofeed.errors import CannotResume, LoaderError
-from evofeed.loader import LoaderConfig
+from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Dataset
 
 
@@ -158,6 +158,49 @@ def test_a_state_of_other_data_or_settings_is_refused(dataset: Dataset) -> None:
             open_loader(dataset).load_state_dict({**state, name: other})
     with pytest.raises(CannotResume, match="world size"):
         open_loader(dataset, world_size=3).load_state_dict({**state, "consumed": 2})
+
+
+def test_a_state_of_other_shares_of_a_mixture_is_refused(dataset: Dataset) -> None:
+    def mixture(*shares: float) -> FeatureLoader:
+        mixed = [(dataset, float(share)) for share in shares]
+        return FeatureLoader(mixed, CONFIG, device="cpu", reader="thread")
+
+    state = json.loads(json.dumps(mixture(1, 3).state_dict()))
+    mixture(1, 3).load_state_dict(state)
+    with pytest.raises(CannotResume, match=r"weights was \[1.0, 3.0\] and is now \[3.0, 1.0\]"):
+        mixture(3, 1).load_state_dict(state)
+    del state["weights"]  # as states were before they named them
+    mixture(3, 1).load_state_dict(state)
+    for shares in ((0, 0), (-1, 2), (float("nan"), 1), (float("inf"), 1), ()):
+        with pytest.raises(ValueError, match="shares of datasets"):
+            mixture(*shares)
+    with mixture(0, 1) as loader:
+        assert {plan.dataset for plan in map(loader.planner.sample, [0] * 24, range(24))} == {1}
+
+
+def test_chosen_chains_that_are_left_out_are_told(
+    dataset: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = CONFIG.replace(chains=("c001_A", "c002_A"))
+    open_loader(dataset, config)
+    assert not caplog.records
+    open_loader(dataset, config.replace(chains=("c001_A", "nobody_A", "c002_A")))
+    (told,) = caplog.records
+    assert "1 of 3 chosen chains are left out" in told.getMessage()
+    assert "nobody_A" in told.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("epoch_len", 0), ("epoch_len", -5), ("global_batch_size", 0), ("batch_size", 0)),
+        *(("global_batch_size", -12), ("max_bad_chains", -1), ("uniform_prob", -0.1)),
+        *(("max_distillation_msa_clusters", 0), ("crop_size", 0)),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must .*{value}"):
+        LoaderConfig(**{name: value})
 
 
 def test_a_bad_chain_is_replaced_the_same_way_everywhere_and_counted(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
 import shutil
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from store_records import assert_same, random_record
@@ -120,6 +122,61 @@ def test_a_local_copy_that_went_bad_is_fetched_again(remote, tmp_path):
     assert_same(dataset["chain3_A"], record(3))
     assert dataset.storage.stats["fills"] == 2
     assert path.read_bytes() == (remote / "shards" / name).read_bytes()
+
+
+def test_a_local_copy_that_was_cut_short_is_fetched_again(remote, tmp_path):
+    dataset = cached(remote, tmp_path)
+    dataset["chain3_A"]
+    (name,) = held(tmp_path)
+    path = tmp_path / "cache" / "shards" / name
+    os.truncate(path, 100)
+    assert_same(dataset["chain3_A"], record(3))
+    assert_same(dataset["chain3_A"], record(3))
+    assert dataset.storage.stats["fills"] == 2
+    assert path.read_bytes() == (remote / "shards" / name).read_bytes()
+
+
+def test_an_evicted_shard_takes_no_more_room_on_the_disk(remote, tmp_path):
+    """A file that somebody holds open does, under no name."""
+    sizes = [entry.nbytes for entry in Dataset.open(remote).manifest.shards]
+    dataset = cached(remote, tmp_path, max_nbytes=max(sizes) + 10)
+    for seed in range(6):
+        assert_same(dataset[f"chain{seed}_A"], record(seed))
+    assert dataset.storage.stats["evictions"] == 5
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in links if str(tmp_path / "cache") in path]
+
+
+def test_a_full_disk_is_found_before_a_shard_is_fetched(remote, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dataset = cached(remote, tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(2):
+        assert_same(dataset["chain2_A"], record(2))
+    assert dataset.storage.stats == {"hits": 0, "fills": 0, "evictions": 0, "bypassed": 2}
+    assert not list((tmp_path / "cache" / "shards").glob(".tmp-*"))
+
+
+def test_a_file_system_that_reserves_nothing_is_good_enough(remote, tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    dataset = cached(remote, tmp_path)
+    assert_same(dataset["chain2_A"], record(2))
+    assert len(held(tmp_path)) == 1
+
+
+def test_a_cache_stays_where_it_was_when_a_script_goes_elsewhere(remote, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = Dataset.open("remote", cache=Cache(folder="cache"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert_same(pickle.loads(pickle.dumps(dataset))["chain0_A"], record(0))
+    assert len(held(tmp_path)) == 1
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_cache_is_not_put_into_a_dataset(remote):

@@ -119,7 +119,7 @@ def test_a_token_may_come_from_the_environment_and_be_renewed_there(service, clo
     dataset = closing(service.url)
     assert {auth for _, _, auth in service.seen} == {"Bearer hidden"}
     assert b"hidden" not in pickle.dumps(dataset)
-    monkeypatch.setenv("EVOFEED_TOKEN", "newer")
+    monkeypatch.setenv("EVOFEED_TOKEN", "newer\n")  # as read from a file
     dataset[0]
     assert service.seen[-1][2] == "Bearer newer"
 

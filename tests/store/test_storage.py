@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import threading
 import uuid
@@ -265,3 +267,29 @@ def test_a_bucket_that_denies_access_is_told_from_one_that_is_away(
     assert isinstance(caught.value, AccessDenied) is denied
     assert ("renew" in caught.value.message) is denied
     assert code in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "kind"),
+    [
+        ("open", errno.EACCES, AccessDenied),
+        ("open", errno.EMFILE, StoreError),
+        ("preadv", errno.EIO, StoreError),
+        ("preadv", errno.ESTALE, StoreError),
+    ],
+)
+def test_a_local_file_that_cannot_be_read_now_is_not_called_broken(
+    tmp_path, monkeypatch, call, number, kind
+):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    storage, out = open_storage(tmp_path), memoryview(bytearray(5))
+    storage.put("shards/x.arrow", b"12345")
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match=r"x\.arrow") as caught:
+        patch.setattr(os, call, fail)
+        storage.read_into("shards/x.arrow", 0, out)
+    assert type(caught.value) is kind
+    storage.put("shards/x.arrow", b"abcde")
+    storage.read_into("shards/x.arrow", 0, out)
+    assert bytes(out) == b"abcde", "opened anew"

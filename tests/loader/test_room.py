@@ -1,0 +1,107 @@
+"""Where shared memory is scarce the same batches come, or the loader says why not."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.loader.records import small_dataset
+from tests.loader.streams import CONFIG, open_loader, sample_digests
+
+from evofeed.errors import LoaderError, ShardCorrupt
+from evofeed.loader import FeatureLoader
+from evofeed.loader.arena import HEADER_NBYTES
+from evofeed.loader.reading import slot_nbytes
+from evofeed.store import Dataset
+from evofeed.store.storage import LocalStorage
+
+SMALL = CONFIG.replace(
+    crop_size=4,
+    max_msa_clusters=2,
+    max_extra_msa=2,
+    max_templates=0,
+    max_recycling_iters=0,
+    supervised=False,
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_dataset(tmp_path_factory.mktemp("room") / "d", 24)
+
+
+def largest_slot(dataset: Dataset) -> int:
+    catalog = open_loader(dataset)._catalogs[0]
+    places = [catalog.place(int(row)) for row in catalog.rows]
+    largest = catalog.place(catalog.largest())
+    assert max(slot_nbytes(place, True) for place in places) == slot_nbytes(largest, True)
+    return max(slot_nbytes(place, False) for place in places)
+
+
+@contextmanager
+def closed_if_it_hangs(loader: FeatureLoader) -> Iterator[FeatureLoader]:
+    """What would wait for ever ends with an error after two minutes."""
+    guard = threading.Timer(120, loader.close)
+    guard.start()
+    try:
+        with loader:
+            yield loader
+    finally:
+        guard.cancel()
+
+
+def test_a_batch_that_never_fits_is_an_error(dataset: Dataset) -> None:
+    room = 2 * largest_slot(dataset) + 8192
+    loader = open_loader(dataset, SMALL.replace(batch_size=12), arena_nbytes=room)
+    with (
+        closed_if_it_hangs(loader),
+        pytest.raises(LoaderError, match=r"batch of 12 samples does not fit.*raise arena_nbytes"),
+    ):
+        list(loader)
+
+
+def test_unasked_there_is_room_for_any_batch(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_loader(dataset, SMALL) as loader:
+        want = sample_digests(loader)
+    monkeypatch.setattr("evofeed.loader.feature_loader._ARENA_NBYTES", (0, 0))
+    with closed_if_it_hangs(open_loader(dataset, SMALL.replace(batch_size=12))) as loader:
+        assert loader._arena_nbytes >= 12 * largest_slot(dataset) + HEADER_NBYTES
+        assert sample_digests(loader) == want
+
+
+class BadStorage(LocalStorage):
+    """Some of its chains cannot be read."""
+
+    bad: frozenset[tuple[str, int]] = frozenset()
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if (key, offset) in self.bad:
+            raise ShardCorrupt("of all things")
+        super().read_into(key, offset, out)
+
+
+def test_many_bad_chains_in_little_room_lock_up_nothing(dataset: Dataset) -> None:
+    """Their substitutes come out of turn and leave gaps in the memory that nobody fits into."""
+    draw = random.Random(3)
+    catalog = open_loader(dataset)._catalogs[0]
+    places = [catalog.place(int(row)) for row in catalog.rows]
+    storage = BadStorage(dataset.uri)
+    storage.bad = frozenset(
+        (place.key, place.offset + place.starts[0]) for place in draw.sample(places, 14)
+    )
+    damaged = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    config = SMALL.replace(epoch_len=48)
+    with open_loader(damaged, config) as loader:
+        want = sample_digests(loader)
+        assert len(loader.stats()["bad_chains"]) > 7
+    tight = 5 * largest_slot(dataset) + 5 * 512
+    config = config.replace(batch_size=4)
+    for prefetch in (1, 24):
+        loader = open_loader(damaged, config, arena_nbytes=tight, prefetch=prefetch)
+        with closed_if_it_hangs(loader):
+            assert sample_digests(loader) == want
