@@ -35,7 +35,13 @@ def make_report(folder: Path) -> dict[str, Any]:
     path = folder / RUN
     if not path.is_file():
         raise InputError(f"no run here: there is no {RUN}; give a run's --out", path=str(folder))
-    facts = json.loads(path.read_text())
+    try:
+        facts = json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(
+            f"not a run's facts ({error}): `evofeed train --resume` writes them anew",
+            path=str(path),
+        ) from error
     every = read_steps(folder)
     steps = [line for line in every if line["step"] >= facts["first_step"]]
     if not steps:

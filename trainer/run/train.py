@@ -187,7 +187,9 @@ def _accounted(
 
 def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
     if world.is_first:
-        (out / RUN).write_text(json.dumps(facts, indent=1, default=str))
+        aside = out / f".{RUN}.partial"  # a kill must not leave half of it
+        aside.write_text(json.dumps(facts, indent=1, default=str))
+        aside.replace(out / RUN)
 
 
 def _run_told(loop: Loop) -> TrainResult:

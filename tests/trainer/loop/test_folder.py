@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from evofeed.cli import main
-from evofeed.errors import TrainerError
+from evofeed.errors import InputError, TrainerError
 from evofeed.store import Dataset, copy_dataset, remove_chains
+from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.config import preset
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.folder import as_begun, sole_writer
@@ -70,6 +71,13 @@ def test_a_run_goes_on_with_the_snapshot_it_began_with(
         main(["train", "--report", str(out), "--json"])
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 3
+
+
+def test_a_damaged_file_of_facts_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"dataset": ')
+    with pytest.raises(InputError, match=r"run\.json: .*--resume") as caught:
+        make_report(tmp_path)
+    assert caught.value.path == str(tmp_path / "run.json")
 
 
 @pytest.mark.parametrize("facts", ["", "[]", "{}", '{"dataset": ["a", "b"]}', '{"dataset": null}'])
