@@ -22,6 +22,8 @@ STRUCTURE_DIRS: Final = (
     *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
 )
 _TEMPLATE_DIRS: Final = ("template_mmcif", "template_mmcifs", "templates")
+_OURS: Final = ("jobs", "leases", "refs", "shards")
+"""Folders of a dataset, of which the first is there as soon as a job has begun."""
 FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
 _COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
@@ -270,7 +272,7 @@ def first_file(root: Path, names: Iterable[str]) -> str | None:
 
 
 def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
-    """The folder given, or those of the names that are there.
+    """The folder given, or those of the names that are there and no dataset.
 
     Raises:
         InputError: the folder given is not there.
@@ -279,7 +281,12 @@ def folders(given: str | None, root: Path, names: Iterable[str]) -> list[Path]:
         if not Path(given).is_dir():
             raise InputError("no such folder", path=given)
         return [Path(given)]
-    return [root / name for name in names if (root / name).is_dir()]
+    return [root / name for name in names if (root / name).is_dir() and not _made(root / name)]
+
+
+def _made(folder: Path) -> bool:
+    """Whether it is a dataset of ours: `data/` may lie beside its input, and hold structures."""
+    return any((folder / name).is_dir() for name in _OURS)
 
 
 def _index(places: Iterable[Path], suffixes: Iterable[str]) -> dict[str, str]:

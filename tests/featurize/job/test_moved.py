@@ -148,6 +148,17 @@ def test_input_and_dataset_may_be_written_in_any_way(
     assert [report.resumed for report in reports] == [0, 6, 6]
 
 
+@pytest.mark.parametrize("ledger", ["", "ledger.sqlite"])
+def test_a_dataset_beside_its_input_is_not_taken_for_structures(
+    tmp_path: Path, ledger: str
+) -> None:
+    (tmp_path / "one.a3m").write_text(">q\nACDEFGHIKL\n")
+    where = {"ledger": str(tmp_path / ledger)} if ledger else {}
+    first = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
+    again = on_stage(lambda: run(tmp_path, tmp_path / "data", **where))
+    assert (again.snapshot, again.resumed) == (first.snapshot, first.units)
+
+
 def test_a_moved_dataset_keeps_what_is_done(raw: Path, tmp_path: Path) -> None:
     first = on_stage(lambda: run(raw, tmp_path / "data"))
     (tmp_path / "data").rename(tmp_path / "moved")
