@@ -278,7 +278,6 @@ def copy(
         bool | None,
         typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
     ] = None,
-    token: Annotated[str, typer.Option(help="Of a service; or EVOFEED_TOKEN.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy a snapshot to another place, as it is or compressed or unpacked.
@@ -288,8 +287,7 @@ def copy(
     from evofeed.store import copy_dataset
 
     with wrong_call():
-        copied = copy_dataset(uri, target, snapshot=snapshot, zstd=zstd, token=token or None)
-        _published(copied, as_json)
+        _published(copy_dataset(uri, target, snapshot=snapshot, zstd=zstd), as_json)
 
 
 @snapshots.command()

@@ -45,7 +45,7 @@ def train(
         Path | None, typer.Option(help="Report on the run in this folder; train nothing.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="With --report: draw it into a PNG.", callback=picture_name)
+        Path | None, typer.Option(help="With --report: .png, .svg or .pdf.", callback=picture_name)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:  # fmt: skip
@@ -149,7 +149,9 @@ def predict(
     out: Annotated[Path, typer.Option(help="Structure file to write: .pdb or .cif.")],
     picture: Annotated[
         Path | None,
-        typer.Option(help="Contacts, distances and pLDDT as a PNG.", callback=picture_name),
+        typer.Option(
+            help="Contacts, distances and pLDDT, as .png, .svg or .pdf.", callback=picture_name
+        ),
     ] = None,
     recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
     device: Device = "",

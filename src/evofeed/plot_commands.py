@@ -19,7 +19,9 @@ plot = typer.Typer(
 
 Uri = Annotated[str, typer.Argument(help="Path, s3:// or http(s):// of a dataset.")]
 Chain = Annotated[str, typer.Argument(help="Chain id.")]
-Out = Annotated[Path, typer.Option(help="PNG to write.", callback=picture_name)]
+Out = Annotated[
+    Path, typer.Option(help="Picture to write: .png, .svg or .pdf.", callback=picture_name)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the path as JSON.")]
 
 
