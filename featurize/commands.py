@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,7 +141,7 @@ def _search(
     folder = f"{fasta}.search"
     with Progress(console=Console(stderr=True), disable=quiet) as bar:
         task = bar.add_task("searching", total=None)
-        search_fasta(
+        sources = search_fasta(
             fasta,
             folder,
             search_dbs=search_dbs,
@@ -149,6 +150,12 @@ def _search(
             config=SearchConfig(threads=threads),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    names = {source.chain_id for source in sources}
+    for chain in list(Path(folder, "alignments").iterdir()):
+        if (
+            chain.is_dir() and chain.name not in names
+        ):  # of a sequence that is not in the file any more
+            shutil.rmtree(chain)
     return folder
 
 

@@ -23,10 +23,11 @@ from evofeed.featurize import hmmer
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.discovery import once
 from evofeed.featurize.layouts import Beside, from_fasta
-from evofeed.featurize.sources import ChainSource, role_of
+from evofeed.featurize.sources import ChainSource, is_alignment, role_of
 
 _HASHED_WHOLE = 1 << 32
 _EDGE = 1 << 20
+_HITS = "hmm_output.sto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,8 @@ def search_fasta(
 
     Args:
         fasta: the sequences.
-        out_dir: becomes a data set that `discover` knows: `alignments/`, `fasta/`.
+        out_dir: becomes a data set that `discover` knows: `alignments/`, `fasta/`. A chain's
+            folder holds the results of its last search and no other alignment.
         search_dbs: databases for the MSA, FASTA or those of hhblits and mmseqs.
         template_db: `pdb_seqres.fasta` for template hits.
         template_mmcif_dir: structures of those hits.
@@ -147,12 +149,9 @@ def search_chain(
     folder = Path(out_dir) / "alignments" / source.chain_id
     fasta = Path(out_dir) / "fasta" / f"{source.chain_id}.fasta"
     _write(fasta, f">{source.description or source.chain_id}\n{source.sequence}\n".encode())
-    alignments = []
-    for db in search_dbs:
+    alignments, names = [], _result_names(search_dbs, config)
+    for name, db in names.items():
         suffix, run = _searcher(db, config)
-        name = f"{Path(db).name.partition('.')[0]}_hits{suffix}"
-        if role_of(name, FeaturizeConfig()) not in ("a3m", "stockholm"):
-            name = f"search_{name}"  # `pdb_hits` and `uniprot_hits` mean something else
         key = _key("msa", source.sequence, db, config)
         data = _cached(cache, key, suffix, partial(run, source.sequence, db))
         _write(folder / name, data)
@@ -162,13 +161,35 @@ def search_chain(
         data = _cached(
             cache, key, ".sto", lambda: _templates(source.sequence, alignments, template_db, config)
         )
-        _write(folder / "hmm_output.sto", data)
+        _write(folder / _HITS, data)
+    kept = {*names, _HITS} if template_db is not None else {*names}
+    for file in list(folder.iterdir()):
+        if is_alignment(file.name) and file.name not in kept:
+            file.unlink()  # of another search, perhaps for another sequence
     return ChainSource(
         source.chain_id,
         alignment_dir=str(folder),
         fasta=str(fasta),
         template_mmcif_dir=source.template_mmcif_dir,
     )
+
+
+def _result_names(search_dbs: Iterable[str], config: SearchConfig) -> dict[str, str]:
+    """The databases by the names of their results."""
+    names: dict[str, str] = {}
+    for db in search_dbs:
+        suffix, _ = _searcher(db, config)
+        name = f"{Path(db).name.partition('.')[0]}_hits{suffix}"
+        if role_of(name, FeaturizeConfig()) not in ("a3m", "stockholm"):
+            name = f"search_{name}"  # `pdb_hits` and `uniprot_hits` mean something else
+        if name in names:
+            raise InputError(
+                f"its results would be called {name}, as those of {names[name]}: rename one of "
+                "them, or give a link of another name",
+                path=db,
+            )
+        names[name] = db
+    return names
 
 
 def _searcher(db: str, config: SearchConfig) -> tuple[str, Callable[[str, str], bytes]]:
