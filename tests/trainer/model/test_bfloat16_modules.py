@@ -26,7 +26,8 @@ LIMIT = 0.5  # of the change: midway between no such error and all of it
 # Of a tensor's norm. The gradient of a part's own weights grows by a tenth with its scale, unless
 # what comes after undoes it, as the norm after a triangle's product does: then it is no error.
 VISIBLE = 0.05
-IN_FULL_PRECISION = ("structure_module", "ipa", "torsion")  # files of modules out of autocast
+# Files of modules that run out of autocast: `test_golden.py` holds those to float32's limits.
+IN_FULL_PRECISION = ("structure_module", "ipa", "torsion")
 GENERIC = ("LayerNorm", "Attention")  # recorded by themselves and parts of everything else
 
 Run = dict[str, Tensor]
