@@ -152,7 +152,12 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
     for entry in os.scandir(root):
         if not entry.is_dir() or entry.name.startswith("."):
             continue
-        inner = list(os.scandir(entry.path))
+        try:
+            inner = list(os.scandir(entry.path))
+        except OSError as error:  # one that is not ours to read hides no other
+            why = f"folder cannot be listed: {error.strerror}"
+            beside.faults.append(InputError(why, path=entry.path))
+            continue
         if not every and not any(_holds_alignments(item) for item in inner):
             continue
         search = _COLABFOLD_SEARCH.match(entry.name)

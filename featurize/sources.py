@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from evofeed.errors import InputError
@@ -93,22 +92,21 @@ class ChainSource:
     def _listed(self, subfolders: bool) -> Iterator[FileRef]:
         if self.alignment_dir is None:
             return
-        folder = Path(self.alignment_dir)
+        for entry in self._entries(self.alignment_dir):
+            if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
+                yield from (file_ref(e.path) for e in self._entries(entry.path) if self._reads(e))
+            elif self._reads(entry):
+                yield file_ref(entry.path)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
-            entries = list(os.scandir(folder))
+            return list(os.scandir(folder))
         except OSError as error:
             raise InputError(
                 f"alignment folder cannot be listed: {error.strerror}",
-                path=str(folder),
+                path=folder,
                 item=self.chain_id,
             ) from None
-        for entry in entries:
-            if subfolders and entry.name in SUBFOLDERS and entry.is_dir():
-                yield from (
-                    file_ref(e.path) for e in list(os.scandir(entry.path)) if self._reads(e)
-                )
-            elif self._reads(entry):
-                yield file_ref(entry.path)
 
     def _reads(self, entry: os.DirEntry[str]) -> bool:
         """Whether it is a file; an alignment that is not one is no reason to go on without."""

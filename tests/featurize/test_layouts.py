@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -357,3 +359,32 @@ def test_an_empty_hit_file_is_said_to_be_empty(tmp_path: Path) -> None:
     (folder / "pdb70_hits.hhr").write_text("")
     (source,) = discover(tmp_path)
     assert "pdb70_hits.hhr is empty: no template hits" in featurize_chain(source).dropped
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_a_folder_that_may_not_be_listed_hides_no_other_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deeper: bool
+) -> None:
+    for chain_id in ("1abc_A", "2abc_A"):
+        folder = tmp_path / "alignments" / chain_id / "a3m"
+        folder.mkdir(parents=True)
+        (folder / "hits.a3m").write_text(">q\nACDE\n")
+    secret = str(tmp_path / "alignments" / "1abc_A" / ("a3m" if deeper else ""))
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:  # the tests may run as root, who may list everything
+        if str(path) == secret.rstrip("/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    faults: list[InputError] = []
+    sources = {source.chain_id: source for source in discover(tmp_path, problems=faults)}
+    assert featurize_chain(sources.pop("2abc_A")).sequence == "ACDE"
+    if sources:
+        with pytest.raises(InputError) as caught:
+            featurize_chain(sources.pop("1abc_A"))
+        faults.append(caught.value)
+    (fault,) = faults
+    assert "cannot be listed: Permission denied" in str(fault)
+    assert str(fault.path) == secret.rstrip("/")
