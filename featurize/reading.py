@@ -109,7 +109,8 @@ def _read_span(ref: FileRef, caps: InputCaps) -> bytes:
     except FileNotFoundError:
         raise InputError("no such file", path=ref.path) from None
     except (OSError, OverflowError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", path=ref.path) from None
+        why = getattr(error, "strerror", None) or error  # an OSError would tell the path again
+        raise InputError(f"cannot be read: {why}", path=ref.path) from None
     if ref.size is not None and len(data) != ref.size:
         raise InputError(
             f"{ref.name} should span bytes {ref.offset}-{ref.offset + ref.size}, but the file "

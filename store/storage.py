@@ -223,7 +223,7 @@ def read_file(path: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise ShardMissing("no such file", path=str(path)) from None
     except OSError as error:
-        raise StoreError(f"cannot read: {error}", path=str(path)) from None
+        raise StoreError(f"cannot read: {error.strerror or error}", path=str(path)) from None
 
 
 def _write(file: FileIO, data: Bytes) -> None:
