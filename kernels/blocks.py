@@ -1,4 +1,4 @@
-"""Fused forwards of the blocks, where dropout and residual join the op before them.
+"""Fused forward of the block around MSA and pairs: dropout and residual join the op before them.
 
 A swapped block calls the ops directly with its modules' parameters: forward
 hooks on the modules inside do not fire.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evofeed.kernels.feed_forward import transition, transition_fits
@@ -17,87 +16,21 @@ from evofeed.kernels.modules import (
     attention_weights,
     four_axes,
     global_attention,
-    is_outgoing,
     outer_weights,
     row_attention_through,
     shaped,
     three_axes,
     transition_weights,
-    triangle_weights,
 )
 from evofeed.kernels.outer import (
     OuterWeights,
     outer_product_mean_fits,
     outer_product_mean_through,
 )
+from evofeed.kernels.pair_stacks import drop_mask, masks_transition
 from evofeed.kernels.swap import Fused, Recordable, register
-from evofeed.kernels.triangle import (
-    triangle_multiplication,
-    triangle_multiplication_fits,
-)
 
-__all__ = ["drop_mask"]
-
-
-def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
-    """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
-    p = layer.p if hasattr(layer, "p") else layer.r
-    if not layer.training or p == 0.0:
-        return None
-    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), p, training=True)
-
-
-class FusedPairStack(Recordable):
-    """Forward of the pair half of a block."""
-
-    def forward(
-        self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
-    ) -> Tensor:
-        """As the original's."""
-        flat = four_axes(z)
-        multiplications = [(m, triangle_weights(m)) for m in (self.tri_mul_out, self.tri_mul_in)]
-        attentions = [
-            (m, attention_weights(m.layer_norm, m.mha, m.linear.weight))
-            for m in (self.tri_att_start, self.tri_att_end)
-        ]
-        last = transition_weights(self.pair_transition)
-        fits = (
-            not options.get("inplace_safe", False)
-            and all(triangle_multiplication_fits(flat, w) for _, w in multiplications)
-            and all(m.starting for m, _ in attentions)
-            and all(gated_attention_fits(flat, w, m.mha.no_heads) for m, w in attentions)
-            and transition_fits(flat, last)
-        )
-        if not fits:
-            return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
-        R = flat.shape[1]
-        for module, weights in multiplications:
-            flat = triangle_multiplication(
-                flat, weights, outgoing=is_outgoing(module), mask=mask, residual=True,
-                drop_mask=drop_mask(drop, flat, R), eps=module.layer_norm_in.eps,
-            )  # fmt: skip
-        for (module, projections), ending in zip(attentions, (False, True), strict=True):
-            flat = gated_attention(
-                flat, projections, module.mha.no_heads, mask=mask, columns=ending, residual=True,
-                drop_mask=drop_mask(drop, flat, R), drop_columnwise=ending,
-                eps=module.layer_norm.eps,
-            )  # fmt: skip
-        masked = _masks_transition(positional, options, self.torch_class)
-        flat = transition(
-            flat, last, mask=mask if masked else None, residual=True,
-            eps=self.pair_transition.layer_norm.eps,
-        )  # fmt: skip
-        return shaped(flat, z)
-
-
-def _masks_transition(
-    positional: tuple[Any, ...], options: dict[str, Any], cls: type[nn.Module]
-) -> bool:
-    """`mask_trans` of our trainer (third argument, default False) or `_mask_trans` of OpenFold."""
-    if "_mask_trans" in cls.forward.__code__.co_varnames:
-        return bool(options.get("_mask_trans", True))
-    return bool(positional[0] if positional else options.get("mask_trans", False))
+__all__: list[str] = []
 
 
 class FusedEvoformerBlock(Recordable):
@@ -131,7 +64,7 @@ class FusedEvoformerBlock(Recordable):
         )  # fmt: skip
         m = shaped(update, m)
         m = self._column_attention(m, msa_mask)
-        masked = _masks_transition(positional, options, self.torch_class)
+        masked = masks_transition(positional, options, self.torch_class)
         if hasattr(self, "_masks_msa"):
             masked = self._masks_msa(masked)
         m = transition(
@@ -171,9 +104,6 @@ class FusedEvoformerBlock(Recordable):
 
 @register
 def _rule(module: nn.Module) -> type[Fused] | str | None:
-    pair = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition")
-    if all(hasattr(module, name) for name in (*pair, "ps_dropout_row_layer")):
-        return FusedPairStack
     msa = ("msa_att_row", "msa_transition", "outer_product_mean", "pair_stack", "opm_first")
     if all(hasattr(module, name) for name in msa):
         # OpenFold's extra-MSA block checkpoints its parts itself; its modules are swapped.

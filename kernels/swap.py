@@ -132,9 +132,16 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
             without, and one warning says why.
     """
     # Here and not above: they register their rules, and need this module for it.
-    from evofeed.kernels import blocks, lstm, modules, multihead_attention, norm_module
+    from evofeed.kernels import (
+        blocks,
+        lstm,
+        modules,
+        multihead_attention,
+        norm_module,
+        pair_stacks,
+    )  # fmt: skip
 
-    assert blocks and lstm and modules and multihead_attention and norm_module
+    assert blocks and lstm and modules and multihead_attention and norm_module and pair_stacks
     report = SwapReport() if report is None else report
     outer: list[str] = []  # prefixes of the modules that are recorded
     for name, module in _walk(model):

@@ -63,7 +63,7 @@ def _triangle(
 
 
 TRIANGLES = [
-    (1, 36, 128, True, True), (2, 60, 64, False, False), (1, 100, 128, False, True),
+    (1, 36, 128, True, True), (2, 60, 64, False, True), (1, 100, 128, False, True),
     (1, 8, 64, True, False),
 ]  # fmt: skip
 
@@ -101,7 +101,7 @@ def _attention(
 ATTENTIONS = [
     ((1, 40, 72, 128), 4, 32, True, True), ((1, 40, 72, 128), 4, 32, False, True),
     ((2, 20, 50, 256), 8, 32, False, True), ((1, 33, 50, 256), 8, 32, True, False),
-    ((1, 30, 47, 64), 8, 8, False, True),
+    ((1, 30, 47, 64), 8, 8, False, True), ((2, 28, 28, 64), 4, 16, True, True),
 ]  # fmt: skip
 
 

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from evofeed.kernels import to_fused, to_torch
 from evofeed.kernels.swap import Fused
-from evofeed.trainer.model import evoformer, extra_msa, msa_attention, transition, triangle
+from evofeed.trainer.model import (
+    evoformer,
+    extra_msa,
+    msa_attention,
+    template,
+    transition,
+    triangle,
+)
 from evofeed.trainer.model import outer_product_mean as opm
 
 S, R, C_M, C_Z = 5, 9, 32, 16
@@ -27,6 +34,7 @@ def _inputs(device: str) -> dict[str, Tensor]:
         "pair_mask": (torch.rand(1, R, R) > 0.2).float(),
     }
     tensors = {"m": torch.randn(1, S, R, C_M), "z": torch.randn(1, R, R, C_Z), **masks}
+    tensors |= {"t": torch.randn(1, 2, R, R, C_Z), "t_mask": masks["pair_mask"][:, None]}
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -105,6 +113,15 @@ def test_a_swapped_block_computes_the_same_with_the_same_dropout(
     torch.manual_seed(3)
     plain = block(**BLOCK, opm_first=opm_first)
     _assert_same(plain, ["m", "z", "msa_mask", "pair_mask"], device)
+
+
+@pytest.mark.parametrize("multiplications_first", [False, True])
+def test_a_swapped_template_block_computes_the_same_with_the_same_dropout(
+    multiplications_first: bool, device: str
+) -> None:
+    torch.manual_seed(3)
+    plain = template.TemplatePairStackBlock(C_Z, 8, 16, 2, 2, 0.25, multiplications_first)
+    _assert_same(plain, ["t", "t_mask"], device)
 
 
 def test_to_torch_gives_the_block_back(device: str) -> None:
