@@ -125,13 +125,11 @@ def stamp_of(
     if stat is None:
         return None
     nbytes, mtime_ns = stat
+    if known is not None and stat == (known.nbytes, known.mtime_ns) and not check_content:
+        return known
     # The place tells inputs apart that happen to have one size and time under two roots.
     name = f"{nbytes} {mtime_ns} {xxh3(os.fsencode(ref.path))[:16]}"
-    if known is None or not known.sha256:
-        return Stamp(name, nbytes, mtime_ns)
-    if stat == (known.nbytes, known.mtime_ns) and not check_content:
-        return known
-    if nbytes != known.nbytes:
+    if known is None or not known.sha256 or nbytes != known.nbytes:
         return Stamp(name, nbytes, mtime_ns)
     try:
         found = digest(read_bytes(ref, config.caps))
