@@ -13,9 +13,9 @@ import pytest
 from conftest_service import Start
 from pydantic import SecretStr
 
-from evofeed.errors import StoreError
+from evofeed.errors import AccessDenied
 from evofeed.service import ServiceSettings, create_app
-from evofeed.service.auth import SCOPES, create_token
+from evofeed.service.auth import SCOPES, create_token, revoke_token
 from evofeed.service.database import Database
 from evofeed.service.limits import RateLimiter
 from evofeed.service.problems import Problem
@@ -110,11 +110,17 @@ def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
 def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder) -> None:
     client, database = guarded
     url = f"{str(client.base_url).rstrip('/')}/v1/datasets/demo"
-    remote = Dataset.open(url, token=token(database, "read", datasets=["demo"]))
-    assert remote.digest == folder[2] and remote[0].num_res > 0
-    remote.storage._connection().close()  # type: ignore[attr-defined]
-    with pytest.raises(StoreError, match="token"):
+    given = token(database, "read", datasets=["demo"])
+    with Dataset.open(url, token=given) as remote:
+        assert remote.digest == folder[2] and remote[0].num_res > 0
+        revoke_token(database, given.split("_")[1])
+        with pytest.raises(AccessDenied, match=r"401 .the token was revoked.*EVOFEED_TOKEN"):
+            remote[0]
+    with pytest.raises(AccessDenied, match=r"401 .this needs a token"):
         Dataset.open(url)
+    other = token(database, "read", datasets=["other"])
+    with pytest.raises(AccessDenied, match=r"403 .this token is not for dataset 'demo'"):
+        Dataset.open(url, token=other)
 
 
 def test_a_token_makes_no_wider_token_than_itself(guarded) -> None:
