@@ -49,6 +49,7 @@ class _Sample:
     request: ReadRequest | None = None
     asked: float = 0.0
     failures: int = 0
+    failing_since: float = 0.0
     refusals: int = 0
     """Failures while the storage answered for another chain, or denied us access."""
     offset: int | None = None
@@ -259,6 +260,8 @@ class Feeder(threading.Thread):
             LoaderError: nothing at all could be read for a long time, or we may not read.
         """
         now = time.perf_counter()
+        if not sample.failures:  # when it was asked for says little: a job may have been suspended
+            sample.failing_since = now
         sample.failures += 1
         self._stats.retries += 1
         sample.refusals += isinstance(why, (ChainRefused, AccessDenied))
@@ -267,7 +270,7 @@ class Feeder(threading.Thread):
                 then = "then iterate again, or go on from the state: no batch is lost"
                 raise LoaderError(f"access was denied: {why}; {then}") from why
             return False
-        left = max(self._last_success, sample.asked) + _OUTAGE_SECONDS - now
+        left = max(self._last_success, sample.failing_since) + _OUTAGE_SECONDS - now
         if left < 0:
             raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
         if now - self._last_told > _REMIND_SECONDS:

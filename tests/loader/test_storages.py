@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.loader.records import make_record, small_dataset
@@ -178,6 +180,29 @@ def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(
     monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 1.0)
     with pytest.raises(LoaderError, match="is the service up"):
         ids_read(far(dataset, 10**9))
+
+
+class Suspended(FarStorage):
+    """During one read everything stands still for an hour, and then it fails."""
+
+    later = 0.0
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if next(self.reads) == self.fail:
+            self.later = 3600.0
+            raise StoreError("gave up after 6 attempts: is the service up?", path=key)
+        self.inner.read_into(key, offset, out)
+
+
+def test_a_suspended_job_is_no_outage(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    *want, _, _ = ids_read(dataset)
+    storage = Suspended(dataset.uri, 5)
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + storage.later)
+    monkeypatch.setattr("evofeed.loader.feeder.time", clock)
+    far = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
+    *got, retried, bad = ids_read(far, prefetch=1)
+    assert (retried, bad) == (1, 0)
+    assert got == want
 
 
 def test_a_dataset_behind_a_service_is_read_like_a_local_one(
