@@ -102,7 +102,6 @@ def parse_mmcif(
         resolution=_resolution(block),
         sequences=letters,
         place=place,
-        unobserved=tuple(unobserved),
     )
 
 

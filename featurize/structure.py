@@ -52,7 +52,6 @@ class Structure:
         sequences: by author's chain id, in the order of the file.
         place: makes the chain of an author's id; `chain` keeps what it made.
         kind: format of the file.
-        unobserved: internal ids of protein chains without a single atom.
     """
 
     file_id: str
@@ -62,7 +61,6 @@ class Structure:
     sequences: dict[str, str]
     place: Callable[[str], Chain]
     kind: Literal["mmcif", "pdb", "proteinnet"] = "mmcif"
-    unobserved: tuple[str, ...] = ()
     _placed: dict[str, Chain] = field(default_factory=dict)
 
     @property
