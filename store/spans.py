@@ -125,12 +125,16 @@ class Spans:
         if out is None or len(out) < nbytes:
             out = np.empty(nbytes, np.uint8)
         span = out[:nbytes]
+        short: ShardCorrupt | None = None
         for _ in range(READS):
-            self.read_range(row, 0, span.data)
-            if not verify or xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
-                return span
-            self._forget(row)  # a flip on the way or in a cache heals itself
-        raise self.place(row).corrupt("checksum does not match: fetch the shard again")
+            try:
+                self.read_range(row, 0, span.data)
+                if not verify or xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
+                    return span
+            except ShardCorrupt as error:
+                short = error
+            self._forget(row)  # a flip or a cut on the way or in a cache heals itself
+        raise short or self.place(row).corrupt("checksum does not match: fetch the shard again")
 
     def runs(self, rows: Sequence[int]) -> list[list[int]]:
         """Rows grouped so that the chains of a group lie close together in one shard."""

@@ -53,6 +53,8 @@ class Service(BaseHTTPRequestHandler):
             self.wfile.write(data[: len(data) // 2])
             self.close_connection = True
             return None
+        if fault == "cut":  # as if that were all
+            data = data[: len(data) // 2]
         if fault == "flip":
             data = bytes([data[0] ^ 1]) + data[1:]
         return self.answer(status, data)
@@ -144,6 +146,12 @@ def test_wrong_bytes_are_never_believed(service, closing):
     assert_same(dataset["chain2_A"], random_record(2))  # read again, and right
     service.faults.extend(["flip", "flip"])
     with pytest.raises(ShardCorrupt, match="checksum") as caught:
+        dataset["chain2_A"]
+    assert caught.value.item == "chain2_A"
+    service.faults.append("cut")
+    assert_same(dataset["chain2_A"], random_record(2))
+    service.faults.extend(["cut", "cut"])
+    with pytest.raises(ShardCorrupt, match="truncated") as caught:
         dataset["chain2_A"]
     assert caught.value.item == "chain2_A"
     service.faults.extend([None, "flip"])
