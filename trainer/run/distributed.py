@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from evofeed.errors import TrainerError
+
+_PATIENCE: Final = timedelta(minutes=20)
+"""How long a rank waits for another: a loader bears a storage that does not answer for 15."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class World:
 
 
 @contextmanager
-def join_world(device: str | None = None, timeout_seconds: float = 600) -> Iterator[World]:
+def join_world(device: str | None = None) -> Iterator[World]:
     """This process's place among those torchrun started; alone where it started none.
 
     `nccl` on GPUs, `gloo` elsewhere. Leaves the group at the end.
@@ -97,7 +100,7 @@ def join_world(device: str | None = None, timeout_seconds: float = 600) -> Itera
         torch.cuda.set_device(place)
     dist.init_process_group(
         "nccl" if place.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=_PATIENCE,
         # Named, or NCCL guesses a device at the first barrier and warns.
         device_id=place if place.type == "cuda" else None,
     )
