@@ -95,6 +95,12 @@ class _Parts(NamedTuple):
             )  # fmt: skip
         return z
 
+    def finish(self, block: Any, z: Tensor, mask: Tensor | None, masked: bool) -> Tensor:
+        return transition(
+            z, self.transition, mask=mask if masked else None, residual=True,
+            eps=block.pair_transition.layer_norm.eps,
+        )  # fmt: skip
+
 
 class FusedPairStack(Recordable):
     """Forward of the pair half of a block."""
@@ -110,11 +116,7 @@ class FusedPairStack(Recordable):
         mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
         flat = parts.attend(parts.multiply(flat, mask, drop), mask, (drop, drop))
         masked = masks_transition(positional, options, self.torch_class)
-        flat = transition(
-            flat, parts.transition, mask=mask if masked else None, residual=True,
-            eps=self.pair_transition.layer_norm.eps,
-        )  # fmt: skip
-        return shaped(flat, z)
+        return shaped(parts.finish(self, flat, mask, masked), z)
 
 
 class FusedTemplateBlock(Recordable):
@@ -132,11 +134,7 @@ class FusedTemplateBlock(Recordable):
         else:
             flat = parts.multiply(parts.attend(flat, pairs, drops), pairs, drops[0])
         masked = masks_transition(positional, options, self.torch_class)
-        flat = transition(
-            flat, parts.transition, mask=pairs if masked else None, residual=True,
-            eps=self.pair_transition.layer_norm.eps,
-        )  # fmt: skip
-        return shaped(flat, z)
+        return shaped(parts.finish(self, flat, pairs, masked), z)
 
 
 @register
