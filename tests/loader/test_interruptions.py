@@ -23,12 +23,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return small_dataset(tmp_path_factory.mktemp("interruptions") / "d")
 
 
-@pytest.fixture(scope="module")
-def reference(dataset: Dataset) -> list[str]:
-    with open_loader(dataset) as loader:
-        return sample_digests(loader)
-
-
 class GatedStorage(LocalStorage):
     """Reads wait while the gate is closed."""
 

@@ -22,12 +22,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return small_dataset(tmp_path_factory.mktemp("processes") / "d")
 
 
-@pytest.fixture(scope="module")
-def reference(dataset: Dataset) -> list[str]:
-    with open_loader(dataset) as loader:
-        return sample_digests(loader)
-
-
 def test_closing_leaves_no_thread_and_no_process(dataset: Dataset) -> None:
     before = set(threading.enumerate())
     loader = open_loader(dataset, reader="process")

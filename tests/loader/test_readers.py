@@ -30,12 +30,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return small_dataset(tmp_path_factory.mktemp("readers") / "d")
 
 
-@pytest.fixture(scope="module")
-def reference(dataset: Dataset) -> list[str]:
-    with open_loader(dataset) as loader:
-        return sample_digests(loader)
-
-
 @pytest.mark.slow
 def test_a_reader_killed_again_and_again_loses_and_doubles_nothing(
     dataset: Dataset, reference: list[str]

@@ -123,55 +123,39 @@ def test_a_chain_that_fails_while_others_are_read_is_replaced(dataset: Dataset) 
     assert len(got) == 8
 
 
-class BadSector(LocalStorage):
-    """A disk that cannot read one chain, or an own storage that says it so."""
+class FailingStorage(LocalStorage):
+    """Raises an error of Python's own where one chain begins: a bad sector, a bug, ..."""
 
-    def __init__(self, root: str, offset: int) -> None:
+    def __init__(self, root: str, offset: int, error: Exception) -> None:
         super().__init__(root)
-        self.offset = offset
+        self.offset, self.error = offset, error
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         if offset == self.offset:
-            raise OSError(errno.EIO, "Input/output error")
+            raise self.error
         super().read_into(key, offset, out)
 
 
-def test_a_chain_in_a_bad_sector_is_replaced(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (ZeroDivisionError("of all things"), "ZeroDivisionError: of all things"),
+    ],
+    ids=["bad sector", "an error that nobody foresaw"],
+)
+def test_a_chain_whose_reading_fails_is_replaced(
+    dataset: Dataset, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 60.0)  # a hang guard
     place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
-    storage = BadSector(dataset.uri, place.offset + place.starts[0])
+    storage = FailingStorage(dataset.uri, place.offset + place.starts[0], error)
     damaged = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
     with FeatureLoader(damaged, CONFIG, device="cpu", reader="thread") as loader:
         assert len(list(loader)) == 8
         (why,) = loader.stats()["bad_chains"]
     assert place.chain_id in why
-    assert "Input/output error" in why
-
-
-class BrokenStorage(LocalStorage):
-    """Has a bug that one chain brings out."""
-
-    def __init__(self, root: str, offset: int) -> None:
-        super().__init__(root)
-        self.offset = offset
-
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        if offset == self.offset:
-            raise ZeroDivisionError("of all things")
-        super().read_into(key, offset, out)
-
-
-def test_an_error_that_nobody_foresaw_is_an_answer_too(dataset: Dataset) -> None:
-    place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
-    storage = BrokenStorage(dataset.uri, place.offset + place.starts[0])
-    broken = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
-    with FeatureLoader(broken, CONFIG, device="cpu", reader="thread") as loader:
-        assert len(list(loader)) == 8
-        (why,) = loader.stats()["bad_chains"]
-    assert place.chain_id in why
-    assert "ZeroDivisionError: of all things" in why
+    assert told in why
 
 
 def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(

@@ -1,0 +1,15 @@
+"""What several files of these tests begin with."""
+
+from __future__ import annotations
+
+import pytest
+from tests.loader.streams import open_loader, sample_digests
+
+from evofeed.store import Dataset
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    """Digests of the samples of the file's own `dataset`, undisturbed."""
+    with open_loader(dataset) as loader:
+        return sample_digests(loader)
