@@ -152,10 +152,8 @@ def _search(
         )
     names = {source.chain_id for source in sources}
     for chain in list(Path(folder, "alignments").iterdir()):
-        if (
-            chain.is_dir() and chain.name not in names
-        ):  # of a sequence that is not in the file any more
-            shutil.rmtree(chain)
+        if chain.is_dir() and chain.name not in names:
+            shutil.rmtree(chain)  # of a sequence that is not in the file any more
     return folder
 
 

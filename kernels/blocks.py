@@ -30,8 +30,6 @@ from evofeed.kernels.outer import (
 from evofeed.kernels.pair_stacks import drop_mask, masks_transition
 from evofeed.kernels.swap import Fused, Recordable, register
 
-__all__: list[str] = []
-
 
 class FusedEvoformerBlock(Recordable):
     """Forward of an Evoformer or extra-MSA block."""

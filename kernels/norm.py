@@ -7,7 +7,7 @@ and whose other axes collapse to two strides (a transposed MSA is one).
 Letters: M rows, C channels.
 """
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -67,7 +67,6 @@ def _choice(op: str, x: Tensor) -> Tile:
     return tile(op + wide, x.shape[-1], torch.bfloat16)  # its float32 tiles are for products
 
 
-@cache
 def _sizes(choice: Tile, C: int) -> dict[str, Any]:
     """What both kernels are compiled for. A tile's rows are those of 128 channels."""
     block_c = max(16, 1 << (C - 1).bit_length())
@@ -77,7 +76,6 @@ def _sizes(choice: Tile, C: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@cache
 def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
     """What else the backward kernel is compiled for."""
     sizes = _sizes(choice, C)

@@ -19,7 +19,7 @@ def _tile_of(
     CACHE: what the cache is told of them ("" for nothing).
 
     A start that is one number for all threads, and offsets known to the compiler where C is,
-    leave registers for more programs: 72 instead of 206 at 128 channels backward.
+    leave registers for more programs.
     """
     width = BLOCK_C if EVEN else C
     local = tl.arange(0, BLOCK_M)
