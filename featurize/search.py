@@ -256,8 +256,9 @@ def _digest(*pieces: bytes) -> str:
 
 def db_fingerprint(db: str) -> str:
     """Names a database by its content; of files beyond 4 GiB by size, ends and time."""
-    files = sorted(Path(db).parent.glob(f"{Path(db).name}*")) if not Path(db).is_file() else []
-    parts = [_file_fingerprint(str(f), *_stat(f)) for f in files or [Path(db)]]
+    beside = sorted(Path(db).parent.glob(f"{Path(db).name}*")) if not Path(db).is_file() else []
+    files = [file for file in beside if not file.is_dir()] or [Path(db)]
+    parts = [_file_fingerprint(str(file), *_stat(file)) for file in files]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 

@@ -156,7 +156,7 @@ exit 0
     tool.parent.mkdir()
     tool.write_text(script)
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(tool.parent))  # the machine may have the real one
     (source,) = search_fasta(
         str(tmp_path / "q.fasta"), str(tmp_path / "out"), search_dbs=[str(tmp_path / "db")]
     )

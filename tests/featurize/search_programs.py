@@ -1,0 +1,81 @@
+"""A made-up protein family, and databases of it as jackhmmer, hhblits and mmseqs want them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("jackhmmer", "hmmbuild", "hmmsearch", "hhblits", "hhsearch", "mmseqs", "kalign")
+_LETTERS = "ARNDCQEGHILKMFPSTWYV"
+
+
+def require_programs() -> None:
+    """Skip where a search program is absent; fail where `EVOFEED_REQUIRE` names `search`."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing and "search" in os.environ.get("EVOFEED_REQUIRE", "").split(","):
+        pytest.fail(f"search programs are required, but {', '.join(missing)} are not on the PATH")
+    if missing:
+        pytest.skip(f"not on the PATH: {', '.join(missing)}; install hmmer hhsuite mmseqs2 kalign")
+
+
+def family(seed: int, size: int = 20, length: int = 120) -> list[str]:
+    """An ancestor and descendants of it, ever further away."""
+    draw = random.Random(seed)
+    first = "".join(draw.choices(_LETTERS, k=length))
+    return [first, *(changed(first, 0.05 + 0.02 * n, draw) for n in range(1, size))]
+
+
+def changed(sequence: str, share: float, draw: random.Random) -> str:
+    """A sequence with a share of its residues changed, one deletion and one insertion."""
+    letters = [draw.choice(_LETTERS) if draw.random() < share else c for c in sequence]
+    del letters[len(letters) // 3]
+    letters.insert(2 * len(letters) // 3, draw.choice(_LETTERS))
+    return "".join(letters)
+
+
+def fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
+    """Write a FASTA file; its path."""
+    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
+    return str(path)
+
+
+def mmseqs_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
+    """A database of mmseqs; its prefix."""
+    text = fasta(path.with_name(f"{path.name}_records.fa"), records)
+    _call("mmseqs", "createdb", text, str(path), cwd=path.parent)
+    return str(path)
+
+
+def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
+    """A database of hhblits and hhsearch with an alignment an entry; its prefix."""
+    a3m, hhm = (path.parent / f"{path.name}.{kind}" for kind in ("a3m", "hhm"))
+    a3m.mkdir()
+    hhm.mkdir()
+    for name, rows in entries.items():
+        fasta(a3m / name, rows)
+        _call("hhmake", "-v", "0", "-i", str(a3m / name), "-o", str(hhm / name), cwd=path.parent)
+    for kind, folder in (("a3m", a3m), ("hhm", hhm)):
+        files = f"{path}_{kind}.ffdata", f"{path}_{kind}.ffindex"
+        _call("ffindex_build", "-s", *files, str(folder), cwd=path.parent)
+    build = ["-f", "-x", "0.3", "-c", "4", "-I", "a3m", "-i", f"{path}_a3m", "-o", f"{path}_cs219"]
+    _call(_cstranslate(), *build, cwd=path.parent)
+    return str(path)
+
+
+def _cstranslate() -> str:
+    """Debian keeps it beside the other programs, one for each kind of processor."""
+    places: Iterator[str] = map(str, Path("/usr/libexec/hhsuite").glob("cstranslate-sse[0-9]"))
+    found = shutil.which("cstranslate") or next(places, None)
+    assert found, "hhsuite is here without cstranslate"
+    return found
+
+
+def _call(*command: str, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stderr[-500:])
