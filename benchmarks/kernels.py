@@ -27,10 +27,10 @@ from kernel_table import load, merge, save, table
 from torch import Tensor, nn
 
 from evofeed.kernels import layer_norm, masked_softmax, reference, to_fused
-from evofeed.kernels.attention import biased_attention
-from evofeed.kernels.modules import triangle_weights
-from evofeed.kernels.optimizer import FusedAdamEMA
-from evofeed.kernels.triangle import triangle_multiplication
+from evofeed.kernels.ops.attention.op import biased_attention
+from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
+from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from evofeed.kernels.swap.modules import triangle_weights
 from evofeed.trainer.model.evoformer import EvoformerBlock
 from evofeed.trainer.model.extra_msa import ExtraMSABlock
 from evofeed.trainer.model.triangle import (
@@ -287,7 +287,7 @@ def triangle_modules(peers: bool) -> Iterator[Row]:
             return [[rand(1, N, N, 128), mask, *parameters] for _ in range(3)]
 
         def op(which: Any, outgoing: bool = outgoing) -> Callable[..., Tensor]:
-            from evofeed.kernels.triangle import TriangleWeights
+            from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
 
             return lambda z, mask, *w: which(z, TriangleWeights(*w), outgoing=outgoing, mask=mask)
 
@@ -467,7 +467,7 @@ def optimizers(peers: bool) -> Iterator[Row]:
 
 
 def numerics() -> Iterator[Row]:
-    from evofeed.kernels.triangle import TriangleWeights
+    from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
 
     def show(case: str, rows: list[list[float]]) -> Row:
         worst = max((a / max(b, 1e-9) for a, b in rows), default=0.0)

@@ -20,7 +20,7 @@ import torch
 from gpu_times import Row, environment, gpu_times, graphed, peak_mb, wall_us
 
 from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
-from evofeed.kernels.layerwise import spans
+from evofeed.kernels.drop_ins.layerwise import spans
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import initial_training
 

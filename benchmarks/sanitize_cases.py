@@ -52,7 +52,7 @@ class Inputs:
 def ops(given: Inputs) -> Iterator[Case]:
     """Ops that stand for themselves."""
     from evofeed.kernels import layer_norm, masked_softmax
-    from evofeed.kernels.attention import biased_attention
+    from evofeed.kernels.ops.attention.op import biased_attention
 
     rand, mask = given.rand, given.mask
     for C in (20, 128, 1000):
@@ -188,7 +188,7 @@ def wide_blocks(given: Inputs) -> Iterator[Case]:
 
 def optimizers(device: str) -> Iterator[Case]:
     from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
-    from evofeed.kernels.layerwise import Span
+    from evofeed.kernels.drop_ins.layerwise import Span
 
     for size in (5, 16, 5000):
         a, b, c, d, e = (torch.rand(size, device=device) for _ in range(5))

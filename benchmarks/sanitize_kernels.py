@@ -96,8 +96,8 @@ def tell_launches() -> None:
 
 def work(device: str, group: str, first: int, float_products: bool) -> None:
     """The cases of one group, in order, from the `first` on."""
-    from evofeed.kernels import backend
-    from evofeed.kernels.choices import override
+    from evofeed.kernels.runtime import backend
+    from evofeed.kernels.runtime.tiles import override
 
     tell_launches()
     override("small_norm", 0)

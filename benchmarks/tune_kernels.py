@@ -1,4 +1,4 @@
-"""Race tile sizes of the kernels on this GPU and print the winners as `kernels/choices.json`.
+"""Race tile sizes of the kernels on this GPU and print the winners as a `choices.json`.
 
     PYTHONPATH=src python benchmarks/tune_kernels.py --out choices.json
 
@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels import attention as att
-from evofeed.kernels import hopper_attention as hopper
-from evofeed.kernels import projection as proj
-from evofeed.kernels.choices import HopperTiles, Tile, override
-from evofeed.kernels.feed_forward import TransitionWeights
-from evofeed.kernels.gated import AttentionWeights, gated_attention
-from evofeed.kernels.norm import TICKETS, layer_norm, layer_norm_backward
-from evofeed.kernels.outer import OuterWeights, outer_product_mean
-from evofeed.kernels.pair import pair_bias_through
-from evofeed.kernels.softmax import masked_softmax
-from evofeed.kernels.triangle import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.attention import op as att
+from evofeed.kernels.ops.attention.hopper import launch as hopper
+from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
+from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_backward
+from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
+from evofeed.kernels.ops.pair_bias.op import pair_bias_through
+from evofeed.kernels.ops.softmax.op import masked_softmax
+from evofeed.kernels.ops.transition.op import TransitionWeights
+from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.runtime import projection as proj
+from evofeed.kernels.runtime.tiles import HopperTiles, Tile, override
 
 BF16, DEVICE = torch.bfloat16, "cuda"
 
@@ -415,7 +415,7 @@ def main() -> None:
     print(f"compiled in {time.time() - start:.0f} s, exit codes {codes}", flush=True)
     raced: list[tuple[Case, list[tuple[float, Any]]]] = []
     log = args.log.open("w") if args.log else None
-    saved = Path("kernels/choices.json")
+    saved = Path("kernels/runtime/choices.json")
     before = json.loads(saved.read_text()) if saved.exists() else {}
     for case in cases:
         run = case.make()

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evofeed.kernels.backend import interpreted
-from evofeed.kernels.choices import override
+from evofeed.kernels.runtime.backend import interpreted
+from evofeed.kernels.runtime.tiles import override
 
 # Ours may be at most this many times PyTorch's own error in the same dtype, plus
 # a floor for results that PyTorch happens to hit exactly.

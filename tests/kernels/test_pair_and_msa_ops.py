@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import reference
-from evofeed.kernels.feed_forward import TransitionWeights, transition, transition_fits
-from evofeed.kernels.outer import (
+from evofeed.kernels.ops.outer_product_mean.op import (
     OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
     outer_product_mean_through,
 )
-from evofeed.kernels.pair import pair_bias, pair_bias_through
-from evofeed.kernels.triangle import (
+from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_through
+from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
+from evofeed.kernels.ops.triangle_multiplication.op import (
     TriangleWeights,
     triangle_multiplication,
     triangle_multiplication_fits,

@@ -253,7 +253,7 @@ def test_kernels_find_their_group_by_name(name: str, group: str) -> None:
 
 def test_every_kernel_of_our_own_has_a_group() -> None:
     folder = Path(str(evofeed.kernels.__file__)).parent
-    text = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    text = "\n".join(path.read_text() for path in folder.rglob("*.py"))
     names = re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+_kernel)\(", text)
     assert len(names) > 20
     assert [name for name in names if group_of(name) == "other"] == []

@@ -1,0 +1,1 @@
+"""Modules and optimizers with the arguments of PyTorch's: norm, attention, LSTM, LAMB, LARS."""

@@ -1,0 +1,62 @@
+"""`nn.LayerNorm`, and every layer norm that looks like OpenFold's, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
+from evofeed.kernels.swap.swap import Fused, drop_in, register
+
+__all__ = ["FusedLayerNorm", "LayerNorm"]
+
+
+class FusedLayerNorm(Fused):
+    """Forward of a swapped layer norm."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        """As the original's, in one kernel."""
+        weight, bias = self.weight, self.bias
+        if not _fits(x, weight, bias):
+            return super().forward(x)  # type: ignore[misc,no-any-return]
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and isinstance(self, nn.LayerNorm):
+            x = x.float()  # PyTorch's own gives float32 under autocast; OpenFold's does not
+        if weight.dim() == 1:
+            return fused_layer_norm(x, weight, bias, self.eps)
+        flat = x.flatten(-weight.dim())
+        return layer_norm(flat, weight.flatten(), bias.flatten(), self.eps).view(x.shape)
+
+
+def _fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    if weight is None or bias is None or not x.is_floating_point() or x.numel() == 0:
+        return False
+    axes = weight.dim()
+    if x.shape[-axes:] != weight.shape:
+        return False
+    return supported(x if axes == 1 else x.flatten(-axes), weight, bias)
+
+
+@drop_in
+class LayerNorm(FusedLayerNorm, nn.LayerNorm):
+    """`nn.LayerNorm` with a fused forward: same arguments, parameters and results."""
+
+    torch_class = nn.LayerNorm
+    mixin = FusedLayerNorm
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    cls = type(module)
+    if isinstance(module, nn.LayerNorm):
+        if cls.forward is not nn.LayerNorm.forward:
+            return f"{cls.__name__} overrides nn.LayerNorm.forward"
+        if any(getattr(module, name) is None for name in ("weight", "bias")):
+            return "has no weight or no bias"
+        return FusedLayerNorm
+    if cls.__name__ == "LayerNorm":  # OpenFold's and our trainer's own
+        parts = [getattr(module, name, None) for name in ("weight", "bias")]
+        if all(isinstance(part, Tensor) and part.ndim == 1 for part in parts):
+            return FusedLayerNorm if hasattr(module, "eps") else "has no eps"
+    return None

@@ -1,0 +1,1 @@
+"""Recording calls as CUDA graphs and replaying them."""

@@ -1,0 +1,215 @@
+"""CUDA graphs of fused modules inside somebody's own eager training loop.
+
+A block of AF2 takes the GPU a few milliseconds and Python two or three times as long.
+So the first call of a module with inputs of new shapes is recorded, forward and
+backward, and further calls replay it: the loop stays eager, the CPU launches two graphs
+a block. `recording.py` has the recording itself; here is when there can be one. Only in
+training mode: whole chains of all lengths would each need memory of their own.
+
+Between a forward and its backward a recording is taken; a module called again before
+that (templates one by one, weights shared along the depth) is recorded again. An
+optimizer may step as it likes; with parameters that have moved (`.to`, `.data = `) or
+another module inside, a module is recorded anew. Other attributes count as constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.graphs.recording import Homes, Recording, autocast_type, stream_number
+
+__all__ = ["paused", "run"]
+
+MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
+MOST_MOVES = 4  # times its parameters may have moved
+
+_PLAIN = (Tensor, nn.Parameter)
+_KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
+_paused = False
+_told: set[str] = set()
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Modules run eagerly inside."""
+    global _paused
+    before, _paused = _paused, True
+    try:
+        yield
+    finally:
+        _paused = before
+
+
+def run(
+    module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """`call(*args, **kwargs)`, the forward of `module`, from a recording where there can be one."""
+    if torch.compiler.is_compiling() or _paused or not module.training:
+        return call(*args, **kwargs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    why_not = _why_not(tensors)
+    if why_not is None:
+        state = _states.get(module)
+        if state is None:
+            state = _states[module] = _State(module)
+        recording, why_not = state.find(module, call, args, kwargs, tensors)
+        if recording is not None:
+            return recording(tensors)
+    if why_not:
+        _tell(f"{_name(module)} runs without CUDA graphs: {why_not}")
+    return call(*args, **kwargs)
+
+
+def _name(module: nn.Module) -> str:
+    return getattr(module, "torch_class", type(module)).__name__
+
+
+def _tell(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+def _why_not(tensors: Sequence[Tensor]) -> str | None:
+    """Why nothing can be recorded or replayed here; empty where that goes without saying."""
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return f"it was called with a {type(t).__name__}"
+    if not tensors or not all(t.is_cuda for t in tensors):
+        places = sorted({str(t.device) for t in tensors})
+        return f"its inputs are on {', '.join(places) or 'no device'}, not on a GPU"
+    if torch.cuda.is_current_stream_capturing():
+        return ""  # somebody records more than this module
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "hooks on saved tensors are active (activation checkpointing or offloading)"
+    if torch._C._current_graph_task_id() != -1:
+        return "it was called inside a backward pass (activation checkpointing)"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func is active"
+    if torch.is_inference_mode_enabled():
+        return "inference mode is on; torch.no_grad would do"
+    if torch.is_anomaly_enabled():
+        return "anomaly detection is on"
+    return None
+
+
+class _State:
+    """The recordings of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._recordings: dict[Hashable, list[Recording]] = {}
+        self._moves = 0
+        self._look(module)
+        kinds = {type(home[name]) for home, name in self._homes} - set(_PLAIN)
+        self._given_up = ""
+        if kinds or getattr(module, "_is_replica", False):
+            self._given_up = "its parameters are split or replicated; DDP and one GPU are fine"
+
+    def find(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], tensors: list[Tensor],
+    ) -> tuple[Recording | None, str]:  # fmt: skip
+        """A free recording of such a call, else None and why."""
+        if not self._given_up and self._changed():
+            self._recordings.clear()
+            self._look(module)
+            self._moves += 1
+            if self._moves > MOST_MOVES:
+                self._given_up = "its parameters keep moving"
+        if self._given_up:
+            return None, self._given_up
+        for value in (*args, *kwargs.values()):
+            if not isinstance(value, _KNOWN):
+                return None, f"an argument is a {type(value).__name__}, no tensor and no constant"
+        found = self._recordings.setdefault(_kind(args, kwargs), [])
+        for recording in found:
+            if not recording.taken():
+                return recording, ""
+        if sum(map(len, self._recordings.values())) >= MOST_RECORDINGS:
+            return None, (
+                f"it has {MOST_RECORDINGS} recordings: more shapes, or more calls whose backward "
+                "pass has not come yet, are not recorded"
+            )
+        try:
+            with paused():
+                found.append(Recording(_of_tensors(call, args, kwargs), tensors, self._homes))
+        except RuntimeError as error:  # something waits for the device, or memory is short
+            self._recordings.clear()
+            self._given_up = f"it cannot be recorded: {str(error).splitlines()[0]}"
+            return None, self._given_up
+        return found[-1], ""
+
+    def _look(self, module: nn.Module) -> None:
+        """Remembers what recordings rely on."""
+        self._homes = _homes(module)
+        self._places = _places(self._homes)
+        self._inner = [
+            (home._modules, name, weakref.ref(inner), inner.training)
+            for home in module.modules()
+            for name, inner in home._modules.items()
+            if inner is not None
+        ]
+
+    def _changed(self) -> bool:
+        """Whether parameters lie elsewhere, or modules inside were exchanged or set otherwise."""
+        try:
+            return _places(self._homes) != self._places or any(
+                home[name] is not inner() or home[name].training != training  # type: ignore[union-attr]
+                for home, name, inner, training in self._inner
+            )
+        except (KeyError, AttributeError):  # one is gone
+            return True
+
+
+_states: weakref.WeakKeyDictionary[nn.Module, _State] = weakref.WeakKeyDictionary()
+
+
+def _homes(module: nn.Module) -> Homes:
+    return [
+        (home, name)
+        for inner in module.modules()
+        for home in (inner._parameters, inner._buffers)
+        for name, value in home.items()
+        if value is not None
+    ]
+
+
+def _places(homes: Homes) -> list[tuple[int, bool]]:
+    """What a recording knows of the parameters."""
+    values = [home[name] for home, name in homes]
+    return [(value.data_ptr(), value.requires_grad) for value in values]
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What two calls must have in common to share a recording."""
+    grad, device = torch.is_grad_enabled(), None
+    parts: list[Hashable] = []
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor):
+            device, wants = value.device, grad and value.requires_grad
+            parts.append((name, value.shape, value.stride(), value.dtype, device, wants))
+        else:
+            parts.append((name, type(value), value))
+    assert device is not None
+    return (*parts, grad, autocast_type(device), stream_number(device))
+
+
+def _of_tensors(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[list[Tensor]], Any]:
+    """The call with its tensors, in order, as the only argument."""
+
+    def forward(tensors: list[Tensor]) -> Any:
+        given = iter(tensors)
+        put = [next(given) if isinstance(value, Tensor) else value for value in args]
+        named = {k: next(given) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+        return call(*put, **named)
+
+    return forward

@@ -1,0 +1,1 @@
+"""Attention with a pair bias and a key mask: `biased_attention`."""

@@ -1,0 +1,203 @@
+"""Launches of the attention kernels for Hopper cards: which inputs they take, and with what tiles.
+
+Letters as in `triton.py`: B batch, R rows, N positions, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
+from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
+from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.triton import LOG2E
+from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import padded
+from evofeed.kernels.runtime.tiles import HopperTiles, Tile, hopper_tiles
+
+if TYPE_CHECKING:
+    from evofeed.kernels.ops.attention.op import Given, Masked
+
+__all__ = [
+    "backward_fits",
+    "forward_fits",
+    "run_backward",
+    "run_backward_of_rows",
+    "run_bias_gradient",
+    "run_forward",
+]
+
+SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
+MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
+SMALL = Tile(64, 64, 4, 2)
+
+
+def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
+    """Whether the forward pass takes these `[B, R, N, H, D]` views."""
+    return _fits(q, k, out) and _forward_bytes(k.shape[2], q.shape[-1], SMALL) <= SHARED_BYTES
+
+
+def backward_fits(given: Given) -> bool:
+    """Whether the backward pass takes these."""
+    q, k = given.q, given.k
+    small = _backward_bytes(q.shape[2], q.shape[-1], SMALL)
+    return _fits(q, k, given.do, *given.grads) and small <= SHARED_BYTES
+
+
+def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
+    """Hopper, 16 bits, as many queries as keys, and rows that start at multiples of 16 bytes."""
+    return (
+        on_hopper(q, q.dtype)
+        and q.shape[2] == k.shape[2]
+        and q.shape[-1] % 8 == 0
+        and all(
+            t.storage_offset() % 8 == 0 and all(s % 8 == 0 for s in t.stride()[:4])
+            for t in (q, k, *others)
+        )
+    )
+
+
+def _forward_bytes(N: int, D: int, tile: Tile) -> int:
+    width, keys = padded(D), triton.cdiv(N, tile.columns) * tile.columns
+    return int(tile.rows * width * 2 + keys * (4 * width + 2))
+
+
+def _backward_bytes(N: int, D: int, tile: Tile, resident: bool = False) -> int:
+    """With all keys and values in shared memory (`resident`), or two tiles of them.
+
+    The log-sum-exps and deltas lie where the gradient of the logits comes later.
+    """
+    width, queries = padded(D), max(2, triton.cdiv(N, tile.rows)) * tile.rows
+    keys = triton.cdiv(N, tile.columns) * tile.columns
+    own = queries * (8 * width + 32) + keys * 2
+    held = keys if resident else 2 * tile.columns
+    return int(own + held * width * 4 + max(2 * tile.rows * tile.columns, 8 * queries))
+
+
+def _keeps_all_keys(N: int, D: int, tile: Tile) -> bool:
+    """Whether they all fit without costing a multiprocessor a program."""
+    least, most = (_backward_bytes(N, D, tile, resident) for resident in (False, True))
+    programs = [MULTIPROCESSOR_BYTES // (size + 1024) for size in (least, most)]
+    return most <= SHARED_BYTES and programs[0] <= programs[1]  # few keys take less than two tiles
+
+
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Masked | None,
+    scale: float,
+    out: Tensor,
+    tiles: HopperTiles | None = None,
+) -> Tensor:
+    """As `attention.run_forward`."""
+    B, R, N, H, D = q.shape
+    tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
+    if _forward_bytes(N, D, tile) > SHARED_BYTES:
+        tile = SMALL
+    lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
+    bias = _even(bias)
+    term, factor = mask or (None, None)
+    launch(
+        forward_kernel, (B * R, H),
+        (q, k, v, bias, term, factor, out, lse, *_eighths(q), *_eighths(out),
+         *_bias_strides(bias), _eighth(term), R, H, N, float(scale * LOG2E)),
+        {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
+         "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "num_warps": tile.warps},
+    )  # fmt: skip
+    return lse
+
+
+def run_backward(given: Given, tiles: HopperTiles | None = None) -> Tensor | None:
+    """As `attention.run_backward`."""
+    N, D = given.q.shape[2], given.q.shape[-1]
+    tiles = tiles or hopper_tiles(N, D, given.bias is not None)
+    bias = _even(given.bias)
+    run_backward_of_rows(given, tiles.backward)
+    return None if bias is None else run_bias_gradient(given, bias, tiles)
+
+
+def run_backward_of_rows(given: Given, tile: Tile) -> None:
+    """Writes dq, dk and dv."""
+    B, R, N, H, D = given.q.shape
+    if _backward_bytes(N, D, tile) > SHARED_BYTES:
+        tile = SMALL
+    keys_first = None if given.bias is None else _even(given.bias.transpose(2, 3)).contiguous()
+    launch(
+        backward_kernel, (B * R, H),
+        (*_tensors(given, keys_first), *given.grads, *_eighths(given.q),
+         *_eighths(given.grads[0]), *_eighths(given.do), *_bias_strides(keys_first),
+         _eighth(given.mask and given.mask.term), R, H, N, float(given.scale * LOG2E),
+         float(given.scale)),
+        # Triton 3.6 cannot compile it for a single tile each way: a second one is empty
+        {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
+         "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
+         "HAS_MASK": given.mask is not None,
+         "RESIDENT": _keeps_all_keys(N, D, tile),
+         "PAD": _pads(N, tile) or tile.rows >= N, "num_warps": tile.warps},
+    )  # fmt: skip
+
+
+def run_bias_gradient(given: Given, bias: Tensor, tiles: HopperTiles) -> Tensor:
+    """The gradient of the bias (before its division by the scale), `[B, H, N, N]` float32."""
+    B, R, N, H, D = given.q.shape
+    tile = tiles.bias_gradient
+    count = triton.cdiv(N, tile.rows) * triton.cdiv(N, tile.columns)
+    wanted = tiles.waves * sm_count(given.q) // (B * H * count)
+    rows_each = triton.cdiv(R, max(1, min(R, wanted)))
+    splits = triton.cdiv(R, rows_each)
+    partial = given.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
+    launch(
+        bias_gradient_kernel, (count, H, B * splits),
+        (*_tensors(given, bias), partial, *_eighths(given.q), *_eighths(given.do),
+         *_bias_strides(bias), _eighth(given.mask and given.mask.term), R, H, N,
+         float(given.scale * LOG2E), rows_each),
+        {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": given.mask is not None,
+         "PAD": _pads(N, tile), "num_warps": tile.warps,
+         # at 8 warps and more, 128 registers a thread fit without spilling
+         "maxnreg": 128 if tile.warps >= 8 else None},
+    )  # fmt: skip
+    return partial[:, 0] if splits == 1 else partial.sum(1)
+
+
+def _sizes(tile: Tile, D: int) -> dict[str, Any]:
+    return {"D": D, "BLOCK_D": padded(D), "BLOCK_Q": tile.rows, "BLOCK_K": tile.columns}
+
+
+def _pads(N: int, tile: Tile) -> bool:
+    return N % tile.rows != 0 or N % tile.columns != 0
+
+
+@overload
+def _even(bias: Tensor) -> Tensor: ...
+@overload
+def _even(bias: Tensor | None) -> Tensor | None: ...
+def _even(bias: Tensor | None) -> Tensor | None:
+    """The bias with rows that start at multiples of 16 bytes."""
+    return (
+        bias if bias is None or bias.shape[-1] % 8 == 0 else F.pad(bias, (0, -bias.shape[-1] % 8))
+    )
+
+
+def _tensors(given: Given, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    term, factor = given.mask or (None, None)
+    return given.q, given.k, given.v, bias, term, factor, given.do, given.lse, given.delta
+
+
+def _eighths(t: Tensor) -> tuple[int, ...]:
+    """Strides of a `[B, R, N, H, D]` view as the kernels take them."""
+    return tuple(s // 8 for s in t.stride()[:4])
+
+
+def _eighth(term: Tensor | None) -> int:
+    return 0 if term is None else term.stride(0) // 8
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if bias is None else tuple(s // 8 for s in bias.stride()[:3])

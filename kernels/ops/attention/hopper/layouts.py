@@ -1,0 +1,209 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
+"""What the attention kernels for Hopper share: layouts, copies to shared memory, the bias in pairs.
+
+A bias tile goes from memory to the registers that need it, 16 bytes at a time, while the
+tile before it is worked on. For that, positions lie in shared memory in another order: in
+each 32 of them, the 8 that one thread holds of an accumulator's row follow each other in
+memory (`in_turn`). A pair of 16-bit numbers of the bias is one 32-bit number until it is used.
+
+Strides are in units of numbers here; letters as in `triton.py`.
+"""
+
+from evofeed.kernels.runtime.backend import cp, gl, gluon
+
+__all__ = [
+    "as_logits",
+    "copy_in_turn",
+    "copy_line",
+    "copy_line_in_turn",
+    "copy_rows",
+    "copying",
+    "flat",
+    "in_pairs",
+    "in_turn",
+    "load_pairs",
+    "mma_layout",
+    "pairs_layout",
+    "put",
+    "put_in_turn",
+    "sum_of_pairs",
+    "tiles_of",
+    "unpacked",
+]
+
+
+@gluon.constexpr_function
+def mma_layout(ROWS, COLS, warps):
+    """Layout of an accumulator: warps down the rows first, 16 rows each."""
+    down = min(warps, ROWS // 16)
+    across = warps // down
+    return gl.NVMMADistributedLayout([3, 0], [down, across], [16, COLS // across, 16])
+
+
+@gluon.constexpr_function
+def pairs_layout(ROWS, PAIRS, warps):
+    """Layout in which pairs of a bias tile are read, 16 bytes a thread; 16 rows a warp."""
+    far = (PAIRS // 16).bit_length() - 1
+    registers = [[0, 1], [0, 2], *[[0, 16 << n] for n in range(far)], [8, 0]]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    down = [[16 << n, 0] for n in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, down, [], [ROWS, PAIRS])
+
+
+@gluon.constexpr_function
+def copying(COLS, warps):
+    """Layout in which a tile is copied: 16 bytes a thread."""
+    per_row = min(COLS // 8, 8)
+    return gl.BlockedLayout([1, 8], [32 // per_row, per_row], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _line(size, warps):
+    """Layout in which a line is copied, `size` numbers a thread."""
+    return gl.BlockedLayout([size], [32], [warps], [0])
+
+
+@gluon.constexpr_function
+def flat():
+    """Layout of lines in shared memory."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+
+@gluon.jit
+def tiles_of(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Shared memory for `COUNT` tiles that tensor cores read."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, COLS], layout)
+
+
+@gluon.jit
+def in_turn(SIZE: gl.constexpr, layout: gl.constexpr):
+    """Which position lies at each place of a tile: a thread's 8 of each 32 follow each other."""
+    c = gl.arange(0, SIZE, layout)
+    return c // 32 * 32 + c // 2 % 4 * 8 + c // 8 % 4 * 2 + c % 2
+
+
+@gluon.jit
+def _copy(tile, PTR, rows, N, stride, D: gl.constexpr, layout: gl.constexpr):
+    d = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
+    inside = (rows < N)[:, None] & (d < D)[None, :]
+    cp.async_copy_global_to_shared(tile, PTR + (rows[:, None] * stride + d[None, :]), mask=inside)
+
+
+@gluon.jit
+def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr):
+    """Starts the copy of rows of D numbers into a tile; what lies outside is 0."""
+    layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
+    rows = first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
+    _copy(tile, PTR, rows, N, stride, D, layout)
+
+
+@gluon.jit
+def copy_in_turn(tile, PTR, first, N, stride, D: gl.constexpr):
+    """`copy_rows` in the order of `in_turn`."""
+    layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
+    rows = first + in_turn(tile.shape[0], gl.SliceLayout(1, layout))
+    _copy(tile, PTR, rows, N, stride, D, layout)
+
+
+@gluon.jit
+def copy_line(line, PTR, first, N, PER: gl.constexpr):
+    """Starts the copy of a line of numbers, `PER` a thread."""
+    n = first + gl.arange(0, line.shape[0], _line(PER, gl.num_warps()))
+    cp.async_copy_global_to_shared(line, PTR + n, mask=n < N)
+
+
+@gluon.jit
+def copy_line_in_turn(line, PTR, first, N):
+    """`copy_line` in the order of `in_turn`."""
+    n = first + in_turn(line.shape[0], _line(1, gl.num_warps()))
+    cp.async_copy_global_to_shared(line, PTR + n, mask=n < N)
+
+
+@gluon.jit
+def _put(PTR, x, rows, N, stride, layout: gl.constexpr, D: gl.constexpr):
+    d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
+    inside = (rows < N)[:, None] & (d < D)[None, :]
+    to = PTR + (rows[:, None] * stride + d[None, :])
+    gl.store(to, x.to(PTR.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
+    """Stores rows of D numbers."""
+    rows = first + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+    _put(PTR, x, rows, N, stride, layout, D)
+
+
+@gluon.jit
+def put_in_turn(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
+    """`put` of rows that lie in the order of `in_turn`."""
+    rows = first + in_turn(x.shape[0], gl.SliceLayout(1, layout))
+    _put(PTR, x, rows, N, stride, layout, D)
+
+
+@gluon.jit
+def in_pairs(PTR):
+    """A pointer to 16-bit numbers as one to pairs of them."""
+    return PTR.to(gl.pointer_type(gl.int32), bitcast=True)
+
+
+@gluon.jit
+def load_pairs(
+    BIAS, row, column, N, stride, ROWS: gl.constexpr, PAIRS: gl.constexpr,
+    layout: gl.constexpr, PAD: gl.constexpr,
+):  # fmt: skip
+    """Pairs of a bias tile; columns up to the stride may be read."""
+    r = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    c = column // 2 + gl.arange(0, PAIRS, gl.SliceLayout(0, layout))
+    at = BIAS + (r[:, None] * (stride // 2) + c[None, :])
+    if PAD:
+        pairs = gl.load(at, mask=(r < N)[:, None] & (c < stride // 2)[None, :], other=0)
+    else:
+        pairs = gl.load(at)
+    return pairs
+
+
+@gluon.jit
+def unpacked(pairs, dtype: gl.constexpr):
+    """The first and the second numbers of pairs, in float32."""
+    if dtype == gl.bfloat16:
+        both = gl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r", [pairs], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        both = gl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }",
+            "=f,=f,r", [pairs], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return both
+
+
+@gluon.jit
+def sum_of_pairs(x, y, dtype: gl.constexpr):
+    """x + y in their type and then float32, first and second numbers of pairs."""
+    x, y = gl.broadcast(x, y)
+    if dtype == gl.bfloat16:
+        both = gl.inline_asm_elementwise(
+            "{ .reg .b32 s; add.rn.bf16x2 s, $2, $3; "
+            "shl.b32 $0, s, 16; and.b32 $1, s, 0xffff0000; }",
+            "=r,=r,r,r", [x, y], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        both = gl.inline_asm_elementwise(
+            "{ .reg .b32 s; .reg .b16 a, b; add.rn.f16x2 s, $2, $3; "
+            "mov.b32 {a, b}, s; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }",
+            "=f,=f,r,r", [x, y], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return both
+
+
+@gluon.jit
+def as_logits(both, layout: gl.constexpr):
+    """First and second numbers of pairs as a tile of logits: no number changes its thread."""
+    first, second = both
+    ROWS: gl.constexpr = first.shape[0]
+    GROUPS: gl.constexpr = first.shape[1] // 16
+    x = gl.join(first, second).reshape([ROWS, GROUPS, 4, 4, 2]).permute((0, 1, 3, 2, 4))
+    return gl.convert_layout(x.reshape([ROWS, GROUPS * 32]), layout, assert_trivial=True)

@@ -1,0 +1,298 @@
+"""Attention with pair bias and mask: launch of the kernels, autograd, the public function.
+
+Letters as in `attention_kernels`: B batch, R rows, N positions (Q queries, K keys),
+H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels import reference
+from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
+from evofeed.kernels.ops.attention.triton import (
+    LOG2E,
+    backward_db_kernel,
+    backward_dkv_kernel,
+    backward_dq_kernel,
+    delta_kernel,
+    forward_kernel,
+    mask_kernel,
+)
+from evofeed.kernels.runtime.backend import sm_count, triton, usable
+from evofeed.kernels.runtime.checks import check_shape, check_type
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import padded, precision
+from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
+from evofeed.kernels.runtime.torch_library import operator
+
+__all__ = [
+    "Given",
+    "Masked",
+    "biased_attention",
+    "output_delta",
+    "prepare_mask",
+    "run_backward",
+    "run_forward",
+    "scaled_bias",
+]
+
+MAX_HEAD_WIDTH = 64
+
+
+class Masked(NamedTuple):
+    """A mask as the kernels take it.
+
+    Attributes:
+        term: `[B * R, N or more]`, added to all logits of a row; 0 beyond N.
+        factor: `[B * R]` float32, factor of a row's logits: 0 where no key is valid.
+    """
+
+    term: Tensor
+    factor: Tensor
+
+
+def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
+    """The two tensors made from a `[B, R, N]` mask (any strides)."""
+    B, R, N = mask.shape
+    width = triton.cdiv(N, 64) * 64
+    term = torch.empty((B * R, width), dtype=dtype, device=mask.device)
+    factor = torch.empty(B * R, dtype=torch.float32, device=mask.device)
+    masked = -6e4 if dtype is torch.float16 else -1e9
+    launch(
+        mask_kernel, (B * R,),
+        (mask, term, factor, *mask.stride(), width, R, N, masked, scale * LOG2E),
+        {"BLOCK_N": min(1024, padded(N)), "num_warps": 4},
+    )  # fmt: skip
+    return Masked(term, factor)
+
+
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Masked | None,
+    scale: float,
+    out: Tensor,
+    tiles: AttentionTiles | None = None,
+) -> Tensor:
+    """Writes the attention of `q, k, v` into `out` and returns the log-sum-exp.
+
+    Args:
+        q, k, v: `[B, R, N, H, D]` views with equal strides, last axis contiguous.
+        bias: `[B, H, Q, K]` divided by `scale`, in q's dtype, last axis contiguous, or None.
+        mask: what `prepare_mask` made, or None.
+        scale: factor of the dot products.
+        out: `[B, R, Q, H, D]` view to fill.
+        tiles: tile sizes, else the saved choice for this shape.
+
+    Returns:
+        `[B * R, H, Q]` float32, base 2.
+    """
+    if tiles is None and hopper_attention.forward_fits(q, k, out):
+        return hopper_attention.run_forward(q, k, v, bias, mask, scale, out)
+    B, R, NQ, H, _ = q.shape
+    NK = k.shape[2]
+    tiles = tiles or attention_tiles(NK, q.dtype)
+    lse = torch.empty((B * R, H, NQ), dtype=torch.float32, device=q.device)
+    term, factor = mask or (None, None)
+    launch(
+        forward_kernel, (B * R, triton.cdiv(NQ, tiles.forward.rows), H),
+        (q, k, v, bias, term, factor, out, lse, *q.stride()[:4], *out.stride()[:4],
+         *_bias_strides(bias), _term_stride(mask), R, H, NQ, NK, scale * LOG2E),
+        _options(tiles.forward, q, NK, bias, mask),
+    )  # fmt: skip
+    return lse
+
+
+class Given(NamedTuple):
+    """What all kernels of one backward pass read and write.
+
+    Attributes:
+        do: gradient of the output, `[B, R, Q, H, D]` view.
+        q, k, v, bias, mask: as in the forward pass.
+        lse: what the forward pass returned.
+        delta: sum of o * do over the head width, `[B * R, H, Q]` float32.
+        scale: factor of the dot products.
+        grads: three `[B, R, N, H, D]` views with equal strides, to fill.
+    """
+
+    do: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    mask: Masked | None
+    lse: Tensor
+    delta: Tensor
+    scale: float
+    grads: tuple[Tensor, Tensor, Tensor]
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The inputs, in the order of the kernels' arguments."""
+        mask = self.mask or (None, None)
+        return self.q, self.k, self.v, self.bias, *mask, self.do, self.lse, self.delta
+
+    def scalars(self) -> tuple[float, ...]:
+        """Strides and sizes, in the order of the kernels' arguments."""
+        return (
+            *self.q.stride()[:4], *self.grads[0].stride()[:4], *self.do.stride()[:4],
+            *_bias_strides(self.bias), _term_stride(self.mask), self.q.shape[1], self.q.shape[3],
+            self.q.shape[2], self.k.shape[2], self.scale * LOG2E, float(self.scale),
+        )  # fmt: skip
+
+    def options(self, tile: Tile) -> dict[str, Any]:
+        """Compile-time arguments for one tile."""
+        return _options(tile, self.q, self.k.shape[2], self.bias, self.mask)
+
+
+def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | None:
+    """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
+    if tiles is None and hopper_attention.backward_fits(given):
+        return hopper_attention.run_backward(given)
+    q, k, bias = given.q, given.k, given.bias
+    tiles = tiles or attention_tiles(k.shape[2], q.dtype)
+    launch_dq(given, tiles.dq)
+    launch_dkv(given, tiles.dkv)
+    return None if bias is None else launch_db(given, tiles.db, tiles.waves)
+
+
+def launch_dq(given: Given, tile: Tile) -> None:
+    """Writes dq."""
+    B, R, NQ, H, _ = given.q.shape
+    launch(
+        backward_dq_kernel, (B * R, triton.cdiv(NQ, tile.rows), H),
+        (*given.tensors(), given.grads[0], *given.scalars()), given.options(tile),
+    )  # fmt: skip
+
+
+def launch_dkv(given: Given, tile: Tile) -> None:
+    """Writes dk and dv."""
+    B, R, _, H, _ = given.q.shape
+    launch(
+        backward_dkv_kernel, (B * R, triton.cdiv(given.k.shape[2], tile.columns), H),
+        (*given.tensors(), *given.grads[1:], *given.scalars()), given.options(tile),
+    )  # fmt: skip
+
+
+def launch_db(given: Given, tile: Tile, waves: int) -> Tensor:
+    """Returns the gradient of the bias (before its division by the scale), `[B, H, Q, K]`."""
+    B, R, NQ, H, _ = given.q.shape
+    NK = given.k.shape[2]
+    tiles = triton.cdiv(NQ, tile.rows) * triton.cdiv(NK, tile.columns)
+    wanted = waves * sm_count(given.q) // (B * H * tiles)
+    rows_each = triton.cdiv(R, max(1, min(R, wanted)))
+    splits = triton.cdiv(R, rows_each)
+    partial = given.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
+    launch(
+        backward_db_kernel, (tiles, H, B * splits),
+        (*given.tensors(), partial, *given.scalars(), rows_each), given.options(tile),
+    )  # fmt: skip
+    return partial[:, 0] if splits == 1 else partial.sum(1)
+
+
+def output_delta(o: Tensor, do: Tensor) -> Tensor:
+    """Sum of o * do over the head width, `[B * R, H, Q]` float32, for `[B, R, Q, H, D]` views."""
+    B, R, NQ, H, D = o.shape
+    delta = torch.empty((B * R, H, NQ), dtype=torch.float32, device=o.device)
+    heads, width = triton.next_power_of_2(H), padded(D)
+    block = max(16, 4096 // (heads * width))
+    launch(
+        delta_kernel,
+        (B * R, triton.cdiv(NQ, block)),
+        (o, do, delta, *o.stride()[:4], R, H, NQ),
+        # Threads that share a sum add it up in two orders: contracted, their last bits differ.
+        {"D": D, "BLOCK_D": width, "BLOCK_N": block, "HEADS": heads, "enable_fp_fusion": False},
+    )
+    return delta
+
+
+def _options(
+    tile: Tile, q: Tensor, NK: int, bias: Tensor | None, mask: Masked | None
+) -> dict[str, Any]:
+    return {
+        "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
+        "BLOCK_K": tile.columns, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
+        "PAD": NK % tile.columns != 0, "PRECISION": precision(q.dtype),
+        "num_warps": tile.warps,
+        # One stage gave wrong numbers (Triton 3.6, sm_90, head width 8, 64 keys, 16 bits).
+        "num_stages": tile.stages if q.dtype is torch.float32 else max(2, tile.stages),
+    }  # fmt: skip
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
+
+
+def _term_stride(mask: Masked | None) -> int:
+    return 0 if mask is None else mask.term.stride(0)
+
+
+def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
+    """The bias as the kernels take it: divided by `scale`, contiguous, in `dtype`."""
+    return None if bias is None else (bias * (1 / scale)).to(dtype).contiguous()
+
+
+@operator("biased_attention")
+class _BiasedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        ready = scaled_bias(bias, scale, q.dtype)
+        masked = None if mask is None else prepare_mask(mask, scale, q.dtype)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = run_forward(q, k, v, ready, masked, scale, out)
+        ctx.save_for_backward(q, k, v, ready, out, lse, *(masked or (None, None)))
+        ctx.scale, ctx.bias_dtype = scale, None if bias is None else bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, out, lse, term, factor = ctx.saved_tensors
+        masked = None if term is None else Masked(term, factor)
+        do = do.contiguous()
+        dq, dk, dv = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
+        delta = output_delta(out, do)
+        db = run_backward(Given(do, q, k, v, bias, masked, lse, delta, ctx.scale, (dq, dk, dv)))
+        return dq, dk, dv, None if db is None else db.to(ctx.bias_dtype), None, None
+
+
+def biased_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale * q k^T + bias, masked) v over the positions of each row.
+
+    Args:
+        q, k, v: `[B, R, N, H, D]`, float32, bfloat16 or float16; D up to 64.
+        bias: `[B, H, N, N]`, shared by the R rows, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, else 0, or None. A row
+            without a valid key attends uniformly to all N, as in AF2.
+        scale: factor of the dot products, 1/sqrt(D) if None.
+
+    Returns:
+        `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
+    """
+    (B, R, Q, H, D), K = q.shape, k.shape[2]
+    check_type("biased_attention", q, double=True)
+    check_shape("biased_attention", "k", k, B, R, K, H, D)
+    check_shape("biased_attention", "v", v, B, R, K, H, D)
+    check_shape("biased_attention", "bias", bias, B, H, Q, K)
+    check_shape("biased_attention", "mask", mask, B, R, K)
+    scale = D**-0.5 if scale is None else scale
+    fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
+    if not fits or not usable(q, k, v, bias, mask):
+        return reference.biased_attention(q, k, v, bias, mask, scale)
+    return _BiasedAttention.apply(q, k, v, bias, mask, scale)  # type: ignore[no-any-return,no-untyped-call]

@@ -1,0 +1,1 @@
+"""Gated self-attention with its norm, output, dropout and residual: `gated_attention`."""

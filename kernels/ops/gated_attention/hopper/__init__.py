@@ -1,0 +1,1 @@
+"""The gated output of an attention in Gluon for Hopper GPUs."""

@@ -1,0 +1,106 @@
+"""Launches of the gated output's kernels for Hopper cards: which inputs, on how many programs.
+
+Letters as in `gated.py`: M rows, K = H * D channels of the attention, C channels of the result.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.gated_attention.hopper.kernels import (
+    gated_output_grad_kernel,
+    gated_output_kernel,
+)
+from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import Drop, even
+
+__all__ = ["OutputGrads", "fits", "run_output", "run_output_grad"]
+
+ROWS = 64  # rows a program takes at a time
+WARPS = 8
+PART = 128  # channels of a program's share of the weight
+
+
+def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take this op: Hopper, 16 bits, 64 to 256 channels."""
+    return (
+        on_hopper(x, dtype)
+        and x.dtype is dtype
+        and x.shape[-1] in (64, 128, 256)
+        and width in (64, 128, 256)
+    )
+
+
+class OutputGrads(NamedTuple):
+    """What the backward pass of the output leaves.
+
+    Attributes:
+        delta: `[B * rows, H, N]`, sums over heads of dO * O.
+        weight: `[programs, C * K]`, parts of the gradient of the output's weight.
+        gate_bias: `[programs, K]`, of the gate's bias.
+        bias: `[programs, C]`, of the output's bias.
+    """
+
+    delta: Tensor
+    weight: Tensor
+    gate_bias: Tensor
+    bias: Tensor
+
+
+def _programs(x: Tensor, M: int, parts: int, each: int) -> int:
+    """Programs that share M rows in so many parts of the channels."""
+    return int(min(triton.cdiv(M, ROWS), each * sm_count(x) // parts))
+
+
+def run_output(
+    attended: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
+    drop: Drop, residual: bool,
+) -> Tensor:  # fmt: skip
+    """drop * ((sigmoid(gate + gate_bias) * attended) weight^T + bias), plus x if `residual`."""
+    C, K = weight.shape
+    M, block = attended.numel() // K, min(C, PART)
+    out = torch.empty_like(x)
+    each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
+    launch(
+        gated_output_kernel, (C // block * _programs(x, M, C // block, each),),
+        (attended, gate, gate_bias, even(weight), bias, _mask(drop, x), even(x), out, M,
+         gate.stride(0), *drop.strides()),
+        {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
+         "HAS_RES": residual, "num_warps": WARPS},
+    )  # fmt: skip
+    return out
+
+
+def run_output_grad(
+    dout: Tensor, drop: Drop, weight: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor,
+    do: Tensor, dgate: Tensor, columns: bool,
+) -> OutputGrads:  # fmt: skip
+    """Fills `do` `[B, R, N, H, D]` and `dgate` `[M, K]`, a view, from dout `[M, C]`."""
+    B, R, N, H, D = attended.shape
+    (C, K), M, device = weight.shape, B * R * N, dout.device
+    rows, length = (N, R) if columns else (R, N)
+    delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=device)
+    to_i, to_j = (1, H * length) if columns else (H * length, 1)
+    block = min(K, PART)
+    programs = _programs(dout, M, K // block, 2 if max(C, K) <= 64 else 1)
+    partials = [
+        torch.empty((programs, n), dtype=torch.float32, device=device) for n in (C * K, K, C)
+    ]
+    launch(
+        gated_output_grad_kernel, (K // block * programs,),
+        (even(dout), _mask(drop, dout), even(weight), attended, gate, gate_bias, do, dgate, delta,
+         *partials, M, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
+         *drop.strides()),
+        {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
+         "HAS_DROP": drop.mask is not None, "num_warps": WARPS,
+         "maxnreg": 128 if max(C, K) <= 64 else None},
+    )  # fmt: skip
+    return OutputGrads(delta, *partials)
+
+
+def _mask(drop: Drop, x: Tensor) -> Tensor | None:
+    return None if drop.mask is None else drop.mask.to(x.dtype)

@@ -1,0 +1,348 @@
+"""A whole attention of AF2 as one op: norm, projections, core, gate, output, residual.
+
+It serves MSA rows, MSA columns, triangles around both nodes and the template
+stack. Activations stay in the layout of the input; columns and ending nodes
+differ from rows and starting nodes only in which axis attends.
+
+Saved for the backward pass, per position: q, k, v and gate (4 H D numbers), the
+attention's output (H D), and three float32 scalars a head or less.
+
+Letters: B batch, R and N the two position axes, C channels, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.attention.op import (
+    MAX_HEAD_WIDTH,
+    Given,
+    Masked,
+    prepare_mask,
+    run_backward,
+    run_forward,
+    scaled_bias,
+)
+from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
+from evofeed.kernels.ops.gated_attention.triton import (
+    gated_output_grad_kernel,
+    gated_output_kernel,
+)
+from evofeed.kernels.ops.pair_bias.op import heads_last
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import (
+    Drop,
+    norm_rows,
+    norm_rows_grad,
+    pack,
+    padded,
+    precision,
+    project,
+    scaled,
+    weight_grad,
+)
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.tiles import tile
+from evofeed.kernels.runtime.torch_library import operator
+
+__all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Parameters of one gated attention, as OpenFold names them."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    g_bias: Tensor
+    o: Tensor
+    o_bias: Tensor
+    pair: Tensor | None = None
+    """`[H, C]`: the attention bias is a product of the same normalised input."""
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order the autograd function takes them."""
+        return (
+            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, self.g_bias,
+            self.o, self.o_bias, self.pair,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    heads: int
+    eps: float
+    columns: bool  # axis R attends, not axis N
+    residual: bool
+    drop: Drop
+    dtype: torch.dtype
+    bias_scale: float
+
+
+def _attending(t: Tensor, plan: _Plan) -> Tensor:
+    """`[B, rows, N, ...]` view of a `[B, R, N, ...]` tensor: the attending axis last."""
+    return t.transpose(1, 2) if plan.columns else t
+
+
+def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as `[B, rows, N, H, D]` views of a packed `[M, 4 H D or more]` tensor."""
+    B, R, N, H, D = like.shape
+    s_m = packed.stride(0)
+    strides = (R * N * s_m, N * s_m, s_m, D, 1)
+    parts = [packed.as_strided((B, R, N, H, D), strides, n * H * D) for n in range(3)]
+    q, k, v = (_attending(part, plan) for part in parts)
+    return q, k, v
+
+
+@operator("gated_attention", _Plan, Drop)
+class _GatedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, plan: _Plan, x: Tensor, bias: Tensor | None, mask: Tensor | None,
+        norm_weight: Tensor, norm_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+        g_bias: Tensor, o: Tensor, o_bias: Tensor, pair: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        B, R, N, C = x.shape
+        width = q.shape[0]
+        D = width // plan.heads
+        packed_w = _pack_projections([q, k, v, g], pair, plan.dtype)
+        normed, stats, own_bias = norm_rows(
+            x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
+            pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
+            pair_length=N, transpose_pair=plan.columns, pair_scale=D**0.5,
+        )  # fmt: skip
+        qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
+        del normed
+        ready = (
+            scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype) if pair is None else own_bias
+        )
+        masked = None
+        if mask is not None:
+            masked = prepare_mask(_attending(mask, plan), D**-0.5, plan.dtype)
+        attended = torch.empty((B, R, N, plan.heads, D), dtype=plan.dtype, device=x.device)
+        lse = run_forward(
+            *_split(qkvg, attended, plan), ready, masked, D**-0.5, _attending(attended, plan),
+        )  # fmt: skip
+        out_weight = pack([o], plan.dtype)
+        result = _gated_output(attended, qkvg, g_bias, out_weight, o_bias, x, plan)
+        ctx.save_for_backward(
+            x, ready, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse, out_weight,
+            g_bias, plan.drop.mask, *(masked or (None, None)),
+        )  # fmt: skip
+        ctx.plan, ctx.own_bias = plan, pair is not None
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.dtypes = [t.dtype for t in (norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias)]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        (
+            x, ready, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, g_bias, _,
+            term, factor,
+        ) = ctx.saved_tensors  # fmt: skip
+        B, R, N, C = x.shape
+        H, D = attended.shape[3:]
+        width, M = H * D, B * R * N
+        columns = 4 * width + (H if ctx.own_bias else 0)
+        flat, dout = x.view(M, C), dout.contiguous().view(M, C)
+        dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
+        do = torch.empty_like(attended)
+        residual_sums = False
+        if hopper.fits(x, width, plan.dtype):
+            delta, weight_sums, *out_sums = hopper.run_output_grad(
+                dout, plan.drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
+                dpacked[:, 3 * width : 4 * width], plan.columns,
+            )  # fmt: skip
+            of_weight = [weight_sums]
+        else:
+            of_weight = []
+            residual_sums = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
+            dwo, delta, out_sums = _output_grads(
+                dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, not residual_sums
+            )
+        masked = None if term is None else Masked(term, factor)
+        dbias = run_backward(Given(
+            _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
+            D**-0.5, _split(dpacked, attended, plan),
+        ))  # fmt: skip
+        if ctx.own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
+            assert dbias is not None
+            heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
+            dbias = None
+        normed = torch.empty_like(flat, dtype=plan.dtype)
+        dx, norm_sums = norm_rows_grad(
+            torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
+            dout if plan.residual else None, normed, residual_sum=residual_sums,
+        )  # fmt: skip
+        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
+        parts = [norm_sums, *out_sums]
+        of_norm, dg_bias, *rest = column_sums(
+            [*parts, *of_weight], *[ctx.dtypes[0] for _ in parts], *[plan.dtype for _ in of_weight]
+        )
+        dbo = of_norm[2 * C :] if residual_sums else rest[0]
+        if of_weight:
+            dwo = rest[1].view(out_weight.shape)
+        dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
+        dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
+        grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        dpair = dw[4 * width : columns] if ctx.own_bias else None
+        if dbias is not None:
+            dbias = (dbias / plan.bias_scale).to(ctx.bias_dtype)
+        return (
+            None, dx.view(x.shape), dbias, None, *grads, dpair,
+        )  # fmt: skip
+
+
+def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """q, k, v, gate and pair weights as one matrix, 16 rows at least for the last.
+
+    Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
+    """
+    if pair is not None:
+        H, C = pair.shape
+        parts = [*parts, pair, pair.new_zeros(-H % 16, C)]
+    return pack(parts, dtype)
+
+
+def _gated_output(
+    attended: Tensor, qkvg: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
+    plan: _Plan,
+) -> Tensor:  # fmt: skip
+    C, K = weight.shape
+    if hopper.fits(x, K, weight.dtype):
+        gate = qkvg[:, 3 * K :]
+        return hopper.run_output(
+            attended, gate, gate_bias, weight, bias, x, plan.drop, plan.residual
+        )
+    M = attended.numel() // K
+    out = torch.empty_like(x)
+    block, drop = tile("gated_output", K, weight.dtype), plan.drop
+    launch(
+        gated_output_kernel, (triton.cdiv(M, block.rows),),
+        (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, C,
+         qkvg.stride(0), *drop.strides()),
+        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": min(padded(C), block.columns),
+         "HAS_DROP": drop.mask is not None, "HAS_RES": plan.residual,
+         "PRECISION": precision(weight.dtype), "num_warps": block.warps,
+         "num_stages": block.stages},
+    )  # fmt: skip
+    return out
+
+
+def _output_grads(
+    dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
+    dpacked: Tensor, plan: _Plan, sums: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """Fills `do` and the gate's part of `dpacked`.
+
+    Returns the gradient of the output's weight, delta, and parts of the gradients of the
+    gate's bias and (with `sums`) of the output's.
+    """
+    gated = torch.empty_like(attended)
+    dy, *out_sums = scaled(dout, plan.dtype, plan.drop) if sums else (dout,)
+    delta, gate_sums = _gated_output_grad(
+        torch.mm(dy, weight), attended, qkvg, gate_bias, do, dpacked, gated, plan
+    )
+    return weight_grad(dy, gated.view(-1, weight.shape[1])), delta, [gate_sums, *out_sums]
+
+
+def _gated_output_grad(
+    grad: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor, dpacked: Tensor,
+    gated: Tensor, plan: _Plan,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills `do`, the gate's part of `dpacked`, and `gated`.
+
+    Returns delta `[B * rows, H, N]` and parts of the gradient of the gate's bias.
+    """
+    B, R, N, H, D = attended.shape
+    M, K = B * R * N, H * D
+    rows, length = (N, R) if plan.columns else (R, N)
+    delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
+    to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
+    block = tile("gated_output_grad", K, plan.dtype)
+    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
+    programs = triton.cdiv(M, block.rows)
+    partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
+    launch(
+        gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
+        (grad, attended, qkvg[:, 3 * K :], gate_bias, do, dpacked[:, 3 * K :], gated, delta,
+         partial, M, K, qkvg.stride(0), dpacked.stride(0), rows * H * length, to_i, to_j, length,
+         R, N),
+        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "D": D, "HEADS": heads,
+         "num_warps": block.warps},
+    )  # fmt: skip
+    return delta, partial
+
+
+def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
+    """Whether the fused op takes this input: a head width of 8 to 64, at most 512 channels."""
+    width, C = weights.q.shape
+    D = width // heads
+    power_of_2 = D & (D - 1) == 0 and C & (C - 1) == 0
+    return (
+        x.dim() == 4
+        and 8 <= D <= MAX_HEAD_WIDTH
+        and power_of_2
+        and max(width, C) <= 512
+        and x.dtype is not torch.float64
+        and usable(x, weights.q)
+    )
+
+
+def gated_attention(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    columns: bool = False,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
+    bias_scale: float = 1.0,
+    eps: float = 1e-5,
+) -> Tensor:
+    """drop * linear_o(sigmoid(gate) * attention(layer_norm(x))), plus x if `residual`.
+
+    Args:
+        x: `[B, R, N, C]`.
+        weights: the parameters; with `weights.pair` the bias is made from x itself (R = N).
+        heads: H.
+        bias: `[B, H, N, N]` attention bias, where N is the attending axis, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
+        columns: positions attend along axis R (MSA columns, ending node), not N.
+        residual: whether x is added.
+        drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
+        drop_columnwise: the dropout mask is shared along N, not along R.
+        bias_scale: factor that `bias` already has; sqrt(D) saves a rounding.
+        eps: of the norm.
+    """
+    (B, R, N, C), attending = x.shape, x.shape[1] if columns else x.shape[2]
+    check_type("gated_attention", x)
+    check_shape("gated_attention", "weights.q", weights.q, weights.q.shape[0], C)
+    check_shape("gated_attention", "bias", bias, B, heads, attending, attending)
+    check_shape("gated_attention", "mask", mask, B, R, N)
+    dropped_along = R if drop_columnwise else N
+    check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
+    check_device("gated_attention", x, weights.q, bias, mask, drop_mask)
+    dtype = compute_dtype(x)
+    drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
+    plan = _Plan(heads, eps, columns, residual, drop, dtype, bias_scale)
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _GatedAttention.apply(  # type: ignore[no-untyped-call]
+            plan, x.contiguous(), bias, mask, *weights.tensors()
+        )
+    return result

@@ -1,0 +1,53 @@
+"""`gated_attention` in plain PyTorch: what the kernels are checked against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.kernels.ops.attention.reference import biased_attention
+from evofeed.kernels.ops.layer_norm.reference import layer_norm
+
+if TYPE_CHECKING:
+    from evofeed.kernels.ops.gated_attention.op import AttentionWeights
+
+__all__ = ["gated_attention"]
+
+
+def gated_attention(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    columns: bool = False,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """One gated attention of AF2 with its norm, output, dropout and residual."""
+    if columns:
+        mask = None if mask is None else mask.transpose(1, 2)
+        update = gated_attention(
+            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, eps=eps
+        ).transpose(1, 2)
+    else:
+        xn = layer_norm(x, weights.norm_weight, weights.norm_bias, eps)
+        if weights.pair is not None:
+            bias = F.linear(xn, weights.pair).movedim(-1, 1)
+        q, k, v = (_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))
+        o = biased_attention(q, k, v, bias, mask).flatten(-2)
+        gate = torch.sigmoid(F.linear(xn, weights.g, weights.g_bias))
+        update = F.linear(gate * o, weights.o, weights.o_bias)
+    if drop_mask is not None:
+        update = update * (drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None])
+    return x + update if residual else update
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x.view(*x.shape[:-1], heads, -1)

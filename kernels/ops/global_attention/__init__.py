@@ -1,0 +1,1 @@
+"""Global column attention of the extra MSA stack: `global_column_attention`."""

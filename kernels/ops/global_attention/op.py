@@ -1,0 +1,216 @@
+"""Global column attention of the extra MSA stack: one query a column and head.
+
+The query is made from the masked mean of the column's normalised sequences; keys and
+values are shared by all heads. Source: AF2 SI algorithm 19.
+
+Letters: B batch, S sequences, R residues, C channels, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels import reference
+from evofeed.kernels.ops.attention.triton import LOG2E
+from evofeed.kernels.ops.gated_attention.op import AttentionWeights
+from evofeed.kernels.ops.global_attention.triton import (
+    attend_grad_kernel,
+    attend_kernel,
+    gated_broadcast_grad_kernel,
+    gated_broadcast_kernel,
+    pool_grad_kernel,
+    pool_kernel,
+)
+from evofeed.kernels.ops.layer_norm.op import layer_norm
+from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import pack, padded, precision, project
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.torch_library import operator
+
+__all__ = ["global_attention_fits", "global_column_attention"]
+
+BLOCK_S = 128
+ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    heads: int
+    eps: float
+    residual: bool
+    dtype: torch.dtype
+
+
+@operator("global_column_attention", _Plan)
+class _GlobalColumnAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, plan: _Plan, xn: Tensor, x: Tensor, mask: Tensor, q: Tensor, k: Tensor,
+        v: Tensor, g: Tensor, g_bias: Tensor, o: Tensor, o_bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        B, S, R, C = xn.shape
+        K, H = q.shape[0], plan.heads
+        packed = pack([g, k, v], plan.dtype)
+        gkv = project(xn.view(-1, C), packed)
+        count = mask.sum(1, dtype=torch.float32)
+        share = 1 / (count[..., None] + plan.eps)
+        mean = (_pooled(xn, mask) * share).to(plan.dtype)
+        wq = q.to(plan.dtype)
+        query = project(mean.view(-1, C), wq).view(B, R, H, -1)
+        attended, lse = torch.empty_like(query), xn.new_empty((B, R, H), dtype=torch.float32)
+        launch(
+            attend_kernel, (R, B),
+            (query, gkv[:, K:], gkv[:, K + K // H :], mask, count, attended, lse,
+             *_column_sizes(gkv, S, R, H, K)),
+            _column_tile(query),
+        )  # fmt: skip
+        wo = o.to(plan.dtype).contiguous()
+        out = torch.empty_like(x)
+        M = B * S * R
+        launch(
+            gated_broadcast_kernel, (triton.cdiv(M, ROWS),),
+            (attended, gkv, g_bias, wo, o_bias, x, out, M, S, R, K, C, gkv.stride(0)),
+            {"BLOCK_M": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
+             "HAS_RES": plan.residual, "PRECISION": precision(plan.dtype), "num_warps": 4},
+        )  # fmt: skip
+        ctx.save_for_backward(
+            xn, mask, packed, gkv, count, share, mean, wq, query, attended, lse, wo, g_bias
+        )
+        ctx.plan = plan
+        ctx.dtypes = [t.dtype for t in (q, k, v, g, g_bias, o, o_bias)]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        (
+            xn, mask, packed, gkv, count, share, mean, wq, query, attended, lse, wo, g_bias,
+        ) = ctx.saved_tensors  # fmt: skip
+        B, S, R, C = xn.shape
+        H, D = query.shape[2:]
+        K = H * D
+        dout = dout.contiguous()
+        dgkv = torch.empty_like(gkv)
+        gated = gkv.new_empty((B * S * R, K))
+        seqs = _seqs_each(dout, B, S, triton.cdiv(R, ROWS))
+        partial = dout.new_empty((triton.cdiv(S, seqs), B, R, K), dtype=torch.float32)
+        grid = (triton.cdiv(R, ROWS), partial.shape[0], B)
+        sums = dout.new_empty((grid[0] * grid[1] * B, K + C), dtype=torch.float32)
+        launch(
+            gated_broadcast_grad_kernel, grid,
+            (dout, wo, attended, gkv, g_bias, dgkv, gated, partial, sums, S, R, K, C, gkv.stride(0),
+             dgkv.stride(0), seqs),
+            {"BLOCK_R": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
+             "PRECISION": precision(plan.dtype), "num_warps": 8},
+        )  # fmt: skip
+        do = partial.sum(0).to(plan.dtype)
+        dquery = torch.empty_like(query)
+        launch(
+            attend_grad_kernel, (R, B),
+            (query, gkv[:, K:], gkv[:, K + D :], mask, count, attended, lse, do, dquery,
+             dgkv[:, K:], dgkv[:, K + D :], S, R, H, gkv.stride(0), dgkv.stride(0),
+             D**-0.5 * LOG2E, D**-0.5),
+            _column_tile(query),
+        )  # fmt: skip
+        dquery = dquery.view(-1, K)
+        dmean = torch.mm(dquery, wq).view(B, R, C) * share
+        dxn = torch.mm(dgkv, packed).view(xn.shape)
+        launch(
+            pool_grad_kernel, (triton.cdiv(R, ROWS), S, B), (dxn, mask, dmean, S, R, C),
+            {"BLOCK_R": ROWS, "BLOCK_C": padded(C), "num_warps": 4},
+        )  # fmt: skip
+        dpacked = torch.mm(dgkv.t(), xn.view(-1, C))
+        flat = dout.view(-1, C).to(plan.dtype)
+        dg_bias, do_bias = torch.split(column_sums([sums], torch.float32)[0], [K, C])
+        grads = [
+            torch.mm(dquery.t(), mean.view(-1, C)), dpacked[K : K + D], dpacked[K + D :],
+            dpacked[:K], dg_bias, torch.mm(flat.t(), gated), do_bias,
+        ]  # fmt: skip
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        return None, dxn, dout if plan.residual else None, None, *grads
+
+
+def _pooled(xn: Tensor, mask: Tensor) -> Tensor:
+    """Sum over sequences of xn * mask, `[B, R, C]` float32."""
+    B, S, R, C = xn.shape
+    rows = max(1, 4096 // padded(C))
+    seqs = _seqs_each(xn, B, S, triton.cdiv(R, rows))
+    partial = xn.new_empty((triton.cdiv(S, seqs), B, R, C), dtype=torch.float32)
+    launch(
+        pool_kernel, (triton.cdiv(R, rows), partial.shape[0], B),
+        (xn, mask, partial, S, R, C, seqs),
+        {"BLOCK_R": rows, "BLOCK_C": padded(C), "num_warps": 4},
+    )  # fmt: skip
+    return partial.sum(0)
+
+
+def _seqs_each(x: Tensor, B: int, S: int, tiles: int) -> int:
+    """Sequences a program walks over, for some eight programs a multiprocessor."""
+    return max(1, int(triton.cdiv(S * B * tiles, 8 * sm_count(x))))
+
+
+def _column_sizes(gkv: Tensor, S: int, R: int, H: int, K: int) -> tuple[float, ...]:
+    return S, R, H, gkv.stride(0), (K // H) ** -0.5 * LOG2E
+
+
+def _column_tile(query: Tensor) -> dict[str, Any]:
+    H, D = query.shape[2:]
+    return {
+        "D": D, "BLOCK_D": padded(D), "BLOCK_H": padded(H), "BLOCK_S": BLOCK_S,
+        "PRECISION": precision(query.dtype), "num_warps": 4,
+    }  # fmt: skip
+
+
+def global_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
+    """Whether the fused op takes this input: at most 256 channels, a head width up to 64."""
+    K, C = weights.q.shape
+    return (
+        x.dim() == 4
+        and max(K, C) <= 256
+        and K // heads <= 64
+        and x.dtype is not torch.float64
+        and usable(x, weights.q)
+    )
+
+
+def global_column_attention(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    mask: Tensor,
+    *,
+    residual: bool = False,
+    norm_eps: float = 1e-5,
+    eps: float = 1e-8,
+) -> Tensor:
+    """linear_o(sigmoid(gate) * attention of each column), plus x if `residual`.
+
+    Args:
+        x: `[B, S, R, C]`.
+        weights: the parameters; k and v are `[D, C]`, shared by all heads.
+        heads: H.
+        mask: `[B, S, R]`, 1 where a sequence takes part, else 0. A column without one
+            averages the values of all its sequences, as in AF2.
+        residual: whether x is added.
+        norm_eps: of the layer norm.
+        eps: added to the number of sequences that the query is the mean of.
+    """
+    if not global_attention_fits(x, weights, heads):
+        return reference.global_column_attention(
+            x, weights, heads, mask, residual=residual, norm_eps=norm_eps, eps=eps
+        )
+    dtype = compute_dtype(x)
+    w = weights
+    with torch.autocast(x.device.type, enabled=False):
+        x = x.contiguous()
+        xn = layer_norm(x.to(dtype), w.norm_weight, w.norm_bias, norm_eps)
+        result: Tensor = _GlobalColumnAttention.apply(  # type: ignore[no-untyped-call]
+            _Plan(heads, eps, residual, dtype), xn, x, mask.contiguous(), w.q, w.k, w.v, w.g,
+            w.g_bias, w.o, w.o_bias,
+        )  # fmt: skip
+    return result

@@ -1,0 +1,1 @@
+"""Layer norm over the last axis: `layer_norm`."""

@@ -1,0 +1,1 @@
+"""Clipping, Adam and the moving average in one pass: `FusedAdamEMA`."""

@@ -1,0 +1,1 @@
+"""Mean of outer products over the sequences: `outer_product_mean`."""

@@ -1,0 +1,37 @@
+"""`outer_product_mean` in plain PyTorch: what the kernels are checked against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.kernels.ops.layer_norm.reference import layer_norm
+
+if TYPE_CHECKING:
+    from evofeed.kernels.ops.outer_product_mean.op import OuterWeights
+
+__all__ = ["outer_product_mean"]
+
+
+def outer_product_mean(
+    m: Tensor,
+    weights: OuterWeights,
+    mask: Tensor,
+    *,
+    z: Tensor | None = None,
+    eps: float = 1e-3,
+    norm_eps: float = 1e-5,
+) -> Tensor:
+    """Projected sum of outer products over the number of shared sequences, plus z."""
+    w = weights
+    mn = layer_norm(m, w.norm_weight, w.norm_bias, norm_eps)
+    a = F.linear(mn, w.w1, w.b1) * mask[..., None].to(m.dtype)
+    b = F.linear(mn, w.w2, w.b2) * mask[..., None].to(m.dtype)
+    outer = torch.einsum("bsic,bsje->bijce", a, b).flatten(-2)
+    counts = mask.to(torch.promote_types(m.dtype, torch.float32))
+    shared = torch.einsum("bsi,bsj->bij", counts, counts)[..., None] + eps
+    update = (F.linear(outer, w.out, w.out_bias) / shared).to(m.dtype)
+    return update if z is None else z + update

@@ -1,0 +1,1 @@
+"""The attention bias made from the pairs: `pair_bias`."""

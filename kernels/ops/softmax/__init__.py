@@ -1,0 +1,1 @@
+"""Softmax over keys with a bias and a mask: `masked_softmax`."""

@@ -1,0 +1,1 @@
+"""Norm and two layers with relu between: `transition`."""

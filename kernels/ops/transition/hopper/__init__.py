@@ -1,0 +1,1 @@
+"""The hidden layer of a transition's backward pass in Gluon for Hopper GPUs."""

@@ -1,0 +1,65 @@
+"""Launches of the transition's kernel for Hopper cards: which inputs, how many programs.
+
+Letters as in `feed_forward.py`: M rows, C channels, N hidden channels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.transition.hopper.kernels import transition_grad_kernel
+from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import even
+
+__all__ = ["HiddenGrads", "fits", "run_hidden_grad"]
+
+ROWS = 64  # rows a program takes at a time
+WARPS = 8
+
+
+def fits(x: Tensor, w1: Tensor) -> bool:
+    """Whether the kernel takes these rows `[M, C]`: Hopper, 16 bits, 64 to 256 channels."""
+    N, C = w1.shape
+    return on_hopper(x, w1.dtype) and C in (64, 128, 256) and N % _hidden_each(C) == 0
+
+
+class HiddenGrads(NamedTuple):
+    """What the kernel leaves.
+
+    Attributes:
+        hidden: `[M, N]`, gradient of the hidden layer before its relu.
+        w1: `[programs, N * C]`, parts of the gradient of the first weight.
+        w2: `[programs, C * N]`, of the second.
+        b1: `[programs, N]`, of the first bias.
+    """
+
+    hidden: Tensor
+    w1: Tensor
+    w2: Tensor
+    b1: Tensor
+
+
+def _hidden_each(C: int) -> int:
+    """Hidden channels of a program: what the registers hold of both weights' gradients."""
+    return 64 if C == 256 else 128
+
+
+def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> HiddenGrads:
+    """From normalised rows x and the gradient dy of the result, both `[M, C]`."""
+    M, (N, C) = x.shape[0], w1.shape
+    block = _hidden_each(C)
+    splits = int(max(1, min(triton.cdiv(M, ROWS), sm_count(x) // (N // block))))
+    hidden = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    partials = [
+        torch.empty((splits, n), dtype=torch.float32, device=x.device) for n in (N * C, N * C, N)
+    ]
+    launch(
+        transition_grad_kernel, (N // block * splits,),
+        (x, even(dy), even(w1), b1, even(w2), hidden, *partials, M),
+        {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "num_warps": WARPS},
+    )  # fmt: skip
+    return HiddenGrads(hidden, *partials)

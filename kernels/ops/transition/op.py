@@ -1,0 +1,147 @@
+"""The transition of the MSA and of the pairs as one op: norm, two layers, mask, residual.
+
+The hidden layer (four times as wide) is not kept: up to 128 channels the forward pass
+never writes it, and the backward pass rebuilds it.
+
+Letters: M rows, C channels, N hidden channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.transition.hopper import launch as hopper
+from evofeed.kernels.runtime.backend import compute_dtype, usable
+from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.projection import (
+    mlp,
+    norm_rows,
+    norm_rows_grad,
+    pack,
+    project,
+    relu_grad,
+    scaled,
+    weight_grad,
+)
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.torch_library import operator
+
+__all__ = ["TransitionWeights", "transition", "transition_fits"]
+
+WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionWeights:
+    """Parameters of one transition, as OpenFold names them."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them."""
+        return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
+
+
+@operator("transition")
+class _Transition(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, gamma: Tensor, beta: Tensor, w1: Tensor,
+        b1: Tensor, w2: Tensor, b2: Tensor, eps: float, residual: bool, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        C = x.shape[-1]
+        packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
+        rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
+        if C < WIDE:
+            out, stats = mlp(flat, gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
+        else:
+            normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
+            out = project(project(normed, packed1, b1, relu=True), packed2, b2)
+            del normed
+            out = out if rows is None else out * rows[:, None].to(out.dtype)
+            out = flat + out if residual else out.to(x.dtype)
+        ctx.save_for_backward(x, rows, gamma, beta, packed1, b1, packed2, stats)
+        ctx.options = eps, residual, [t.dtype for t in (gamma, beta, w1, b1, w2, b2)]
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, mask, gamma, beta, w1, b1, w2, stats = ctx.saved_tensors
+        eps, residual, dtypes = ctx.options
+        C = x.shape[-1]
+        flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
+        # else the norm's backward pass reads dout, and sums it too
+        own_sums = mask is not None or not residual or dout.dtype is not w2.dtype
+        dy, *out_sums = scaled(dout, w2.dtype, mask=mask) if own_sums else (dout,)
+        normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
+        if hopper.fits(normed, w1):
+            dhidden, *of_weights, hidden_sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
+        else:
+            hidden = project(normed, w1, b1, relu=True)
+            dhidden, hidden_sums = relu_grad(dy, w2, hidden)
+            dw1, dw2, of_weights = weight_grad(dhidden, normed), weight_grad(dy, hidden), []
+            del hidden
+        del normed
+        dx, norm_sums = norm_rows_grad(
+            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
+            residual_sum=not own_sums,
+        )  # fmt: skip
+        parts = [norm_sums, hidden_sums, *out_sums]
+        of_norm, db1, *rest = column_sums(
+            [*parts, *of_weights], *[dtypes[0] for _ in parts], *[w1.dtype for _ in of_weights]
+        )
+        if of_weights:
+            *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
+        dgamma, dbeta, db2 = (*torch.split(of_norm, C), *rest)
+        grads = [dgamma, dbeta, dw1, db1, dw2, db2]
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
+        return dx.view(x.shape), None, *grads, None, None, None
+
+
+def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
+    """Whether the fused op takes this input: a power of two of up to 256 channels."""
+    C = x.shape[-1]
+    return (
+        C & (C - 1) == 0
+        and 16 <= C <= 256
+        and x.dtype is not torch.float64
+        and usable(x, weights.w1)
+    )
+
+
+def transition(
+    x: Tensor,
+    weights: TransitionWeights,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """mask * linear_2(relu(linear_1(layer_norm(x)))), plus x if `residual`.
+
+    Args:
+        x: `[..., C]`.
+        weights: the parameters.
+        mask: `[...]` factor of the update, or None.
+        residual: whether x is added.
+        eps: of the norm.
+    """
+    check_type("transition", x)
+    check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
+    check_shape("transition", "mask", mask, *x.shape[:-1])
+    check_device("transition", x, weights.w1, mask)
+    dtype = compute_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _Transition.apply(  # type: ignore[no-untyped-call]
+            x.contiguous(), mask, *weights.tensors(), eps, residual, dtype
+        )
+    return result

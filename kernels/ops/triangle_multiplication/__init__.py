@@ -1,0 +1,1 @@
+"""Triangle multiplication, outgoing and incoming: `triangle_multiplication`."""

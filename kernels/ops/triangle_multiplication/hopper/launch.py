@@ -1,0 +1,129 @@
+"""Launches of the triangle kernels for Hopper cards: which inputs they take, on how many programs.
+
+Letters as in `triangle.py`: M pairs, C pair channels, E hidden channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.triangle_multiplication.hopper.kernels import (
+    triangle_in_grad_kernel,
+    triangle_in_kernel,
+    triangle_out_grad_kernel,
+    triangle_out_kernel,
+)
+from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
+from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import Drop, even
+
+__all__ = ["fits", "run_in", "run_in_grad", "run_out", "run_out_grad"]
+
+
+ROWS = 64  # pairs a program takes at a time
+WARPS = 8
+GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
+HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
+
+
+def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take these pairs: Hopper, 16 bits, lines that start at 16 bytes."""
+    C = z.shape[-1]
+    return (
+        on_hopper(z, dtype)
+        and z.dtype is dtype
+        and C == E
+        and C in (64, 128)
+        and (z.numel() // C) % 16 == 0
+        and z.numel() // C * E < 2**31
+    )
+
+
+def _programs(z: Tensor, parts: int = 1, each: int = 1) -> int:
+    """Programs that share all pairs, in so many parts of the channels, `each` a multiprocessor."""
+    tiles = triton.cdiv(z.numel() // z.shape[-1], ROWS)
+    return int(max(1, min(tiles, each * sm_count(z) // parts)))
+
+
+def _sizes(z: Tensor) -> dict[str, int]:
+    C = z.shape[-1]
+    return {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": WARPS}
+
+
+def run_in(
+    z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, ab: Tensor,
+    stats: Tensor, eps: float,
+) -> None:  # fmt: skip
+    """Fills a and b `[2, E * B, R, R]` and the statistics of z."""
+    M = mask.numel()
+    launch(
+        triangle_in_kernel, (2 * _programs(z, 2, 2),),
+        (even(z), gamma, beta, weight, bias, mask, ab, stats, M, eps),
+        {**_sizes(z), "maxnreg": HALF},
+    )  # fmt: skip
+
+
+def run_in_grad(
+    z: Tensor, stats: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor,
+    mask: Tensor, dab: Tensor, dpacked: Tensor,
+) -> Tensor:  # fmt: skip
+    """Fills the first 4E columns of dpacked; returns parts of the sums of these columns."""
+    parts = 2 * z.shape[-1] // GRAD_PART
+    programs = _programs(z, parts, 2)
+    partial = torch.empty((programs, bias.numel()), dtype=torch.float32, device=z.device)
+    launch(
+        triangle_in_grad_kernel, (parts * programs,),
+        (even(z), stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
+         dpacked.stride(0)),
+        {**_sizes(z), "BLOCK_E": GRAD_PART, "maxnreg": HALF},
+    )  # fmt: skip
+    return partial
+
+
+def _drop(drop: Drop, z: Tensor) -> Tensor | None:
+    return None if drop.mask is None else drop.mask.to(z.dtype)
+
+
+def run_out(
+    xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor, stats: Tensor,
+    gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, drop: Drop, residual: bool,
+    out: Tensor, eps: float,
+) -> None:  # fmt: skip
+    """Fills the result and the second statistics, those of X; the first are z's."""
+    launch(
+        triangle_out_kernel, (_programs(z),),
+        (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z),
+         out, stats[1], stats.shape[-1], eps, *drop.strides()),
+        {**_sizes(z), "HAS_DROP": drop.mask is not None, "HAS_RES": residual},
+    )  # fmt: skip
+
+
+def run_out_grad(
+    dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
+    stats: Tensor, gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, drop: Drop,
+    dxt: Tensor, dgate: Tensor, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills dxt and dgate `[M, C]`.
+
+    Returns the gradient of wz, and one after the other those of gamma_x, beta_x, bz and bg.
+    """
+    programs, (C, E) = _programs(z), wz.shape
+    partial_w = torch.empty((programs, E, C), dtype=torch.float32, device=z.device)
+    partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=z.device)
+    launch(
+        triangle_out_grad_kernel, (programs,),
+        (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
+         bg, _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1], dgate.stride(0),
+         *drop.strides()),
+        {**_sizes(z), "HAS_DROP": drop.mask is not None},
+    )  # fmt: skip
+    dwz = torch.empty_like(wz)
+    sums = torch.empty(2 * (E + C), dtype=dtype, device=z.device)
+    launch(
+        projection_sums_kernel, (E,),
+        (partial_w, partial, wz, gamma_x, beta_x, dwz, sums, programs),
+        {"C": C, "E": E, "GROUP": 64, "num_warps": 8},
+    )  # fmt: skip
+    return dwz, sums

@@ -1,0 +1,278 @@
+"""Triangle multiplication as one op: norm, gated projections, product, norm, gate, residual.
+
+Saved for the backward pass: the pairs z, and the projections a and b, channels first.
+Their product (16 us at 256 residues) and the gates are rebuilt.
+
+Letters: B batch, R residues, M = B * R * R pairs, C pair channels, E hidden channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
+from evofeed.kernels.ops.triangle_multiplication.triton import (
+    triangle_in_grad_kernel,
+    triangle_in_kernel,
+    triangle_out_grad_kernel,
+    triangle_out_kernel,
+)
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import (
+    Drop,
+    norm_rows_grad,
+    pack,
+    padded,
+    precision,
+    weight_grad,
+)
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.tiles import tile
+from evofeed.kernels.runtime.torch_library import operator
+
+__all__ = ["TriangleWeights", "triangle_multiplication", "triangle_multiplication_fits"]
+
+
+@dataclass(frozen=True, slots=True)
+class TriangleWeights:
+    """Parameters of one triangle multiplication, as OpenFold names them."""
+
+    norm_in_weight: Tensor
+    norm_in_bias: Tensor
+    a_p: Tensor
+    a_p_bias: Tensor
+    a_g: Tensor
+    a_g_bias: Tensor
+    b_p: Tensor
+    b_p_bias: Tensor
+    b_g: Tensor
+    b_g_bias: Tensor
+    norm_out_weight: Tensor
+    norm_out_bias: Tensor
+    z: Tensor
+    z_bias: Tensor
+    g: Tensor
+    g_bias: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the autograd function takes them."""
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    outgoing: bool
+    residual: bool
+    drop: Drop
+    eps: float
+    dtype: torch.dtype
+
+
+def _run(
+    kernel: Any, op: str, args: tuple[Any, ...], sizes: tuple[int, int, int], dtype: torch.dtype,
+    more: tuple[Any, ...] = (), **meta: bool,
+) -> None:  # fmt: skip
+    """Launches one of the four kernels; the outer two hold all of E."""
+    M, C, E = sizes
+    block = tile(op, C, dtype)
+    whole = op.startswith("triangle_out")
+    launch(
+        kernel, (_programs(op, sizes, dtype),), (*args, M, C, E, *more),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C),
+         "BLOCK_E": padded(E) if whole else min(block.columns, padded(E)), **meta,
+         "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+
+
+def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """How many programs share the pairs."""
+    programs: int = triton.cdiv(sizes[0], tile(op, sizes[1], dtype).rows)
+    return programs
+
+
+@operator("triangle_multiplication", _Plan, Drop)
+class _TriangleMultiplication(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, z: Tensor, mask: Tensor, *weights: Tensor) -> Tensor:
+        w = TriangleWeights(*weights)
+        B, R, _, C = z.shape
+        E = w.a_p.shape[0]
+        M = B * R * R
+        packed_w = pack([w.a_p, w.a_g, w.b_p, w.b_g, w.g], plan.dtype)
+        packed_b = torch.cat([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias])
+        wz = pack([w.z], plan.dtype)
+        ab = torch.empty((2, E * B, R, R), dtype=plan.dtype, device=z.device)
+        stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)
+        norm_in = (w.norm_in_weight, w.norm_in_bias)
+        norm_out = (w.norm_out_weight, w.norm_out_bias)
+        sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
+        if on_hopper:
+            hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
+        else:
+            _run(
+                triangle_in_kernel, "triangle_in",
+                (z, *norm_in, packed_w, packed_b, mask, ab, stats[0]), sizes, plan.dtype,
+                (plan.eps,),
+            )  # fmt: skip
+        xt = _product(ab, plan.outgoing)
+        out = torch.empty_like(z)
+        if on_hopper:
+            hopper.run_out(
+                xt, *norm_out, wz, w.z_bias, z, stats, *norm_in, packed_w[4 * E :], w.g_bias,
+                plan.drop, plan.residual, out, plan.eps,
+            )  # fmt: skip
+        else:
+            _run(
+                triangle_out_kernel, "triangle_out",
+                (xt, *norm_out, wz, w.z_bias, z, *norm_in, packed_w[4 * E :], w.g_bias,
+                 plan.drop.mask, out, stats[1]),
+                sizes, plan.dtype, (plan.eps, *plan.drop.strides()),
+                HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual,
+            )  # fmt: skip
+        ctx.save_for_backward(
+            z, mask, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight, w.norm_out_bias,
+            packed_w, packed_b, wz, w.z_bias, w.g_bias, ab, stats,
+        )  # fmt: skip
+        ctx.plan, ctx.dtypes = plan, [t.dtype for t in weights]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        (
+            z, mask, gamma_in, beta_in, gamma_out, beta_out, packed_w, packed_b, wz, z_bias,
+            g_bias, ab, stats,
+        ) = ctx.saved_tensors  # fmt: skip
+        C, E = wz.shape
+        M = z.numel() // C
+        dout = dout.contiguous().view(M, C)
+        dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
+        xt = _product(ab, plan.outgoing)
+        dxt = torch.empty_like(xt)
+        sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
+        if on_hopper:
+            dwz, of_out = hopper.run_out_grad(
+                dout, xt, gamma_out, beta_out, wz, z_bias, z, stats, gamma_in, beta_in,
+                packed_w[4 * E :], g_bias, plan.drop, dxt, dpacked[:, 4 * E :], ctx.dtypes[0],
+            )  # fmt: skip
+        else:
+            dwz, of_out = _out_grad(
+                dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in,
+                packed_w[4 * E :], g_bias, plan, dxt, dpacked[:, 4 * E :], ctx.dtypes[0],
+            )  # fmt: skip
+        del xt
+        a, b = ab
+        dab = torch.empty_like(ab)
+        if plan.outgoing:  # x_ij = sum_k a_ik b_jk
+            torch.bmm(dxt, b, out=dab[0])
+            torch.bmm(dxt.mT, a, out=dab[1])
+        else:  # x_ij = sum_k a_ki b_kj
+            torch.bmm(b, dxt.mT, out=dab[0])
+            torch.bmm(a, dxt, out=dab[1])
+        if on_hopper:
+            in_sums = hopper.run_in_grad(
+                z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked
+            )
+        else:
+            programs = _programs("triangle_in_grad", sizes, plan.dtype)
+            in_sums = torch.empty((programs, 4 * E), dtype=torch.float32, device=z.device)
+            _run(
+                triangle_in_grad_kernel, "triangle_in_grad",
+                (z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
+                sizes, plan.dtype, (dpacked.stride(0), plan.eps),
+            )  # fmt: skip
+        flat = z.view(M, C)
+        normed = torch.empty_like(flat, dtype=plan.dtype)
+        dz, norm_sums = norm_rows_grad(
+            torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
+            dout if plan.residual else None, normed,
+        )  # fmt: skip
+        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
+        of_norm, of_in = column_sums([norm_sums, in_sums], ctx.dtypes[0])
+        dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
+        dgamma_out, dbeta_out, dbz, dbg = torch.split(of_out, [E, E, C, C])
+        grads = [
+            *torch.split(of_norm, C), *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
+            dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
+        ]  # fmt: skip
+        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        return None, dz.view(z.shape), None, *grads
+
+
+def _product(ab: Tensor, outgoing: bool) -> Tensor:
+    """`[E * B, R, R]`: x_ij is the sum over k of a_ik b_jk, or of a_ki b_kj."""
+    a, b = ab
+    return torch.bmm(a, b.mT) if outgoing else torch.bmm(a.mT, b)
+
+
+def _out_grad(
+    dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
+    gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, plan: _Plan, dxt: Tensor,
+    dgate: Tensor, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `hopper_triangle.run_out_grad`."""
+    (M, C), E = dout.shape, wz.shape[1]
+    dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
+    normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
+    sizes = (M, C, E)
+    programs = _programs("triangle_out_grad", sizes, plan.dtype)
+    sums = torch.empty((programs, 2 * (C + E)), dtype=torch.float32, device=z.device)
+    _run(
+        triangle_out_grad_kernel, "triangle_out_grad",
+        (dout, xt, gamma_x, beta_x, wz, bz, z, gamma_z, beta_z, wg, bg, plan.drop.mask, dxt, dy,
+         dgate, normed, sums),
+        sizes, plan.dtype, (dgate.stride(0), plan.eps, *plan.drop.strides(), 1),
+        HAS_DROP=plan.drop.mask is not None,
+    )  # fmt: skip
+    return weight_grad(dy, normed), column_sums([sums], dtype)[0]
+
+
+def triangle_multiplication_fits(z: Tensor, weights: TriangleWeights) -> bool:
+    """Whether the fused op takes this input: powers of two of 16 to 128 channels."""
+    C, E = z.shape[-1], weights.a_p.shape[0]
+    powers = all(n & (n - 1) == 0 and 16 <= n <= 128 for n in (C, E))
+    square = z.dim() == 4 and z.shape[1] == z.shape[2]
+    return square and powers and z.dtype is not torch.float64 and usable(z, weights.a_p)
+
+
+def triangle_multiplication(
+    z: Tensor,
+    weights: TriangleWeights,
+    *,
+    outgoing: bool,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The triangle multiplicative update of z, dropped out, plus z if `residual`.
+
+    Args:
+        z: pairs `[B, R, R, C]`.
+        weights: the parameters.
+        outgoing: edges i->k, j->k (True) or k->i, k->j (False).
+        mask: `[B, R, R]`, or None.
+        residual: whether z is added.
+        drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
+        eps: of both norms.
+    """
+    B, R, _, C = z.shape
+    check_type("triangle_multiplication", z)
+    check_shape("triangle_multiplication", "z", z, B, R, R, C)
+    check_shape("triangle_multiplication", "mask", mask, B, R, R)
+    check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
+    check_device("triangle_multiplication", z, weights.norm_in_weight, mask, drop_mask)
+    dtype = compute_dtype(z)
+    mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
+    plan = _Plan(outgoing, residual, Drop(drop_mask, (z.shape[1], z.shape[2])), eps, dtype)
+    with torch.autocast(z.device.type, enabled=False):
+        result: Tensor = _TriangleMultiplication.apply(  # type: ignore[no-untyped-call]
+            plan, z.contiguous(), mask, *weights.tensors()
+        )
+    return result

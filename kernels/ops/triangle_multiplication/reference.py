@@ -1,0 +1,40 @@
+"""`triangle_multiplication` in plain PyTorch: what the kernels are checked against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.kernels.ops.layer_norm.reference import layer_norm
+
+if TYPE_CHECKING:
+    from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights
+
+__all__ = ["triangle_multiplication"]
+
+
+def triangle_multiplication(
+    z: Tensor,
+    weights: TriangleWeights,
+    *,
+    outgoing: bool,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    drop_mask: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Gated projections, product over the third residue, norm, gated output."""
+    w = weights
+    zn = layer_norm(z, w.norm_in_weight, w.norm_in_bias, eps)
+    a = torch.sigmoid(F.linear(zn, w.a_g, w.a_g_bias)) * F.linear(zn, w.a_p, w.a_p_bias)
+    b = torch.sigmoid(F.linear(zn, w.b_g, w.b_g_bias)) * F.linear(zn, w.b_p, w.b_p_bias)
+    if mask is not None:
+        a, b = a * mask[..., None].to(a.dtype), b * mask[..., None].to(b.dtype)
+    x = torch.einsum("bikc,bjkc->bijc" if outgoing else "bkic,bkjc->bijc", a, b)
+    xn = layer_norm(x, w.norm_out_weight, w.norm_out_bias, eps)
+    update = F.linear(xn, w.z, w.z_bias) * torch.sigmoid(F.linear(zn, w.g, w.g_bias))
+    update = update if drop_mask is None else update * drop_mask[:, None].to(update.dtype)
+    return z + update if residual else update

@@ -1,0 +1,1 @@
+"""What operators share: Triton, its launches, tile sizes, checks, kernels, torch.library."""

@@ -1,0 +1,143 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
+"""Parts of Gluon kernels that walk over tiles of rows: copies, sums of columns, layouts.
+
+Letters: M rows, ROWS and COLS of a tile.
+"""
+
+from evofeed.kernels.ops.attention.hopper.layouts import flat
+from evofeed.kernels.runtime.backend import cp, gl, gluon
+
+__all__ = [
+    "add_columns",
+    "copy_columns",
+    "copy_rows",
+    "lines_of",
+    "load_drop",
+    "no_sums",
+    "opened",
+    "store_columns",
+    "store_rows",
+    "store_sums",
+    "vectors_of",
+]
+
+
+@gluon.constexpr_function
+def lines_of(COLS, warps):
+    """Layout in which a tile is copied and stored: 16 bytes a thread, whole lines a warp."""
+    per_row = min(COLS // 8, 32)
+    return gl.BlockedLayout([1, 8], [32 // per_row, per_row], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _at_once(COLS, warps):
+    """Rows that all threads hold at once in that layout."""
+    return 32 // min(COLS // 8, 32) * warps
+
+
+@gluon.constexpr_function
+def _folded(ROWS, COLS, warps):
+    """That layout with the rows of one thread as an axis of their own."""
+    per_row = min(COLS // 8, 32)
+    repeats = ROWS // _at_once(COLS, warps)
+    return gl.BlockedLayout([repeats, 1, 8], [1, 32 // per_row, per_row], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.jit
+def vectors_of(COUNT: gl.constexpr, SIZE: gl.constexpr):
+    """Shared memory for `COUNT` vectors of float32."""
+    return gl.allocate_shared_memory(gl.float32, [COUNT, SIZE], flat())
+
+
+@gluon.jit
+def _rows_at(PTR, first, M, stride, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Where rows `first` and on of M lie, and which there are; within a tile 32 bits will do."""
+    layout: gl.constexpr = lines_of(COLS, gl.num_warps())
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    c = gl.arange(0, COLS, gl.SliceLayout(0, layout))
+    at = (PTR + gl.to_tensor(first).to(gl.int64) * stride) + (rows[:, None] * stride + c[None, :])
+    return at, (rows < M - first)[:, None]
+
+
+@gluon.jit
+def _columns_at(PTR, first, M, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Where columns `first` and on of a contiguous `[ROWS, M]` lie, and which there are."""
+    layout: gl.constexpr = lines_of(COLS, gl.num_warps())
+    e = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    m = gl.arange(0, COLS, gl.SliceLayout(0, layout))
+    return PTR + first + (e[:, None] * M + m[None, :]), (m < M - first)[None, :]
+
+
+@gluon.jit
+def copy_rows(tile, PTR, first, M, stride):
+    """Starts the copy of rows `first` and on of M; others are 0."""
+    at, there = _rows_at(PTR, first, M, stride, tile.shape[0], tile.shape[1])
+    cp.async_copy_global_to_shared(tile, at, mask=there)
+
+
+@gluon.jit
+def copy_columns(tile, PTR, first, M):
+    """Starts the copy of columns `first` and on of a contiguous `[ROWS, M]`; others are 0."""
+    at, there = _columns_at(PTR, first, M, tile.shape[0], tile.shape[1])
+    cp.async_copy_global_to_shared(tile, at, mask=there)
+
+
+@gluon.jit
+def load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, COLS: gl.constexpr, stride):
+    """Each row's row of the shared dropout mask, in the layout that `rows` is a slice of."""
+    c = gl.arange(0, COLS, gl.SliceLayout(0, rows.type.layout.parent))
+    at = (rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows
+    return gl.load(DROP + (at[:, None] * stride + c[None, :]), mask=(rows < M)[:, None], other=0.0)
+
+
+@gluon.jit
+def opened(x):
+    """1 / (1 + 2^x) of float32: a sigmoid whose argument comes times -log2(e)."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x)], dtype=gl.float32, is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def store_rows(PTR, tile, first, M, stride):
+    """Stores a tile as rows `first` and on, lines of 16 bytes a thread; returns it."""
+    x = tile.load(lines_of(tile.shape[1], gl.num_warps()))
+    to, there = _rows_at(PTR, first, M, stride, tile.shape[0], tile.shape[1])
+    gl.store(to, x, mask=there)
+    return x
+
+
+@gluon.jit
+def store_columns(PTR, tile, first, M):
+    """Stores a tile as columns `first` and on of a contiguous `[ROWS, M]`."""
+    x = tile.load(lines_of(tile.shape[1], gl.num_warps()))
+    to, there = _columns_at(PTR, first, M, tile.shape[0], tile.shape[1])
+    gl.store(to, x, mask=there)
+
+
+@gluon.jit
+def no_sums(ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Zeros to add a tile's columns to, some rows at once."""
+    layout: gl.constexpr = gl.SliceLayout(0, _folded(ROWS, COLS, gl.num_warps()))
+    return gl.full([_at_once(COLS, gl.num_warps()), COLS], 0.0, gl.float32, layout)
+
+
+@gluon.jit
+def add_columns(sums, x):
+    """`sums` plus a tile in the layout of `lines_of`: every thread adds up its own rows."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLS: gl.constexpr = x.shape[1]
+    AT_ONCE: gl.constexpr = sums.shape[0]
+    layout: gl.constexpr = _folded(ROWS, COLS, gl.num_warps())
+    x = gl.reshape(x, [ROWS // AT_ONCE, AT_ONCE, COLS])
+    x = gl.convert_layout(x, layout, assert_trivial=True)
+    return sums + gl.sum(x.to(gl.float32), 0)
+
+
+@gluon.jit
+def store_sums(PTR, sums):
+    """Stores the sums of columns that `add_columns` gathered."""
+    total = gl.sum(sums, 0)
+    n = gl.arange(0, total.shape[0], total.type.layout)
+    gl.store(PTR + n, total)

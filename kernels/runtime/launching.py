@@ -1,0 +1,131 @@
+"""Launches of Triton kernels that cost a few microseconds of the CPU's time instead of twenty.
+
+Triton finds the compiled kernel of every launch anew from all that it specialises on.
+Here numbers, types and compile-time arguments are the key, and a launch seen before is
+repeated as it was; the first time, Triton's own runs. Tensors go to the launcher as
+addresses: of a tensor object it would ask the driver where it lies, one by one. Who
+keeps a `Launch` for calls that differ in nothing but addresses does without the key too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from evofeed.kernels.runtime.backend import INTERPRETER
+
+__all__ = ["Launch", "launch"]
+
+MOST = 1 << 16
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    """Runs `kernel[grid](*args, **meta)` on the device of the first argument.
+
+    Args:
+        kernel: a `triton.jit` function whose parameters are those of `args`, in order, and
+            then the compile-time ones.
+        grid: one to three sizes.
+        args: tensors, numbers or None; the first is a tensor.
+        meta: compile-time arguments by name, and `num_warps`, `num_stages` and such.
+    """
+    first = args[0]
+    if INTERPRETER or type(first) not in _TENSORS:  # a fake tensor: somebody traces
+        kernel[grid](*args, **meta)
+        return
+    device = first.get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, args, meta)
+        return
+    key: list[Any] = [id(kernel), device, *meta.values()]
+    values: list[Any] = []
+    lowest = 0
+    for arg in args:
+        if type(arg) in _TENSORS:
+            at = arg.data_ptr()
+            lowest |= at
+            values.append(at)
+            key.append(arg.dtype)
+        else:
+            values.append(arg)
+            key.append(arg)
+    if lowest & 15:  # Triton compiles for multiples of 16 bytes
+        key += [value & 15 for value in values if type(value) is int]
+    found = _compiled.get(found_by := tuple(key))
+    if found is None:
+        found = _launched_by_triton(kernel, grid, args, meta)
+        if len(_compiled) >= MOST:  # sizes are part of the key: ever new ones would pile up
+            _compiled.clear()
+        _compiled[found_by] = found
+        return
+    run, function, metadata, constants = found
+    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    run(
+        x, y, z, torch._C._cuda_getCurrentRawStream(device), function, metadata,
+        None, None, None, *values, *constants,
+    )  # fmt: skip
+
+
+def _launched_by_triton(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]
+) -> tuple[Any, Any, Any, list[Any]]:
+    """Launches, and says what the launcher needs to do it again, addresses and numbers apart."""
+    compiled = kernel[grid](*args, **meta)
+    constants = [meta[name] for name in kernel.arg_names[len(args) :]]
+    return compiled.run, compiled.function, compiled.packed_metadata, constants
+
+
+class Launch:
+    """`launch` of one kernel where only the tensors' addresses change from call to call.
+
+    Args:
+        kernel, meta: as `launch` takes them; tensors come before numbers in its parameters.
+        programs: the grid's one size.
+        numbers: its arguments behind the tensors.
+    """
+
+    __slots__ = ("_kernel", "_meta", "_numbers", "_programs", "_ready")
+
+    def __init__(
+        self, kernel: Any, programs: int, numbers: tuple[Any, ...], meta: dict[str, Any]
+    ) -> None:
+        self._kernel, self._programs, self._numbers, self._meta = kernel, programs, numbers, meta
+        self._ready: tuple[Any, ...] | None = None
+
+    def __call__(self, *tensors: Any) -> None:
+        """Runs it.
+
+        Args:
+            tensors: all on one device, the same at every call, as are their types, or None in
+                the same places; the first is a tensor.
+        """
+        first = tensors[0]
+        if INTERPRETER or type(first) not in _TENSORS:
+            return self._as_any_other(tensors)
+        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        together = 0
+        for address in addresses:
+            together |= address or 0
+        device = first.get_device()
+        if together & 15 or device != torch.cuda.current_device():
+            return self._as_any_other(tensors)
+        if self._ready is None:
+            args = (*tensors, *self._numbers)
+            self._ready = _launched_by_triton(self._kernel, (self._programs,), args, self._meta)
+            return None
+        run, function, metadata, constants = self._ready
+        run(
+            self._programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), function, metadata,
+            None, None, None, *addresses, *self._numbers, *constants,
+        )  # fmt: skip
+        return None
+
+    def _as_any_other(self, tensors: tuple[Any, ...]) -> None:
+        launch(self._kernel, (self._programs,), (*tensors, *self._numbers), self._meta)
+
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))

@@ -1,0 +1,240 @@
+"""Launches of the projection kernels: shapes in, tensors out, no autograd.
+
+Letters: M rows, C input channels, N output channels, H heads, L pair length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.layer_norm.op import layer_norm_backward
+from evofeed.kernels.runtime.backend import triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection_kernels import (
+    mlp_kernel,
+    norm_rows_kernel,
+    relu_grad_kernel,
+    scaled_kernel,
+)
+from evofeed.kernels.runtime.tiles import tile
+
+__all__ = [
+    "Drop",
+    "even",
+    "mlp",
+    "norm_rows",
+    "norm_rows_grad",
+    "pack",
+    "padded",
+    "precision",
+    "project",
+    "relu_grad",
+    "scaled",
+    "weight_grad",
+]
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Precision of a float32 product: TF32 only where PyTorch was told to use it."""
+    tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if tf32 else "ieee"
+
+
+def padded(size: int) -> int:
+    """The tile that holds an axis: a power of two, and at least what a product takes."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def pack(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """The tensors joined along their first axis, in `dtype`."""
+    joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return joined.to(dtype).contiguous()
+
+
+def even(x: Tensor) -> Tensor:
+    """x, contiguous, and from an address that copies of 16 bytes take (16-bit types)."""
+    x = x.contiguous()
+    return x if x.storage_offset() % 8 == 0 else x.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A shared dropout mask `[B, rows, C]`, scaled by 1/(1-p), for a tensor `[B, I, J, C]`.
+
+    Attributes:
+        mask: the mask, or None for no dropout.
+        sizes: I and J.
+        columnwise: shared along J instead of I.
+    """
+
+    mask: Tensor | None
+    sizes: tuple[int, int]
+    columnwise: bool = False
+
+    def strides(self) -> tuple[int, int, int]:
+        """drop_1, drop_2, drop_rows of the kernels."""
+        first, second = self.sizes
+        return (
+            first * second,
+            second if self.columnwise else 1,
+            first if self.columnwise else second,
+        )
+
+
+def norm_rows(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    keep: bool = True,
+    pair_weight: Tensor | None = None,
+    pair_length: int = 1,
+    transpose_pair: bool = False,
+    pair_scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Normalised rows of x `[M, C]`.
+
+    Args:
+        x: contiguous rows.
+        gamma, beta: of the norm.
+        eps: of the norm.
+        dtype: of the result.
+        keep: whether the result itself is wanted (else an empty tensor).
+        pair_weight: `[H, C]`; if given, its product with the result is the attention bias.
+        pair_length: L, where M = B * L * L.
+        transpose_pair: bias[i, j] comes from pair (j, i).
+        pair_scale: factor of the attention bias.
+
+    Returns:
+        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, L, L]` or None.
+    """
+    M, C = x.shape
+    y = torch.empty((M, C) if keep else (0, C), dtype=dtype, device=x.device)
+    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    heads, pair_bias = 1, None
+    if pair_weight is not None:
+        heads, batch = pair_weight.shape[0], M // (pair_length * pair_length)
+        shape = (batch, heads, pair_length, pair_length)
+        pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
+    block = tile("norm_rows", C, dtype)
+    launch(
+        norm_rows_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, heads,
+         float(pair_scale)),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "KEEP": keep,
+         "PAIR": pair_weight is not None, "TRANSPOSE": transpose_pair,
+         "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return y, stats, pair_bias
+
+
+def norm_rows_grad(
+    dy: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    residual: Tensor | None,
+    normed: Tensor | None = None,
+    residual_sum: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of x plus `residual`; fills `normed` with the norm's result.
+
+    All `[M, C]` contiguous. Also `[programs, 2C]` whose column sums are the gradients of
+    gamma and beta; with `residual_sum` `[programs, 3C]`, and the sums of the residual.
+    """
+    rows = (x.shape[0], 0, x.shape[1])
+    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
+
+
+def weight_grad(dy: Tensor, a: Tensor) -> Tensor:
+    """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way."""
+    return torch.mm(dy.t(), a)
+
+
+def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
+    if bias is None:
+        return torch.mm(a, weight.t())
+    bias = bias.to(a.dtype)
+    if relu:
+        return torch._addmm_activation(bias, a, weight.t())
+    return torch.addmm(bias, a, weight.t())
+
+
+def scaled(
+    dout: Tensor, dtype: torch.dtype, drop: Drop | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """dout `[M, C]` times a dropout mask and a factor `[M]` of each row, in `dtype`.
+
+    Also `[programs, C]` whose column sums are those of the result.
+    """
+    M, C = dout.shape
+    drop = drop or Drop(None, (M, 1))
+    has_drop, has_mask = drop.mask is not None, mask is not None
+    keep = has_drop or has_mask or dout.dtype is not dtype
+    dy = torch.empty((M, C), dtype=dtype, device=dout.device) if keep else dout
+    rows, tiles_each = max(1, 4096 // padded(C)), 4
+    programs = triton.cdiv(M, rows * tiles_each)
+    partial = torch.empty((programs, C), dtype=torch.float32, device=dout.device)
+    launch(
+        scaled_kernel, (programs,),
+        (dout, drop.mask, mask, dy, partial, M, C, *drop.strides(), tiles_each),
+        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": has_drop, "HAS_MASK": has_mask,
+         "KEEP": keep},
+    )  # fmt: skip
+    return dy, partial
+
+
+def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """dy w for `[M, K]` and `[K, N]`, 0 where `hidden` is not positive.
+
+    Also `[programs, N]` whose column sums are those of the result.
+    """
+    M, K = dy.shape
+    N = w.shape[1]
+    y = torch.empty((M, N), dtype=w.dtype, device=dy.device)
+    block = tile("relu_grad", N, w.dtype)
+    block_n, block_k = min(block.columns, padded(N)), min(64, block.columns, padded(K))
+    tiles = triton.cdiv(M, block.rows)
+    partial = torch.empty((tiles, N), dtype=torch.float32, device=dy.device)
+    launch(
+        relu_grad_kernel, (tiles * triton.cdiv(N, block_n),),
+        (dy, w, hidden, y, partial, M, N, K, dy.stride(0), w.stride(0)),
+        {"BLOCK_M": block.rows, "BLOCK_N": block_n, "BLOCK_K": block_k,
+         "PRECISION": precision(w.dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return y, partial
+
+
+def mlp(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    eps: float,
+    mask: Tensor | None,
+    residual: bool,
+) -> tuple[Tensor, Tensor]:
+    """mask * (relu(layer_norm(x) w1^T + b1) w2^T + b2), plus x if `residual`; also the stats."""
+    M, C = x.shape
+    N = w1.shape[0]
+    out = torch.empty_like(x)
+    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    block = tile("mlp", C, w1.dtype)
+    launch(
+        mlp_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(w1.dtype),
+         "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return out, stats

@@ -1,0 +1,87 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Sums over rows in two steps: a kernel's programs leave one row each, one launch adds all up.
+
+The gradients of biases and of norms of a whole op come out of one such launch, always
+added in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.runtime.backend import tl, triton
+from evofeed.kernels.runtime.launching import launch
+
+__all__ = ["column_sums"]
+
+AT_ONCE = 4
+BLOCK = 4096  # numbers of a program at once
+LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
+
+
+@triton.jit
+def _column_sums_kernel(
+    P0, P1, P2, P3, OUT0, OUT1, OUT2, OUT3, G0, G1, G2, G3, N0, N1, N2, N3,
+    ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, BLOCK // ROWS0)
+    if COUNT > 1:
+        block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, BLOCK // ROWS1)
+    if COUNT > 2:
+        block = _sum_block(P2, OUT2, G2, N2, block, ROWS2, BLOCK // ROWS2)
+    if COUNT > 3:
+        block = _sum_block(P3, OUT3, G3, N3, block, ROWS3, BLOCK // ROWS3)
+
+
+@triton.jit
+def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Adds up this program's columns, if they are of P; returns its number among what follows."""
+    if (block >= 0) & (block * BLOCK_N < N):
+        n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        total = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+        for first in tl.range(0, G, BLOCK_G, num_stages=4):
+            g = first + tl.arange(0, BLOCK_G)
+            inside = (g < G)[:, None] & (n < N)[None, :]
+            total += tl.load(P + g[:, None] * N + n[None, :], mask=inside, other=0.0)
+        tl.store(OUT + n, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=n < N)
+    return block - tl.cdiv(N, BLOCK_N)
+
+
+def _rows(part: Tensor) -> int:
+    """Rows that a program adds up at once.
+
+    Long rows make programs enough; short ones are summed by few, with more rows at once.
+    """
+    G, N = part.shape
+    return int(max(8, min(triton.next_power_of_2(G), 32 if N >= LONG else 128)))
+
+
+def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
+    """The sum over the first axis of each contiguous `[G, N]` float32 tensor.
+
+    Args:
+        parts: the tensors.
+        dtypes: of each sum; the last one is that of all others.
+    """
+    dtypes += dtypes[-1:] * (len(parts) - len(dtypes))
+    outs = [
+        torch.empty(part.shape[1], dtype=dtype, device=part.device)
+        for part, dtype in zip(parts, dtypes, strict=True)
+    ]
+    for first in range(0, len(parts), AT_ONCE):
+        some, into = parts[first : first + AT_ONCE], outs[first : first + AT_ONCE]
+        count = len(some)
+        spare = [None] * (AT_ONCE - count)
+        sizes = [[part.shape[axis] for part in some] + [0] * len(spare) for axis in (0, 1)]
+        rows = [_rows(part) for part in some]
+        blocks = sum(
+            triton.cdiv(part.shape[1], BLOCK // n) for part, n in zip(some, rows, strict=True)
+        )
+        launch(
+            _column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
+            {**{f"ROWS{n}": r for n, r in enumerate([*rows, 1, 1, 1][:AT_ONCE])}, "BLOCK": BLOCK,
+             "COUNT": count, "num_warps": 8},
+        )  # fmt: skip
+    return outs

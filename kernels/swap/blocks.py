@@ -1,0 +1,109 @@
+"""Fused forward of the block around MSA and pairs: dropout and residual join the op before them.
+
+A swapped block calls the ops directly with its modules' parameters: forward
+hooks on the modules inside do not fire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.outer_product_mean.op import (
+    OuterWeights,
+    outer_product_mean_fits,
+    outer_product_mean_through,
+)
+from evofeed.kernels.ops.transition.op import transition, transition_fits
+from evofeed.kernels.swap.modules import (
+    attention_weights,
+    four_axes,
+    global_attention,
+    outer_weights,
+    row_attention_through,
+    shaped,
+    three_axes,
+    transition_weights,
+)
+from evofeed.kernels.swap.pair_stacks import drop_mask, masks_transition
+from evofeed.kernels.swap.swap import Fused, Recordable, register
+
+
+class FusedEvoformerBlock(Recordable):
+    """Forward of an Evoformer or extra-MSA block."""
+
+    def forward(
+        self: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, *positional: Any,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As the original's."""
+        rows, last, outer = (
+            attention_weights(self.msa_att_row.layer_norm_m, self.msa_att_row.mha),
+            transition_weights(self.msa_transition), outer_weights(self.outer_product_mean),
+        )  # fmt: skip
+        flat = four_axes(m)
+        fits = (
+            not options.get("inplace_safe", False)
+            and gated_attention_fits(flat, rows, self.msa_att_row.mha.no_heads)
+            and transition_fits(m, last)
+            and outer_product_mean_fits(flat, outer)
+            and m.dtype == z.dtype
+        )
+        if not fits:
+            return super().forward(m, z, msa_mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        if self.opm_first:
+            m, z = self._outer(m, z, msa_mask, outer)
+            flat = four_axes(m)
+        update, z = row_attention_through(
+            self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
+            drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
+        )  # fmt: skip
+        m = shaped(update, m)
+        m = self._column_attention(m, msa_mask)
+        masked = masks_transition(positional, options, self.torch_class)
+        if hasattr(self, "_masks_msa"):
+            masked = self._masks_msa(masked)
+        m = transition(
+            m, last, mask=msa_mask if masked else None, residual=True,
+            eps=self.msa_transition.layer_norm.eps,
+        )  # fmt: skip
+        if not self.opm_first:
+            m, z = self._outer(m, z, msa_mask, outer)
+        return m, self.pair_stack(z, pair_mask, *positional, **options)
+
+    def _outer(
+        self: Any, m: Tensor, z: Tensor, mask: Tensor, weights: OuterWeights
+    ) -> tuple[Tensor, Tensor]:
+        module, rows = self.outer_product_mean, three_axes(mask)
+        assert rows is not None
+        update, flat = outer_product_mean_through(
+            four_axes(m), weights, rows, z=four_axes(z), eps=module.eps,
+            norm_eps=module.layer_norm.eps,
+        )  # fmt: skip
+        return shaped(flat, m), shaped(update, z)
+
+    def _column_attention(self: Any, m: Tensor, mask: Tensor) -> Tensor:
+        module = getattr(self, "msa_att_col", None)
+        if module is None:
+            return m
+        inner = getattr(module, "_msa_att", None)
+        if inner is None:  # global attention
+            fused = global_attention(module, m, mask, residual=True)
+            return m + module(m, mask) if fused is None else fused
+        flat = four_axes(m)
+        update = gated_attention(
+            flat, attention_weights(inner.layer_norm_m, inner.mha), inner.mha.no_heads,
+            mask=three_axes(mask), columns=True, residual=True, eps=inner.layer_norm_m.eps,
+        )  # fmt: skip
+        return shaped(update, m)
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    msa = ("msa_att_row", "msa_transition", "outer_product_mean", "pair_stack", "opm_first")
+    if all(hasattr(module, name) for name in msa):
+        # OpenFold's extra-MSA block checkpoints its parts itself; its modules are swapped.
+        return None if hasattr(module, "ckpt") else FusedEvoformerBlock
+    return None

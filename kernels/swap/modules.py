@@ -1,0 +1,316 @@
+"""Fused forwards of the modules of AF2, recognised by their structure.
+
+A rule looks at attribute names (`linear_q`, `layer_norm_in`, ...), which our
+trainer and OpenFold share, so both models swap alike. Arguments that only pick
+another implementation of the same maths (chunk sizes, `use_...` flags) are
+accepted and ignored; what the fused op cannot take goes to the original forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.ops.gated_attention.op import (
+    AttentionWeights,
+    gated_attention,
+    gated_attention_fits,
+)
+from evofeed.kernels.ops.global_attention.op import (
+    global_attention_fits,
+    global_column_attention,
+)
+from evofeed.kernels.ops.outer_product_mean.op import (
+    OuterWeights,
+    outer_product_mean,
+    outer_product_mean_fits,
+)
+from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_through
+from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
+from evofeed.kernels.ops.triangle_multiplication.op import (
+    TriangleWeights,
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+from evofeed.kernels.swap.swap import Fused, Recordable, register
+
+__all__ = [
+    "attention_weights",
+    "global_attention",
+    "outer_weights",
+    "row_attention",
+    "row_attention_through",
+    "transition_weights",
+    "triangle_weights",
+]
+
+
+def _has(module: nn.Module, *names: str) -> bool:
+    return all(getattr(module, name, None) is not None for name in names)
+
+
+def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
+    """Parameters of a norm and an attention module, by OpenFold's names."""
+    return AttentionWeights(
+        norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
+        mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias, pair,
+    )  # fmt: skip
+
+
+def triangle_weights(module: Any) -> TriangleWeights:
+    """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
+    if _has(module, "linear_ab_p"):
+        E = module.linear_ab_p.weight.shape[0] // 2
+        p, g = module.linear_ab_p, module.linear_ab_g
+        parts = [
+            t for half in (slice(0, E), slice(E, None)) for layer in (p, g)
+            for t in (layer.weight[half], layer.bias[half])
+        ]  # fmt: skip
+    else:
+        layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
+        parts = [t for layer in layers for t in (layer.weight, layer.bias)]
+    into, out = module.layer_norm_in, module.layer_norm_out
+    return TriangleWeights(  # type: ignore[call-arg]
+        into.weight, into.bias, *parts, out.weight, out.bias, module.linear_z.weight,
+        module.linear_z.bias, module.linear_g.weight, module.linear_g.bias,
+    )  # fmt: skip
+
+
+def transition_weights(module: Any) -> TransitionWeights:
+    """Parameters of an MSA or pair transition."""
+    norm, first, second = module.layer_norm, module.linear_1, module.linear_2
+    return TransitionWeights(
+        norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
+    )
+
+
+def outer_weights(module: Any) -> OuterWeights:
+    """Parameters of an outer product mean."""
+    norm, a, b, out = module.layer_norm, module.linear_1, module.linear_2, module.linear_out
+    return OuterWeights(
+        norm.weight, norm.bias, a.weight, a.bias, b.weight, b.bias, out.weight, out.bias
+    )
+
+
+def four_axes(x: Tensor) -> Tensor:
+    """`[B, I, J, C]` view of `[..., I, J, C]`; x itself where it is that: a view costs 10 us."""
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+
+
+def three_axes(mask: Tensor | None) -> Tensor | None:
+    """`[B, I, J]` view of `[..., I, J]`, or None."""
+    if mask is None or mask.dim() == 3:
+        return mask
+    return mask.reshape(-1, *mask.shape[-2:])
+
+
+def shaped(x: Tensor, like: Tensor) -> Tensor:
+    """x with the leading axes of `like`."""
+    return x if x.dim() == like.dim() else x.view(like.shape)
+
+
+def _is_transposed(x: Tensor) -> bool:
+    """Whether `x` is a view of a contiguous tensor with its two position axes exchanged."""
+    return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
+
+
+class FusedTriangleAttention(Recordable):
+    """Forward of TriangleAttention, around either node."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's; a transposed view is read in place as the other node."""
+        weights = attention_weights(self.layer_norm, self.mha, self.linear.weight)
+        columns = not self.starting
+        swap = _is_transposed(x)
+        natural = x.transpose(-2, -3) if swap else x
+        flat = four_axes(natural)
+        if not gated_attention_fits(flat, weights, self.mha.no_heads):
+            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
+        if mask is not None and swap:
+            mask = mask.transpose(-1, -2)
+        update = gated_attention(
+            flat, weights, self.mha.no_heads, mask=three_axes(mask), columns=columns != swap,
+            eps=self.layer_norm.eps,
+        )  # fmt: skip
+        update = shaped(update, natural)
+        return update.transpose(-2, -3) if swap else update
+
+
+def row_attention(
+    module: Any, m: Tensor, z: Tensor | None, mask: Tensor | None, **options: Any
+) -> Tensor | None:
+    """Fused attention along the last position axis of m, or None where it does not fit."""
+    bias = None
+    if z is not None and row_attention_fits(module, m):
+        bias = pair_bias(four_axes(z), *_bias_arguments(module))
+    return biased_row_attention(module, m, bias, mask, **options)
+
+
+def row_attention_through(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """As `row_attention`, where it fits, and the z to go on with (see `pair_bias_through`)."""
+    bias, through = pair_bias_through(four_axes(z), *_bias_arguments(module))
+    update = biased_row_attention(module, m, bias, mask, **options)
+    assert update is not None
+    return update, shaped(through, z)
+
+
+def _bias_scale(module: Any) -> float:
+    width: int = module.mha.linear_q.weight.shape[0]
+    return float((width // module.mha.no_heads) ** 0.5)
+
+
+def _bias_arguments(module: Any) -> tuple[Tensor, Tensor, Tensor, float, float]:
+    norm = module.layer_norm_z
+    return norm.weight, norm.bias, module.linear_z.weight, norm.eps, _bias_scale(module)
+
+
+def row_attention_fits(module: Any, m: Tensor) -> bool:
+    """Whether the fused attention takes this m, transposed or not."""
+    weights = attention_weights(module.layer_norm_m, module.mha)
+    flat = four_axes(m.transpose(-2, -3) if _is_transposed(m) else m)
+    return gated_attention_fits(flat, weights, module.mha.no_heads)
+
+
+def biased_row_attention(
+    module: Any, m: Tensor, bias: Tensor | None, mask: Tensor | None, **options: Any
+) -> Tensor | None:
+    """Fused attention with this bias, or None where it does not fit.
+
+    Options (residual, drop_mask) go to `gated_attention`.
+    """
+    weights = attention_weights(module.layer_norm_m, module.mha)
+    heads = module.mha.no_heads
+    swap = _is_transposed(m)
+    natural = m.transpose(-2, -3) if swap else m
+    flat = four_axes(natural)
+    if not gated_attention_fits(flat, weights, heads):
+        return None
+    if bias is not None:
+        options = {**options, "bias_scale": _bias_scale(module)}
+    if mask is not None and swap:
+        mask = mask.transpose(-1, -2)
+    update = gated_attention(
+        flat, weights, heads, bias=bias, mask=three_axes(mask), columns=swap,
+        eps=module.layer_norm_m.eps, **options,
+    )  # fmt: skip
+    update = shaped(update, natural)
+    return update.transpose(-2, -3) if swap else update
+
+
+class FusedMSAAttention(Recordable):
+    """Forward of row attention with pair bias, and of the plain one inside column attention."""
+
+    def forward(
+        self: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """As the original's."""
+        with_pairs = getattr(self, "linear_z", None) is not None
+        if not with_pairs and z is not None:  # our trainer's plain one takes (m, mask)
+            z, mask = None, z
+        update = row_attention(self, m, z, mask)
+        if update is not None:
+            return update
+        arguments = (m, z, mask) if with_pairs else (m,)
+        if not with_pairs:
+            options["mask"] = mask
+        return super().forward(*arguments, **options)  # type: ignore[misc,no-any-return]
+
+
+def global_attention(
+    module: Any, m: Tensor, mask: Tensor | None, residual: bool = False
+) -> Tensor | None:
+    """Fused global column attention of m, or None where it does not fit."""
+    norm, mha, flat = module.layer_norm_m, module.global_attention, four_axes(m)
+    weights = attention_weights(norm, mha)
+    if not global_attention_fits(flat, weights, mha.no_heads):
+        return None
+    rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+    assert rows is not None
+    update = global_column_attention(
+        flat, weights, mha.no_heads, rows, residual=residual, norm_eps=norm.eps, eps=mha.eps
+    )
+    return shaped(update, m)
+
+
+class FusedGlobalColumnAttention(Recordable):
+    """Forward of global column attention."""
+
+    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        update = global_attention(self, m, mask)
+        if update is not None:
+            return update
+        return super().forward(m, mask=mask, **options)  # type: ignore[misc,no-any-return]
+
+
+class FusedTriangleMultiplication(Recordable):
+    """Forward of both triangle multiplications."""
+
+    def forward(self: Any, z: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = triangle_weights(self), four_axes(z)
+        inplace = options.get("inplace_safe", False)  # also changes what is returned
+        if inplace or not triangle_multiplication_fits(flat, weights):
+            return super().forward(z, mask, **options)  # type: ignore[misc,no-any-return]
+        update = triangle_multiplication(
+            flat,
+            weights,
+            outgoing=is_outgoing(self),
+            mask=three_axes(mask),
+            eps=self.layer_norm_in.eps,
+        )
+        return shaped(update, z)
+
+
+def is_outgoing(module: Any) -> bool:
+    """Direction of a triangle multiplication (OpenFold: `_outgoing`)."""
+    return bool(module.outgoing if hasattr(module, "outgoing") else module._outgoing)
+
+
+class FusedTransition(Recordable):
+    """Forward of both transitions."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights = transition_weights(self)
+        if not transition_fits(x, weights):
+            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
+        return transition(x, weights, mask=mask, eps=self.layer_norm.eps)
+
+
+class FusedOuterProductMean(Recordable):
+    """Forward of the outer product mean."""
+
+    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = outer_weights(self), four_axes(m)
+        if not outer_product_mean_fits(flat, weights):
+            return super().forward(m, mask, **options)  # type: ignore[misc,no-any-return]
+        rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+        assert rows is not None
+        update = outer_product_mean(flat, weights, rows, eps=self.eps, norm_eps=self.layer_norm.eps)
+        return update.view(*m.shape[:-3], *update.shape[1:])
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    gated = _has(module, "mha") and _has(module.mha, "linear_q", "linear_g")  # type: ignore[arg-type]
+    if gated and _has(module, "layer_norm", "linear") and hasattr(module, "starting"):
+        return FusedTriangleAttention
+    if gated and _has(module, "layer_norm_m"):
+        return FusedMSAAttention
+    if _has(module, "layer_norm_m", "global_attention"):
+        return FusedGlobalColumnAttention
+    if _has(module, "layer_norm_in", "layer_norm_out", "linear_z", "linear_g"):
+        return FusedTriangleMultiplication
+    if _has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):
+        return FusedOuterProductMean
+    if _has(module, "layer_norm", "linear_1", "linear_2") and "Transition" in type(module).__name__:
+        return FusedTransition
+    return None

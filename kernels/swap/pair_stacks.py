@@ -1,0 +1,153 @@
+"""Fused forwards of the blocks of pairs, where dropout and residual join the op before them.
+
+A swapped block calls the ops directly with its modules' parameters: forward
+hooks on the modules inside do not fire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evofeed.kernels.ops.gated_attention.op import (
+    AttentionWeights,
+    gated_attention,
+    gated_attention_fits,
+)
+from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
+from evofeed.kernels.ops.triangle_multiplication.op import (
+    TriangleWeights,
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+from evofeed.kernels.swap.modules import (
+    attention_weights,
+    four_axes,
+    is_outgoing,
+    shaped,
+    three_axes,
+    transition_weights,
+    triangle_weights,
+)
+from evofeed.kernels.swap.swap import Fused, Recordable, register
+
+__all__ = ["drop_mask", "masks_transition"]
+
+
+def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
+    """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
+    p = layer.p if hasattr(layer, "p") else layer.r
+    if not layer.training or p == 0.0:
+        return None
+    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), p, training=True)
+
+
+def masks_transition(
+    positional: tuple[Any, ...], options: dict[str, Any], cls: type[nn.Module]
+) -> bool:
+    """`mask_trans` of our trainer (third argument, default False) or `_mask_trans` of OpenFold."""
+    if "_mask_trans" in cls.forward.__code__.co_varnames:
+        return bool(options.get("_mask_trans", True))
+    return bool(positional[0] if positional else options.get("mask_trans", False))
+
+
+class _Parts(NamedTuple):
+    """The modules of a block with their weights, in the order of their names."""
+
+    multiplications: list[tuple[Any, TriangleWeights]]  # outgoing, incoming
+    attentions: list[tuple[Any, AttentionWeights]]  # starting node, ending node
+    transition: TransitionWeights
+
+    @classmethod
+    def of(cls, block: Any) -> _Parts:
+        return cls(
+            [(m, triangle_weights(m)) for m in (block.tri_mul_out, block.tri_mul_in)],
+            [
+                (m, attention_weights(m.layer_norm, m.mha, m.linear.weight))
+                for m in (block.tri_att_start, block.tri_att_end)
+            ],
+            transition_weights(block.pair_transition),
+        )
+
+    def fit(self, z: Tensor) -> bool:
+        """Whether the kernels take pairs `[B, I, J, C]` like these."""
+        return (
+            all(triangle_multiplication_fits(z, w) for _, w in self.multiplications)
+            and all(gated_attention_fits(z, w, m.mha.no_heads) for m, w in self.attentions)
+            and transition_fits(z, self.transition)
+        )
+
+    def multiply(self, z: Tensor, mask: Tensor | None, drop: Any) -> Tensor:
+        for module, weights in self.multiplications:
+            z = triangle_multiplication(
+                z, weights, outgoing=is_outgoing(module), mask=mask, residual=True,
+                drop_mask=drop_mask(drop, z, z.shape[1]), eps=module.layer_norm_in.eps,
+            )  # fmt: skip
+        return z
+
+    def attend(self, z: Tensor, mask: Tensor | None, drops: tuple[Any, Any]) -> Tensor:
+        """`drops`: of the starting node, whose mask its rows share; of the ending node, columns."""
+        for (module, weights), drop, ending in zip(
+            self.attentions, drops, (False, True), strict=True
+        ):
+            z = gated_attention(
+                z, weights, module.mha.no_heads, mask=mask, columns=ending, residual=True,
+                drop_mask=drop_mask(drop, z, z.shape[1]), drop_columnwise=ending,
+                eps=module.layer_norm.eps,
+            )  # fmt: skip
+        return z
+
+    def finish(self, block: Any, z: Tensor, mask: Tensor | None, masked: bool) -> Tensor:
+        return transition(
+            z, self.transition, mask=mask if masked else None, residual=True,
+            eps=block.pair_transition.layer_norm.eps,
+        )  # fmt: skip
+
+
+class FusedPairStack(Recordable):
+    """Forward of the pair half of a block."""
+
+    def forward(
+        self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
+    ) -> Tensor:
+        """As the original's."""
+        flat, parts = four_axes(z), _Parts.of(self)
+        transposes = all(m.starting for m, _ in parts.attentions)  # the block, not the ending node
+        if options.get("inplace_safe", False) or not transposes or not parts.fit(flat):
+            return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
+        flat = parts.attend(parts.multiply(flat, mask, drop), mask, (drop, drop))
+        masked = masks_transition(positional, options, self.torch_class)
+        return shaped(parts.finish(self, flat, mask, masked), z)
+
+
+class FusedTemplateBlock(Recordable):
+    """Forward of a block of the template pair stack, all templates at once."""
+
+    def forward(self: Any, z: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
+        """As the original's; OpenFold's draws its dropout for one template after the other."""
+        flat, parts = four_axes(z), _Parts.of(self)
+        if options.get("inplace_safe", False) or not parts.fit(flat):
+            return super().forward(z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        pairs = three_axes(mask.expand(z.shape[:-1]))
+        drops = self.dropout_row, self.dropout_col
+        if self.tri_mul_first:
+            flat = parts.attend(parts.multiply(flat, pairs, drops[0]), pairs, drops)
+        else:
+            flat = parts.multiply(parts.attend(flat, pairs, drops), pairs, drops[0])
+        masked = masks_transition(positional, options, self.torch_class)
+        return shaped(parts.finish(self, flat, pairs, masked), z)
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | str | None:
+    pair = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition")
+    if not all(hasattr(module, name) for name in pair):
+        return None
+    if hasattr(module, "ps_dropout_row_layer"):
+        return FusedPairStack
+    if all(hasattr(module, name) for name in ("dropout_row", "dropout_col", "tri_mul_first")):
+        return FusedTemplateBlock
+    return None

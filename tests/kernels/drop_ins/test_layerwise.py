@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evofeed.errors import UnsupportedShape
+from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS, Span, spans
+from evofeed.kernels.ops.optimizer.reference import lamb_step, lars_step
+
+# A weight longer than a chunk, a bias, a weight of zeros, a scalar, a gap before the last.
+SHAPES = [(70, 90), (33,), (4, 5), (), (3, 7)]
+
+
+def _spans(align: int) -> list[Span]:
+    return spans([torch.empty(shape) for shape in SHAPES], align)
+
+
+def _buffers(device: str, align: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """param, grad, ema, low and two states, the third tensor all zero."""
+    found = _spans(align)
+    size = found[-1].start + found[-1].size + 5
+    generator = torch.Generator().manual_seed(0)
+    param, grad = (torch.randn(size, generator=generator) for _ in range(2))
+    param[found[2].start : found[2].start + found[2].size] = 0
+    param, grad = param.to(device), grad.to(device, dtype)
+    low = torch.zeros(size, device=device, dtype=torch.float16)
+    return [param, grad, param.clone(), low, *(torch.zeros(size, device=device) for _ in range(2))]
+
+
+def _lamb(device: str, align: int = 16, **options: Any) -> FusedLAMB:
+    param, grad, ema, low, first, second = _buffers(
+        device, align, options.pop("dtype", torch.float32)
+    )
+    options = {"spans": _spans(align), "weight_decay": 0.1, "max_norm": 0.5} | options
+    return FusedLAMB(param, grad, first, second, ema, low, **options)
+
+
+def _lars(device: str, align: int = 16, **options: Any) -> FusedLARS:
+    param, grad, ema, low, momentum, _ = _buffers(
+        device, align, options.pop("dtype", torch.float32)
+    )
+    options = {"spans": _spans(align), "weight_decay": 0.1, "max_norm": 0.5} | options
+    return FusedLARS(param, grad, momentum, ema, low, **options)
+
+
+def _state(o: Any) -> list[Tensor]:
+    names = ("param", "ema", "exp_avg", "exp_avg_sq", "momentum_buffer", "updates")
+    return [getattr(o, name).float() for name in names if hasattr(o, name)]
+
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.parametrize(("make", "plain_step"), [(_lamb, lamb_step), (_lars, lars_step)])
+@pytest.mark.parametrize("align", [16, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_steps_follow_the_plain_version(
+    make: Make, plain_step: Make, align: int, dtype: torch.dtype, device: str
+) -> None:
+    fused, plain = (make(device, align, dtype=dtype) for _ in range(2))
+    for number in range(3):
+        for optimizer in (fused, plain):
+            optimizer.rate.fill_(1e-2 * (number + 1))
+            optimizer.grad.mul_(-0.7)
+        torch.testing.assert_close(fused.step(), plain_step(plain))
+    # the 16-bit copy may round a last bit the other way
+    torch.testing.assert_close(fused.low, plain.low, atol=1e-6, rtol=1e-3)
+    for ours, theirs in zip(_state(fused), _state(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
+
+
+def _torch_steps(optimizer: Any, kind: type[torch.optim.Optimizer], **options: Any) -> Tensor:
+    """Weights after three steps of one of PyTorch's own, on the same gradients."""
+    weights = optimizer.param.clone().requires_grad_()
+    theirs = kind([weights], lr=1e-2, **options)  # type: ignore[call-arg]
+    optimizer.rate.fill_(1e-2)
+    for _ in range(3):
+        weights.grad = optimizer.grad.clone()
+        theirs.step()
+        optimizer.step()
+    return weights.detach()
+
+
+def test_lamb_without_adaptation_is_adam_and_lars_is_sgd(device: str) -> None:
+    plain = [span._replace(adapted=False) for span in _spans(1)]
+    covered = slice(0, plain[-1].start + plain[-1].size)
+    lamb = _lamb(device, 1, spans=plain, max_norm=float("inf"))
+    expected = _torch_steps(lamb, torch.optim.Adam, eps=1e-6)
+    torch.testing.assert_close(lamb.param[covered], expected[covered], atol=1e-6, rtol=1e-5)
+    lars = _lars(device, 1, spans=plain, max_norm=float("inf"))
+    expected = _torch_steps(lars, torch.optim.SGD, momentum=0.9)
+    torch.testing.assert_close(lars.param[covered], expected[covered], atol=1e-6, rtol=1e-5)
+
+
+def test_an_adapted_step_is_as_long_as_the_rate_says(device: str) -> None:
+    lamb = _lamb(device, weight_decay=0.0)
+    first = _spans(16)[0]
+    part = slice(first.start, first.start + first.size)
+    before = lamb.param[part].clone()
+    lamb.rate.fill_(0.01)
+    lamb.step()
+    moved = (lamb.param[part] - before).norm() / before.norm()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [_lamb, _lars])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, bad: float, device: str) -> None:
+    optimizer = make(device)
+    optimizer.rate.fill_(1e-3)
+    for _ in range(2):  # also before any finite step
+        before = [t.clone() for t in _state(optimizer)]
+        good = optimizer.grad[7].clone()
+        optimizer.grad[7] = bad
+        assert not torch.isfinite(optimizer.step())
+        assert all(map(torch.equal, before, _state(optimizer)))
+        optimizer.grad[7] = good
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [_lamb, _lars])
+def test_spans_beyond_the_buffers_are_refused(make: Make, device: str) -> None:
+    with pytest.raises(UnsupportedShape, match="reach to element 10000"):
+        make(device, spans=[Span(0, 10_000, True)])
+    with pytest.raises(UnsupportedShape, match="0 spans"):
+        make(device, spans=[])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [_lamb, _lars])
+def test_a_step_can_be_captured(make: Make, device: str) -> None:
+    if device != "cuda":
+        pytest.skip("CUDA graphs need a GPU")
+    eager, captured = make(device), make(device)
+    for optimizer in (eager, captured):
+        optimizer.rate.fill_(1e-2)
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for rate in (1e-2, 3e-2):
+        for optimizer in (eager, captured):
+            optimizer.rate.fill_(rate)
+        eager.step()
+        graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(_state(eager), _state(captured), strict=True))

@@ -1,0 +1,359 @@
+"""`to_fused(model, cuda_graphs=True)`: what is recorded, when, and what leaves a recording.
+
+On a CPU a stand-in for CUDA graphs runs the recorded function again and writes its
+results where the first ones lie, as a replay does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evofeed.errors import KernelError
+from evofeed.kernels import to_fused, to_torch
+from evofeed.kernels.graphs import recorded, recording
+from evofeed.kernels.swap.swap import Fused, Recordable, register
+from evofeed.trainer.model.evoformer import EvoformerBlock
+
+BLOCK = {
+    "c_m": 16, "c_z": 16, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
+    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
+    "msa_dropout": 0.0, "pair_dropout": 0.0,
+}  # fmt: skip
+
+
+class Layer(nn.Module):
+    """Two results, one without a gradient; a weight that is used twice, one that is not."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.inner = nn.Linear(size, size)
+        self.tied = self.inner
+        self.scale = nn.Parameter(torch.ones(5 - size + 1))
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, y: Tensor, power: int = 1) -> tuple[Tensor, Tensor]:
+        value = self.tied(torch.tanh(self.inner(x))) * self.scale * y**power
+        return value, value.detach() + 1
+
+
+class FusedLayer(Recordable):
+    def forward(self: Any, x: Tensor, y: Tensor, power: Any = 1) -> Any:
+        """As the original's."""
+        return super().forward(x, y, power)  # type: ignore[misc]
+
+
+@register
+def _rule(module: nn.Module) -> type[Fused] | None:
+    return FusedLayer if isinstance(module, Layer) else None
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Recordings on the CPU; the list grows by one entry a replay."""
+    replays: list[int] = []
+    put: list[Any] = []  # what stands for the parameters while something is recorded
+    real_stand_ins = recording._stand_ins
+
+    @contextlib.contextmanager
+    def stand_ins(homes: recording.Homes) -> Iterator[Any]:
+        with real_stand_ins(homes) as found:
+            put[:] = found
+            yield found
+
+    def capture(
+        device: torch.device, pool: Any, function: Callable[[], Any]
+    ) -> tuple[Any, Callable[[], None]]:
+        made, leaves = function(), list(put)
+
+        def replay() -> None:
+            replays.append(1)
+            with torch.enable_grad(), monkeypatch.context() as patch:
+                for (home, name), leaf in leaves:
+                    patch.setitem(home, name, leaf)
+                again = function()
+            if made is not None:
+                with torch.no_grad():
+                    for old, new in zip(made, again, strict=True):
+                        old.copy_(new)
+
+        return made, replay
+
+    plain = recorded._why_not
+    monkeypatch.setattr(recording, "_capture", capture)
+    monkeypatch.setattr(recording, "_stand_ins", stand_ins)
+    monkeypatch.setattr(recording, "_beside", lambda device: contextlib.nullcontext())
+    for place in (recording, recorded):
+        monkeypatch.setattr(place, "stream_number", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def why_not(tensors: Sequence[Tensor]) -> str | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "is_cuda", True)
+            return plain(tensors)
+
+    monkeypatch.setattr(recorded, "_why_not", why_not)
+    return replays
+
+
+@pytest.fixture(autouse=True)
+def nothing_told() -> Iterator[None]:
+    recorded._told.clear()
+    yield
+
+
+def _pair() -> tuple[Layer, Layer]:
+    torch.manual_seed(0)
+    plain = Layer()
+    return plain, to_fused(copy.deepcopy(plain), cuda_graphs=True)
+
+
+def _grads(module: nn.Module, results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Any]:
+    results[0].sin().sum().backward()
+    return [t.grad for t in (*inputs, *module.parameters())]
+
+
+def _recordings(module: nn.Module) -> int:
+    return sum(map(len, recorded._states[module]._recordings.values()))
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x is None and y is None) or torch.allclose(x, y, atol=1e-6)
+
+
+def test_results_and_gradients_are_those_of_the_eager_module(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    ready: list[Tensor] = []  # as DDP learns that a gradient is there
+    ours.inner.weight.register_post_accumulate_grad_hook(ready.append)
+    for n in range(3):
+        found = []
+        for module in (plain, ours):
+            torch.manual_seed(n)
+            x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+            module.zero_grad()
+            results = module(x, y, power=2)
+            assert not results[1].requires_grad
+            found.append([*results, *_grads(module, results, [x])])
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.sub_(0.1)  # an optimizer's step reaches the recording
+        _same(*found)
+    assert len(graphs) == 6
+    assert len(ready) == 3 and all(t is ours.inner.weight for t in ready)
+
+
+def test_what_left_a_recording_does_not_change(graphs: list[int]) -> None:
+    _, ours = _pair()
+    y = torch.ones(4, 3)
+    first = ours(torch.randn(4, 3, requires_grad=True), y)
+    _grads(ours, first, [])
+    kept = [t.clone() for t in first]
+    for _ in range(2):  # gradients of three steps add up
+        x = torch.randn(4, 3, requires_grad=True)
+        later = ours(x, y)
+        before = [p.grad.clone() for p in ours.inner.parameters()]
+        _grads(ours, later, [x])
+        alone = torch.autograd.grad(ours(x, y)[0].sin().sum(), list(ours.inner.parameters()))
+        for parameter, old, new in zip(ours.inner.parameters(), before, alone, strict=True):
+            assert torch.allclose(parameter.grad, old + new)
+    _same(kept, first)
+
+
+def test_two_calls_before_a_backward_have_a_recording_each(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    found = []
+    for module in (plain, ours):
+        torch.manual_seed(1)
+        x = torch.randn(4, 3, requires_grad=True)
+        module(x, x)  # thrown away: what it took is free again
+        results = module(module(x, x)[0], x)
+        found.append([*results, *_grads(module, results, [x])])
+    _same(*found)
+    assert _recordings(ours) == 2
+
+
+def test_a_second_backward_is_refused_once_the_recording_went_on(graphs: list[int]) -> None:
+    _, ours = _pair()
+    x = torch.randn(4, 3, requires_grad=True)
+    result = ours(x, x)[0].sum()
+    result.backward(retain_graph=True)
+    result.backward(retain_graph=True)
+    ours(x, x)
+    with pytest.raises(KernelError, match="without cuda_graphs"):
+        result.backward()
+
+
+def test_kinds_of_calls(graphs: list[int]) -> None:
+    _, ours = _pair()
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    for _ in range(2):
+        ours(x, y)
+        ours(x, y, power=2)
+        ours(x[:2], y[:2])
+        ours(x, y.clone().requires_grad_())
+    with torch.no_grad():
+        ours(x, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(x, y)[0].dtype is torch.float32  # times a float32 weight
+    assert _recordings(ours) == 6
+    replays = len(graphs)
+    ours.eval()(x, y)
+    assert len(graphs) == replays and _recordings(ours) == 6
+    ours.train()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (5, 6, 7, 8):
+            ours(torch.randn(rows, 3), torch.randn(rows, 3))
+        ours(torch.randn(9, 3), torch.randn(9, 3))
+    assert _recordings(ours) == recorded.MOST_RECORDINGS
+    assert [str(w.message).split(":")[0] for w in caught] == ["Layer runs without CUDA graphs"]
+
+
+def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
+    _, ours = _pair()
+    x = torch.randn(4, 3)
+    before = ours(x, x)[0]
+    ours.inner.weight.data = ours.inner.weight.data * 2
+    after = ours(x, x)[0]
+    torch.testing.assert_close(after, to_torch(copy.deepcopy(ours))(x, x)[0])
+    assert not torch.equal(before, after)
+    ours.inner.bias = None
+    assert not torch.equal(ours(x, x)[0], after)
+    ours.tied = nn.Identity()
+    torch.testing.assert_close(ours(x, x)[0], torch.tanh(ours.inner(x)) * ours.scale * x)
+    with pytest.warns(RuntimeWarning, match="keep moving"):
+        for _ in range(recorded.MOST_MOVES):
+            ours.inner.weight.requires_grad_(not ours.inner.weight.requires_grad)
+            ours(x, x)
+
+
+def test_where_nothing_is_recorded(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    x = torch.randn(4, 3, requires_grad=True)
+    for reason, call in {
+        "hooks on saved tensors": lambda: checkpoint(ours, x, x, use_reentrant=False),
+        "inside a backward": lambda: checkpoint(ours, x, x, use_reentrant=True),
+        "a list": lambda: ours(x, x, power=[1]),
+        "inference mode": lambda: torch.inference_mode()(ours)(x, x),
+        "torch.func": lambda: torch.func.vmap(lambda t: ours(t, t)[0])(x.detach()[None]),
+    }.items():
+        with pytest.warns(RuntimeWarning, match=f"Layer runs without CUDA graphs: .*{reason}"):
+            try:
+                found = call()
+                if found[0].requires_grad:
+                    found[0].sum().backward()
+            except TypeError:  # x ** [1], as it always was
+                pass
+    count = len(graphs)
+    with recorded.paused():
+        _same(ours(x, x), plain(x, x))
+    assert len(graphs) == count
+
+
+def test_recordings_die_with_their_module(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_capture", lambda device, pool, f: (f(), lambda: None))
+    _, ours = _pair()
+    x = torch.randn(4, 3, requires_grad=True)
+    _grads(ours, ours(x, x), [x])
+    ((only,),) = recorded._states[ours]._recordings.values()
+    held = weakref.ref(only), weakref.ref(ours)
+    del ours, only
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_what_cannot_be_recorded_runs_eagerly(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours = _pair()
+    x = torch.randn(4, 3)
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(recording, "_capture", fail)
+    with pytest.warns(RuntimeWarning, match="cannot be recorded: operation not permitted"):
+        _same(ours(x, x), plain(x, x))
+    assert ours.inner.weight is ours._modules["inner"]._parameters["weight"]
+    assert isinstance(ours.inner.weight, nn.Parameter)
+
+
+def test_a_model_on_the_cpu_says_so_once() -> None:
+    plain, ours = _pair()
+    x = torch.randn(4, 3)
+    with pytest.warns(RuntimeWarning, match="Layer runs without CUDA graphs: .* on cpu"):
+        _same(ours(x, x), plain(x, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _same(ours(x, x), plain(x, x))
+
+
+def test_only_the_outermost_module_is_recorded_and_classes_come_back() -> None:
+    model = nn.Sequential(EvoformerBlock(**BLOCK), nn.LayerNorm(16), Layer())
+    classes = [type(module) for module in model.modules()]
+    to_fused(model)
+    to_fused(model, cuda_graphs=True)
+    fused = {n: module for n, module in model.named_modules() if isinstance(module, Fused)}
+    assert {name for name, module in fused.items() if module.recorded} == {"0", "2"}
+    assert "0.pair_stack" in fused and "1" in fused
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [type(a) for a in again.modules()] == [type(a) for a in model.modules()]
+    to_fused(model)
+    assert not any(module.recorded for module in model.modules() if isinstance(module, Fused))
+    assert [type(module) for module in to_torch(model).modules()] == classes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", [False, True])
+def test_on_a_gpu_bits_are_those_of_the_eager_block(amp: bool, device: str) -> None:
+    if device != "cuda":
+        pytest.skip("records real CUDA graphs")
+    torch.manual_seed(0)
+    config = BLOCK | {"msa_dropout": 0.15, "pair_dropout": 0.25}
+    plain = EvoformerBlock(**config)
+    with torch.no_grad():  # many weights start at 0
+        for parameter in plain.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    plain.to("cuda", torch.float32 if amp else torch.bfloat16)
+    ours = to_fused(copy.deepcopy(plain), cuda_graphs=True)
+    to_fused(plain)
+    masks = [torch.ones(1, 8, 64, device="cuda"), torch.ones(1, 64, 64, device="cuda")]
+    masks = [mask.bfloat16() for mask in masks]
+    for n in range(3):
+        found = []
+        for block in (plain, ours):
+            torch.manual_seed(n)
+            m, z = (torch.randn(1, k, 64, 16, device="cuda").bfloat16() for k in (8, 64))
+            block.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                with torch.no_grad():
+                    block(m, z, *masks)
+                results = block(m.requires_grad_(), z.requires_grad_(), *masks)
+            torch.autograd.backward(results, [torch.ones_like(t) for t in results])
+            grads = [t.grad for t in (m, z, *block.parameters())]
+            found.append([*results, *grads, torch.rand(3, device="cuda")])
+        assert all(map(torch.equal, *found))
+
+
+def test_a_recorded_module_compiles_whole() -> None:
+    plain, ours = _pair()
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        _same(compiled(x, x), plain(x, x))

@@ -1,0 +1,214 @@
+"""The fused ops as `torch.library` operators: what `torch.compile` makes of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels import layer_norm, masked_softmax, to_fused
+from evofeed.kernels.ops.attention.op import biased_attention
+from evofeed.kernels.runtime.torch_library import Operator, _encode, named
+from evofeed.trainer.model import evoformer, extra_msa, msa_attention, transition, triangle
+from evofeed.trainer.model import outer_product_mean as opm
+
+S, R, C_M, C_Z = 2, 3, 16, 16
+BLOCK = {
+    "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
+    "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
+    "msa_dropout": 0.15, "pair_dropout": 0.25,
+}  # fmt: skip
+
+Call = tuple[Any, list[Tensor], str]
+
+
+def _inputs(names: list[str], device: str) -> list[Tensor]:
+    shapes = {"m": (1, S, R, C_M), "z": (1, R, R, C_Z), "msa_mask": (1, S, R)}
+    torch.manual_seed(0)
+    made = {name: torch.randn(*shape) for name, shape in shapes.items()}
+    made["msa_mask"] = (torch.rand(1, S, R) > 0.2).float()
+    made["pair_mask"] = (torch.rand(1, R, R) > 0.2).float()
+    return [made[name].to(device) for name in names]
+
+
+OPS: dict[str, Callable[[], tuple[nn.Module, list[str]]]] = {
+    "transition": lambda: (transition.MSATransition(C_M, 2), ["m", "msa_mask"]),
+    "gated_attention": lambda: (
+        triangle.TriangleAttentionEndingNode(C_Z, 8, 2), ["z", "pair_mask"],
+    ),
+    "pair_bias": lambda: (
+        msa_attention.MSARowAttentionWithPairBias(C_M, C_Z, 8, 2), ["m", "z", "msa_mask"],
+    ),
+    "triangle_multiplication": lambda: (
+        triangle.TriangleMultiplicationOutgoing(C_Z, 16), ["z", "pair_mask"],
+    ),
+    "outer_product_mean": lambda: (opm.OuterProductMean(C_M, C_Z, 16), ["m", "msa_mask"]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
+    """Operators that were applied, by name, with the arguments their operator would get."""
+    calls: dict[str, Call] = {}
+    plain = Operator.apply
+
+    def spy(self: Operator, *arguments: Any) -> Any:
+        tensors: list[Tensor] = []
+        call = _encode(arguments, tensors)
+        calls[self.name] = (getattr(torch.ops.evofeed, self.name).default, tensors, call)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Operator, "apply", spy)
+    return calls
+
+
+def _check(call: Call, *tests: str) -> None:
+    op, tensors, text = call
+    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    made = named(op._schema.name.removeprefix("evofeed::"))._forward.layout(leaves, text).made
+    torch.library.opcheck(op, (leaves, text, made), test_utils=tests)
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_an_operator_of_a_module_keeps_its_contract(
+    name: str, seen: dict[str, Call], device: str
+) -> None:
+    module, names = OPS[name]()
+    to_fused(module.to(device))(*_inputs(names, device))
+    _check(seen[name], "test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def test_the_stand_alone_operators_keep_their_contract(seen: dict[str, Call], device: str) -> None:
+    x, w, b = (torch.randn(*n, device=device, requires_grad=True) for n in ((3, 16), (16,), (16,)))
+    layer_norm(x, w, b)
+    masked_softmax(torch.randn(1, 2, 2, 5, 5, device=device, requires_grad=True))
+    q, k, v = (torch.randn(1, 2, 5, 2, 8, device=device, requires_grad=True) for _ in range(3))
+    biased_attention(q, k, v, torch.randn(1, 2, 5, 5, device=device, requires_grad=True))
+    for name in ("layer_norm", "masked_softmax", "biased_attention"):
+        _check(seen[name], "test_schema", "test_autograd_registration", "test_faketensor")
+    _check(seen["layer_norm"], "test_aot_dispatch_dynamic")  # symbolic sizes become numbers
+
+
+def _grads(module: nn.Module, call: Any, names: list[str], device: str) -> list[Tensor]:
+    leaves = _inputs(names, device)
+    active = [t.requires_grad_() for t, n in zip(leaves, names, strict=True) if "mask" not in n]
+    out = call(*leaves)
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    weights = [torch.linspace(-1, 1, o.numel(), device=device).view_as(o) for o in outs]
+    loss = sum((o * w).sum() for o, w in zip(outs, weights, strict=True))
+    assert isinstance(loss, Tensor)
+    grads = torch.autograd.grad(loss, active + list(module.parameters()))
+    return [*(o.detach() for o in outs), *grads]
+
+
+class _Graphs:
+    """A backend that runs what it is given and remembers the operators in it."""
+
+    def __init__(self) -> None:
+        self.operators: list[str] = []
+
+    def __call__(self, module: Any, inputs: Any) -> Any:
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+
+        def keep(graph: Any, inputs: Any) -> Any:
+            self.operators += [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+            return make_boxed_func(graph.forward)
+
+        return aot_autograd(fw_compiler=keep)(module, inputs)
+
+
+def test_a_compiled_module_has_no_break_and_equal_results(device: str) -> None:
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.LayerNorm(C_M), transition.MSATransition(C_M, 2)).to(device)
+    fused, graphs = to_fused(module), _Graphs()
+    compiled = torch.compile(fused, fullgraph=True, backend=graphs)
+    eager = _grads(fused, fused, ["m"], device)
+    for ours, plain in zip(_grads(fused, compiled, ["m"], device), eager, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-6)
+    wanted = ("layer_norm", "layer_norm_backward", "transition", "transition_backward")
+    assert {f"evofeed.{name}.default" for name in wanted} <= set(graphs.operators)
+
+
+def test_a_compiled_model_recompiles_for_another_length(device: str) -> None:
+    torch._dynamo.reset()
+    norm = to_fused(nn.LayerNorm(C_M)).to(device)
+    compiled = torch.compile(norm, fullgraph=True, backend=_Graphs())
+    for length in (3, 4, 7):  # the second length makes the sizes symbolic
+        x = torch.randn(length, C_M, device=device, requires_grad=True)
+        (ours,) = torch.autograd.grad(compiled(x).sin().sum(), [x])
+        (eager,) = torch.autograd.grad(norm(x).sin().sum(), [x])
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The tests' shape checks are no code for a compiler."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
+)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_whole_block_compiles_and_captures(
+    block: type[nn.Module], opm_first: bool, mode: str, device: str
+) -> None:
+    if device != "cuda":
+        pytest.skip("needs a GPU: minutes under the interpreter")
+    torch._dynamo.reset()
+    plain = block(**BLOCK, opm_first=opm_first).to(device).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    fused = to_fused(copy.deepcopy(plain))
+    compiled = torch.compile(fused, fullgraph=True, mode=mode)
+    names = ["m", "z", "msa_mask", "pair_mask"]
+    eager = _grads(fused, fused, names, device)
+    for _ in range(3):  # the third call of `reduce-overhead` replays a graph
+        ours = _grads(fused, compiled, names, device)
+        for a, b in zip(ours, eager, strict=True):
+            # gradients that are nothing but rounding exist: a shift of all logits changes nothing
+            assert float((a - b).abs().max()) < 1e-4 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.gpu
+def test_a_graph_of_a_training_block_draws_fresh_dropout(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("CUDA graphs need a GPU")
+    block = to_fused(evoformer.EvoformerBlock(**BLOCK).to(device))
+    inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], device)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    leaves = [inputs[0].requires_grad_(), inputs[1].requires_grad_()]
+
+    def step() -> list[Tensor]:
+        outs = block(*inputs)
+        return [*outs, *torch.autograd.grad([o.sum() for o in outs], leaves)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+    replays = []
+    for _ in range(2):
+        graph.replay()
+        replays.append([t.clone() for t in kept])
+    assert all(torch.isfinite(t).all() for t in replays[0])
+    assert not torch.equal(replays[0][1], replays[1][1])
