@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused, drop_in
 from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
-from evofeed.kernels.swap.swap import Fused, drop_in, register
 
 __all__ = ["FusedLayerNorm", "LayerNorm"]
 
@@ -46,8 +46,8 @@ class LayerNorm(FusedLayerNorm, nn.LayerNorm):
     mixin = FusedLayerNorm
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     cls = type(module)
     if isinstance(module, nn.LayerNorm):
         if cls.forward is not nn.LayerNorm.forward:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused, drop_in
 from evofeed.kernels.runtime.tiles import LstmPadding, lstm_padding
-from evofeed.kernels.swap.swap import Fused, drop_in, register
 
 __all__ = ["LSTM", "FusedLSTM"]
 
@@ -128,8 +128,8 @@ class LSTM(FusedLSTM, nn.LSTM):
     mixin = FusedLSTM
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     if not isinstance(module, nn.LSTM):
         return None
     cls = type(module)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels.swap.swap import Fused, drop_in, register
+from evofeed.kernels.fused_module import Fused, drop_in
 
 __all__ = ["FusedMultiheadAttention", "MultiheadAttention"]
 
@@ -153,8 +153,8 @@ class MultiheadAttention(FusedMultiheadAttention, nn.MultiheadAttention):
     mixin = FusedMultiheadAttention
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     if not isinstance(module, nn.MultiheadAttention):
         return None
     cls = type(module)

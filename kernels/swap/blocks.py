@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
 from evofeed.kernels.ops.outer_product_mean.op import (
     OuterWeights,
@@ -28,7 +29,6 @@ from evofeed.kernels.swap.modules import (
     transition_weights,
 )
 from evofeed.kernels.swap.pair_stacks import drop_mask, masks_transition
-from evofeed.kernels.swap.swap import Fused, Recordable, register
 
 
 class FusedEvoformerBlock(Recordable):
@@ -100,8 +100,8 @@ class FusedEvoformerBlock(Recordable):
         return shaped(update, m)
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     msa = ("msa_att_row", "msa_transition", "outer_product_mean", "pair_stack", "opm_first")
     if all(hasattr(module, name) for name in msa):
         # OpenFold's extra-MSA block checkpoints its parts itself; its modules are swapped.

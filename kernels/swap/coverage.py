@@ -12,8 +12,8 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs.recorded import paused
-from evofeed.kernels.swap.swap import Fused
 
 __all__ = ["swapped_share"]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.gated_attention.op import (
     AttentionWeights,
     gated_attention,
@@ -34,7 +35,6 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
-from evofeed.kernels.swap.swap import Fused, Recordable, register
 
 __all__ = [
     "attention_weights",
@@ -296,8 +296,8 @@ class FusedOuterProductMean(Recordable):
         return update.view(*m.shape[:-3], *update.shape[1:])
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     if isinstance(module, torch.jit.ScriptModule):
         return None
     gated = _has(module, "mha") and _has(module.mha, "linear_q", "linear_g")  # type: ignore[arg-type]

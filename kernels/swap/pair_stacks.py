@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.gated_attention.op import (
     AttentionWeights,
     gated_attention,
@@ -31,7 +32,6 @@ from evofeed.kernels.swap.modules import (
     transition_weights,
     triangle_weights,
 )
-from evofeed.kernels.swap.swap import Fused, Recordable, register
 
 __all__ = ["drop_mask", "masks_transition"]
 
@@ -141,8 +141,8 @@ class FusedTemplateBlock(Recordable):
         return shaped(parts.finish(self, flat, pairs, masked), z)
 
 
-@register
-def _rule(module: nn.Module) -> type[Fused] | str | None:
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these."""
     pair = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition")
     if not all(hasattr(module, name) for name in pair):
         return None

@@ -14,8 +14,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from evofeed import kernels
 from evofeed.kernels import to_fused, to_torch
+from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.runtime.tiles import override
-from evofeed.kernels.swap.swap import Fused, SwapReport
+from evofeed.kernels.swap.swap import SwapReport
 
 N, L, S, E, H = 3, 5, 7, 16, 4
 

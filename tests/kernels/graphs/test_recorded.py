@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from evofeed.errors import KernelError
 from evofeed.kernels import to_fused, to_torch
+from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.graphs import recorded, recording
-from evofeed.kernels.swap.swap import Fused, Recordable, register
+from evofeed.kernels.swap.swap import RULES
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
 BLOCK = {
@@ -54,9 +55,13 @@ class FusedLayer(Recordable):
         return super().forward(x, y, power)  # type: ignore[misc]
 
 
-@register
 def _rule(module: nn.Module) -> type[Fused] | None:
     return FusedLayer if isinstance(module, Layer) else None
+
+
+@pytest.fixture(autouse=True)
+def layer_has_a_fused_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evofeed.kernels.swap.swap.RULES", [*RULES, _rule])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused, to_torch
-from evofeed.kernels.swap.swap import Fused
+from evofeed.kernels.fused_module import Fused
 from evofeed.trainer.model import (
     evoformer,
     extra_msa,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels import to_fused, to_torch
-from evofeed.kernels.swap.swap import Fused, SwapReport
+from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.swap.swap import SwapReport
 
 
 class Doubled(nn.LayerNorm):

@@ -1,0 +1,79 @@
+"""A module whose class was swapped for one with a fused forward, and back.
+
+A swapped module keeps its identity: only its class changes, to a subclass of its own
+class with another `forward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from evofeed.kernels.graphs.recorded import run
+
+__all__ = ["Fused", "Recordable", "drop_in", "fuse"]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Fused:
+    """Marks a module whose class was swapped; `torch_class` is what it was before."""
+
+    torch_class: type[nn.Module]
+    mixin: type[Fused]
+    recorded: bool = False
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The swapped class is made at run time: pickle and deepcopy rebuild it.
+        return _rebuild, (self.torch_class, self.mixin, self.recorded), self.__getstate__()
+
+
+class Recordable(Fused):
+    """A fused module whose calls are tensors and constants: CUDA graphs of it can be recorded."""
+
+
+class _Recorded(Fused):
+    """Forward of a module with recordings: stands before the fused one."""
+
+    recorded = True
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the original's."""
+        return run(self, super().forward, args, kwargs)  # type: ignore[misc]
+
+
+_classes: dict[tuple[type[nn.Module], type[Fused], bool], type[nn.Module]] = {}
+
+
+def drop_in(cls: type[Module]) -> type[Module]:
+    """Class decorator: `cls` is what its `torch_class` is swapped to, and can be used as it is."""
+    _classes[cls.torch_class, cls.mixin, False] = cls  # type: ignore[attr-defined]
+    return cls
+
+
+def fuse(module: nn.Module, mixin: type[Fused], recorded: bool) -> None:
+    """Gives `module` the forward of `mixin`, in place.
+
+    Args:
+        module: as it is, or swapped already.
+        mixin: has the fused forward.
+        recorded: whether its calls are recorded as CUDA graphs.
+    """
+    if not isinstance(module, Fused) or module.recorded != recorded:
+        cls = getattr(module, "torch_class", type(module))
+        object.__setattr__(module, "__class__", _fused_class(cls, mixin, recorded))
+
+
+def _fused_class(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> type[nn.Module]:
+    key = (cls, mixin, recorded)
+    if key not in _classes:
+        names = {"torch_class": cls, "mixin": mixin, "__module__": cls.__module__}
+        bases = (_Recorded, mixin, cls) if recorded else (mixin, cls)
+        _classes[key] = type(f"Fused{cls.__name__}", bases, names)
+    return _classes[key]
+
+
+def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Module:
+    fused = _fused_class(cls, mixin, recorded)
+    return fused.__new__(fused)
