@@ -17,6 +17,8 @@ import numpy as np
 from numba import njit
 
 from evofeed.featurize.synth import fold as folds
+from evofeed.featurize.synth.compact import compact
+from evofeed.featurize.synth.random_stream import uniform
 from evofeed.residues import GAP, RESTYPES
 from evofeed.shapes import Float, Int
 
@@ -40,10 +42,12 @@ _VOLUME = np.array(  # cubic angstrom, Zamyatnin 1972, in RESTYPES order
 )
 _VOLUME = (_VOLUME - _VOLUME.mean()) / _VOLUME.std()
 _CHARGE = np.array([{"K": 1.0, "R": 1.0, "D": -1.0, "E": -1.0}.get(c, 0.0) for c in RESTYPES])
-_SS_TASTE = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC", folds.LOOP: "GPNDS"}
+_SS_TASTE = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC"}
+_BASIN_TASTE = ("AEKQR", "PVTS", "VITYF", "DNST", "PLVI", "GN")  # in the order of LOOP_BASINS
 _MAX_CONTACTS = 16
-_STRENGTH = 0.8
-_BRANCH = 2.0
+_STRENGTH = 1.6
+_BRANCH = 8.0  # substitutions tried a site: rows are nearly independent, so that covariation shows
+_INDELS = 0.09  # runs of columns opened or closed, for each substitution tried a site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ class Family:
 
 def evolve_family(rng: np.random.Generator, num_res: int, num_leaves: int) -> Family:
     """`num_leaves` homologs of one random fold of `num_res` residues."""
-    fold = folds.random_fold(rng, num_res)
+    fold = compact(rng, folds.random_fold(rng, num_res))
     core = _columns(rng, fold.ss)
     fields, neighbours, kinds = _energy(rng, fold, core)
     rates = rng.gamma(0.7, 1.0, len(core)) + 0.05
@@ -73,7 +77,7 @@ def evolve_family(rng: np.random.Generator, num_res: int, num_leaves: int) -> Fa
     parent, length = _tree(rng, num_leaves)
     moves = rng.poisson(length * core.sum())
     moves[0] = 40 * len(core)  # lets the root find a sequence that suits the fold
-    gaps = np.where(length > 0, rng.poisson(length * 0.35), 0)
+    gaps = np.where(length > 0, rng.poisson(length * _INDELS), 0)
     seed = np.uint64(rng.integers(1, 2**63))
     couplings = _STRENGTH * _couplings()
     rows = _descend(
@@ -116,8 +120,11 @@ def _energy(
     burial = (crowd - crowd.mean()) / (crowd.std() + 1e-9)
     fields = rng.normal(0, 0.4, [len(core), 20])
     fields[sites] += 0.5 * burial[:, None] * _HYDROPATHY
-    for site, ss in zip(sites, fold.ss, strict=True):
-        fields[site, [RESTYPES.index(c) for c in _SS_TASTE[ss]]] += 0.5
+    for site, ss, basin in zip(sites, fold.ss, folds.loop_basins(fold), strict=True):
+        liked = _BASIN_TASTE[basin] if ss == folds.LOOP else _SS_TASTE[ss]
+        fields[site, [RESTYPES.index(c) for c in liked]] += 1.0 if ss == folds.LOOP else 0.5
+    functional = sites[rng.random(len(sites)) < 0.06]
+    fields[functional, rng.choice(20, size=len(functional), p=BACKGROUND)] += 4.0
     neighbours = np.full([len(core), _MAX_CONTACTS], -1)
     for i in range(len(sites)):
         near = np.flatnonzero((distance[i] < 8) & (apart[i] >= 4))[:_MAX_CONTACTS]
@@ -125,6 +132,10 @@ def _energy(
     kind = rng.integers(3, size=[len(core), len(core)])
     kind = np.minimum(kind, kind.T)  # the same seen from either side
     kinds = kind[np.arange(len(core))[:, None], neighbours]
+    # A contact shall bind letters, not favour some: what it gives each letter, whatever the
+    # partner, is taken off that letter's own field.
+    favour = np.log(np.exp(_STRENGTH * _couplings()) @ BACKGROUND)
+    fields -= np.where(neighbours[..., None] >= 0, favour[kinds], 0).sum(1)
     return fields, neighbours, kinds
 
 
@@ -169,17 +180,6 @@ def _tree(rng: np.random.Generator, num_leaves: int) -> tuple[np.ndarray, np.nda
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _uniform(state: np.ndarray) -> float:
-    """The next number in [0, 1) of a splitmix64 stream: the same on every machine."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return float((z ^ (z >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
-
-
-@njit(cache=True, nogil=True)
-@no_type_check
 def _descend(
     root: np.ndarray,
     core: np.ndarray,
@@ -202,18 +202,18 @@ def _descend(
         row = rows[node]
         row[:] = root if node == 0 else rows[parent[node]]
         for _ in range(moves[node]):
-            site = min(int(np.searchsorted(rate_cdf, _uniform(state))), columns - 1)
+            site = min(int(np.searchsorted(rate_cdf, uniform(state))), columns - 1)
             old = row[site]
             if old == GAP:
                 continue
-            new = min(int(np.searchsorted(proposals[old], _uniform(state))), 19)
+            new = min(int(np.searchsorted(proposals[old], uniform(state))), 19)
             gain = fields[site, new] - fields[site, old]
             for k in range(neighbours.shape[1]):
                 other = neighbours[site, k]
                 if other >= 0 and row[other] != GAP:
                     table = couplings[kinds[site, k]]
                     gain += table[new, row[other]] - table[old, row[other]]
-            if gain >= 0 or _uniform(state) < np.exp(gain):
+            if gain >= 0 or uniform(state) < np.exp(gain):
                 row[site] = new
         if node == 0:
             row[~core] = GAP
@@ -226,11 +226,11 @@ def _descend(
 @no_type_check
 def _indel(row: np.ndarray, core: np.ndarray, state: np.ndarray) -> None:
     """Open or close a run of columns: insertions beside the core, deletions anywhere."""
-    start = int(_uniform(state) * len(row))
-    length = 1 + int(-2.5 * np.log(1.0 - _uniform(state)))
+    start = int(uniform(state) * len(row))
+    length = 1 + int(-2.5 * np.log(1.0 - uniform(state)))
     insert = not core[start]
     for site in range(start, min(start + length, len(row))):
         if insert and not core[site] and row[site] == GAP:
-            row[site] = int(_uniform(state) * 20)
+            row[site] = int(uniform(state) * 20)
         elif not insert:
             row[site] = GAP

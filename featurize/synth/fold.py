@@ -25,11 +25,11 @@ from evofeed.shapes import Float, Int
 
 HELIX, STRAND, LOOP = "HEC"
 _PHI_PSI = {HELIX: (-62.0, -43.0), STRAND: (-120.0, 130.0)}
-_LOOP_BASINS = np.array([(-65, -40), (-75, 145), (-120, 130), (-90, 0), (-60, 140), (57, 40)])
-_LOOP_WEIGHTS = np.array([0.25, 0.25, 0.2, 0.15, 0.1, 0.05])
+LOOP_BASINS = np.array([(-65, -40), (-75, 145), (-120, 130), (-90, 0), (-60, 140), (57, 40)])
+LOOP_WEIGHTS = np.array([0.25, 0.25, 0.2, 0.15, 0.1, 0.05])
 _CANDIDATES = 384
-_MIN_DISTANCE = 3.7  # ångström between CA or side-chain centroids of residues >= 3 apart
-_CENTROID = np.array([-0.9, -1.3, -2.0])  # about the middle of a side chain, in the CA frame
+MIN_DISTANCE = 3.7  # ångström between CA or side-chain centroids of residues >= 3 apart
+CENTROID = np.array([-0.9, -1.3, -2.0])  # about the middle of a side chain, in the CA frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ def _grow(rng: np.random.Generator, runs: list[str]) -> tuple[int, Fold]:
         span = slice(done, done + len(ss))
         angles = _draw_torsions(rng, ss, _CANDIDATES)
         # the frame of the first residue of a segment already depends on its own phi
-        rots, origins = _walk(rot, origin, angles, done == 0, psi[done - 1])
-        new = np.stack([origins, origins + rots @ _CENTROID], axis=2)
+        rots, origins = walk(rot, origin, angles, done == 0, psi[done - 1])
+        new = np.stack([origins, origins + rots @ CENTROID], axis=2)
         bad, energy = _score(points[:done], new)
         pick = int(np.lexsort([energy, bad])[0])
         clashes += int(bad[pick])
@@ -92,8 +92,8 @@ def _grow(rng: np.random.Generator, runs: list[str]) -> tuple[int, Fold]:
 
 def _draw_torsions(rng: np.random.Generator, ss: str, count: int) -> Float[np.ndarray, "K n 2"]:
     """Phi and psi for `count` tries of a segment, radians."""
-    basin = rng.choice(len(_LOOP_BASINS), size=[count, len(ss)], p=_LOOP_WEIGHTS)
-    angles = _LOOP_BASINS[basin] + rng.normal(0, 12, [count, len(ss), 2])
+    basin = rng.choice(len(LOOP_BASINS), size=[count, len(ss)], p=LOOP_WEIGHTS)
+    angles = LOOP_BASINS[basin] + rng.normal(0, 12, [count, len(ss), 2])
     for i, kind in enumerate(ss):
         if kind != LOOP:
             angles[:, i] = _PHI_PSI[kind] + rng.normal(0, 3, [count, 2])
@@ -102,7 +102,7 @@ def _draw_torsions(rng: np.random.Generator, ss: str, count: int) -> Float[np.nd
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _walk(rot, origin, angles, first, psi_before):
+def walk(rot, origin, angles, first, psi_before):
     """Frames `[K, n, 3, 3]`, `[K, n, 3]` of K tries of a segment that follows a residue.
 
     `first` says that nothing comes before: the first frame is the given one.
@@ -204,21 +204,28 @@ def _score(placed: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]
                         square = 0.0
                         for x in range(3):
                             square += (new[k, i, a, x] - other[x]) ** 2
-                        clashes[k] += square < _MIN_DISTANCE**2
+                        clashes[k] += square < MIN_DISTANCE**2
                         energy[k] -= a == 1 and b == 1 and square < 64.0
     return clashes, energy
+
+
+def loop_basins(fold: Fold) -> Int[np.ndarray, " L"]:
+    """The basin of `LOOP_BASINS` nearest to each residue's torsions."""
+    torsions = np.stack([fold.phi, fold.psi], axis=-1)[:, None]
+    apart = (torsions - np.radians(LOOP_BASINS) + np.pi) % (2 * np.pi) - np.pi
+    return np.asarray((apart**2).sum(-1).argmin(1))
 
 
 def frames(fold: Fold) -> tuple[Float[np.ndarray, "L 3 3"], Float[np.ndarray, "L 3"]]:
     """Backbone frames of a fold, centred on the mean CA."""
     angles = np.stack([fold.phi, fold.psi], axis=-1)[None]
-    rots, origins = _walk(np.eye(3), np.zeros(3), angles, True, 0.0)
+    rots, origins = walk(np.eye(3), np.zeros(3), angles, True, 0.0)
     return rots[0], origins[0] - origins[0].mean(axis=0)
 
 
 def centroids(rots: np.ndarray, origins: np.ndarray) -> Float[np.ndarray, "L 3"]:
     """Where the middle of each side chain lies."""
-    return np.asarray(origins + rots @ _CENTROID)
+    return np.asarray(origins + rots @ CENTROID)
 
 
 def all_atoms(

@@ -14,6 +14,7 @@ from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.synth import evolve, write_synthetic
 from evofeed.featurize.synth import fold as folds
+from evofeed.featurize.synth.compact import compact
 from evofeed.featurize.synth.damage import DAMAGES
 from evofeed.featurize.synth.families import entry_id
 from evofeed.residues import ATOM_ORDER, GAP
@@ -102,6 +103,21 @@ def test_backbones_are_ideal_compact_and_do_not_cross_themselves() -> None:
         assert radius < 1.5 * 2.2 * 90**0.38  # globular proteins: about 2.2 L^0.38 angstrom
 
 
+def test_folds_of_families_are_as_dense_as_proteins() -> None:
+    contacts = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        fold = compact(rng, folds.random_fold(rng, 90))
+        ca = folds.frames(fold)[1]
+        middle = folds.centroids(*folds.frames(fold))
+        i, j = np.triu_indices(90, 3)
+        assert np.linalg.norm(ca[i] - ca[j], axis=-1).min() > 3.5
+        assert np.sqrt((ca**2).sum(1).mean()) < 1.25 * 2.2 * 90**0.38
+        i, j = np.triu_indices(90, 6)
+        contacts.append((np.linalg.norm(middle[i] - middle[j], axis=-1) < 8).sum() / 90)
+    assert np.mean(contacts) > 0.9
+
+
 def test_columns_in_contact_covary_more_than_others() -> None:
     enrichment = []
     for seed in range(3):
@@ -112,7 +128,7 @@ def test_columns_in_contact_covary_more_than_others() -> None:
         i, j = np.triu_indices(70, 6)
         top = np.argsort(-_covariation(rows)[i, j])[:35]
         enrichment.append(contact[i, j][top].mean() / contact[i, j].mean())
-    assert np.mean(enrichment) > 5
+    assert np.mean(enrichment) > 12
 
 
 def _covariation(rows: np.ndarray) -> np.ndarray:
