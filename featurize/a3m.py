@@ -9,6 +9,7 @@ from evofeed.featurize import msa_kernels as kernels
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.msa import Msa
 from evofeed.featurize.reading import line_of
+from evofeed.featurize.roads.colabfold import assembly_of
 from evofeed.residues import MSA_LETTER_TO_RESTYPE
 from evofeed.shapes import UInt8
 
@@ -35,6 +36,7 @@ def parse_a3m(
     caps = caps or InputCaps()
     if not strict_letters and data.endswith(b"\0"):
         data = data.rstrip(b"\0")  # mmseqs and ColabFold end an entry so
+    _refuse_complex(data, path)
     text = np.frombuffer(data, np.uint8)
     table = _table(strict_letters)
     rows, columns, runs = kernels.count_a3m(text, table)
@@ -52,6 +54,18 @@ def parse_a3m(
             line=line_of(data, byte),
         )
     return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names)
+
+
+def _refuse_complex(data: bytes, path: str) -> None:
+    """Raise for ColabFold's alignment of several chains: as one protein it makes no sense."""
+    assembly = assembly_of(data[:4096]) if data[:1] == b"#" else None
+    if assembly is not None and len(assembly.lengths) > 1:
+        raise MsaError(
+            f"ColabFold's alignment of a complex ({assembly}), no one chain's: put it beside the "
+            "other <name>.a3m of its folder, or give it itself, and its chains are taken apart",
+            path=path or None,
+            line=1,
+        )
 
 
 def check_size(rows: int, columns: int, caps: InputCaps, path: str) -> None:

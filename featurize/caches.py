@@ -1,4 +1,4 @@
-"""The small files around a data set: chain data, release dates, clusters, duplicates."""
+"""The small files around a data set: chain data, release dates, duplicates."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.errors import InputError
+from evofeed.featurize.clusters import NO_CLUSTER
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.reading import file_ref, read_bytes
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
-
-_UNKNOWN_CLUSTER = -1
 
 
 def read_duplicates(path: str) -> list[list[str]]:
     """Groups of chains with one sequence: a line each, spaces between."""
     text = read_bytes(file_ref(path)).decode("utf-8", "replace")
     return [line.split() for line in text.splitlines() if line.strip()]
-
-
-def read_cluster_sizes(path: str) -> dict[str, int]:
-    """Size of the cluster of each chain, by its id in upper case; a cluster is a line."""
-    text = read_bytes(file_ref(path)).decode("utf-8", "replace")
-    return {
-        chain.upper(): len(members)
-        for members in map(str.split, text.splitlines())
-        for chain in members
-    }
 
 
 def chain_data_cache(
@@ -53,7 +42,7 @@ def chain_data_cache(
             if structure.kind == "mmcif":
                 entry = {"release_date": structure.release_date, **entry}
             if clusters is not None:
-                entry["cluster_size"] = clusters.get(name.upper(), _UNKNOWN_CLUSTER)
+                entry["cluster_size"] = clusters.get(name.upper(), NO_CLUSTER)
             cache[name] = entry
     return cache
 
@@ -71,7 +60,7 @@ def mmcif_cache(
         entry: dict[str, Any] = {"release_date": structure.release_date}
         if clusters is not None:
             names = [f"{structure.file_id}_{chain}".upper() for chain in chains]
-            entry["cluster_sizes"] = [clusters.get(name, _UNKNOWN_CLUSTER) for name in names]
+            entry["cluster_sizes"] = [clusters.get(name, NO_CLUSTER) for name in names]
         cache[structure.file_id] = {
             **entry,
             "chain_ids": chains,

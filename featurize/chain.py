@@ -12,7 +12,7 @@ from evofeed.errors import EvofeedError, InputError, MsaError
 from evofeed.features import ChainRecord
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
@@ -76,7 +76,7 @@ def featurize_chain(
         InputError: an input of the chain is missing or wrong (MsaError, MmcifError
             and TemplateError are kinds of it); names file and line where it can.
     """
-    inputs = _Inputs(config)
+    inputs = _Inputs(config, dropped=list(source.notes))
     try:
         files = source.alignment_files(config)
         msas, refs = _alignments(files, inputs)
@@ -117,6 +117,8 @@ def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Targe
     if source.fasta is not None:
         return _from_fasta(source, inputs)
     if msas:
+        if bases := nucleic_acid(msas[0].query):
+            raise MsaError(f"an alignment of {bases}: only proteins are featurised")
         inputs.dropped.append("no structure or FASTA: the sequence is the alignment's query")
         return _Target(msas[0].query, source.description or source.chain_id)
     raise InputError("no structure, no FASTA and no alignment: nothing to featurise")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from evofeed.errors import EvofeedError, InputError
 from evofeed.featurize.chain import chain_in, featurize_chain
+from evofeed.featurize.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.discovery import discover
 from evofeed.featurize.layouts import first_file
@@ -39,6 +40,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "odd letters": ("info", "not one of the twenty: X to the model"),
     "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
     "not in chain_data_cache.json": ("warning", "OpenFold's sampler would leave it out"),
+    "in no cluster": ("warning", "its cluster size will be unknown, -1"),
     "in chain_data_cache.json only": ("info", "the cache has chains this input lacks"),
 }
 
@@ -102,6 +104,7 @@ def check_input(
     *,
     config: FeaturizeConfig | None = None,
     depth: Depth = "queries",
+    clusters: str = "",
     progress: Callable[[int, int], None] | None = None,
     **places: Any,
 ) -> CheckReport:
@@ -112,11 +115,12 @@ def check_input(
         config: strictness.
         depth: `names` lists files only; `queries` also parses structures and the
             query of each alignment; `full` featurises every chain and forgets it.
+        clusters: file of sequence clusters, to be compared with the chains.
         progress: called with chains done and chains in all.
         places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
 
     Raises:
-        InputError: there is no such input at all.
+        InputError: there is no such input at all, or the clusters are of other chains.
     """
     config = config or FeaturizeConfig()
     problems: list[InputError] = []
@@ -126,6 +130,10 @@ def check_input(
         report.add("bad id or unreadable file", str(problem))
     _check_ids(sources, report)
     _check_cache(uri, sources, report)
+    if clusters:
+        for chain_id, size in cluster_sizes(clusters, sources).items():
+            if size == NO_CLUSTER:
+                report.add("in no cluster", chain_id)
     last: dict[str, Structure | InputError] = {}
     for done, source in enumerate(sources, 1):
         try:

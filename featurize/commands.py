@@ -31,7 +31,9 @@ def featurize(
         str, typer.Option(help="host:port of a Ray cluster that this machine is in.")
     ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
-    clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
+    clusters: Annotated[
+        str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
+    ] = "",
     structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
     templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
     search_db: Annotated[
@@ -121,7 +123,7 @@ def featurize(
         threads = options.num_workers
         input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
     if check:
-        raise typer.Exit(_check(input_uri, config, finder, as_json))
+        raise typer.Exit(_check(input_uri, config, finder, clusters, as_json))
     from evofeed.featurize.job.show import run_and_show
 
     changed = crop if crop != CropConfig() else None
@@ -157,11 +159,13 @@ def _search(
     return folder
 
 
-def _check(input_uri: str, config: Any, finder: dict[str, Any], as_json: bool) -> int:
+def _check(
+    input_uri: str, config: Any, finder: dict[str, Any], clusters: str, as_json: bool
+) -> int:
     """Print what `check_input` finds; 1 if there are errors."""
     from evofeed.featurize import check_input
 
-    found = check_input(input_uri, config=config, **finder)
+    found = check_input(input_uri, config=config, clusters=clusters, **finder)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

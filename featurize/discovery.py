@@ -12,7 +12,7 @@ proteins.fasta                  sequences, alignments by name beside them
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.caches import read_duplicates
 from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.layouts import Beside, first_file, folders
+from evofeed.featurize.reading import plain
 from evofeed.featurize.sources import ChainSource
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
@@ -100,6 +101,16 @@ def discover(
     return sorted(sources, key=lambda source: source.chain_id)
 
 
+def nothing_usable(problems: Sequence[InputError], uri: str) -> InputError:
+    """The error for an input of which `discover` found only `problems`."""
+    if not problems:
+        return InputError("no chain in it", path=uri)
+    first, more = problems[0], len(problems) - 1
+    others = f" ({more} more like this; `--check` lists them)" if more else ""
+    why = f"no chain in it can be used: {first.message}{others}"
+    return type(first)(why, path=first.path or uri, line=first.line, item=first.item)
+
+
 def home_of(root: Path) -> Path:
     """The folder that holds an input and what lies beside it."""
     home = root if root.is_dir() else root.parent
@@ -141,7 +152,7 @@ def _chains_here(root: Path, beside: Beside) -> list[ChainSource]:
 
 
 def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    name = plain(path.name)
     if name.endswith(".index"):
         return layouts.from_db(read_index(str(path)), beside)
     if name.endswith(_FASTA):
@@ -182,8 +193,7 @@ def once(sources: Iterable[ChainSource], faults: list[InputError], place: str) -
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
-    plain = [(p, p.name.removesuffix(".gz").removesuffix(".zst")) for p in sorted(found)]
-    return [path for path, name in plain if name.endswith(suffixes)]
+    return [path for path in sorted(found) if plain(path.name).endswith(suffixes)]
 
 
 def _fastas(root: Path) -> list[Path]:

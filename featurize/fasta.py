@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
+
+_SHORTEST_DNA: Final = 10
+"""Fewer letters than these say nothing: `GATTACA` may be a peptide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,28 @@ class FastaRecord:
         return (self.description.split(maxsplit=1) or [""])[0]
 
 
-def parse_fasta(data: bytes, *, path: str = "", caps: InputCaps | None = None) -> list[FastaRecord]:
+def parse_fasta(
+    data: bytes,
+    *,
+    path: str = "",
+    caps: InputCaps | None = None,
+    faults: list[InputError] | None = None,
+) -> list[FastaRecord]:
     """The records of a FASTA file, letters upper-cased, a final `*` dropped.
 
+    Args:
+        data: content of the file.
+        path: its name, for errors.
+        caps: sizes beyond which a record is refused.
+        faults: where what is wrong with a record goes, and the others are returned;
+            without it the first raises.
+
     Raises:
-        InputError: residues before a header, an empty sequence, or a character
-            that is no letter; names the line.
+        InputError: residues before a header, an empty sequence, a character that is
+            no letter, or bases instead of amino acids; names the line.
     """
     caps = caps or InputCaps()
+    problems: list[InputError] = []
     heads: list[tuple[str, int]] = []
     parts: list[list[str]] = []
     for number, raw in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -39,28 +57,53 @@ def parse_fasta(data: bytes, *, path: str = "", caps: InputCaps | None = None) -
         if line[0] == ">":
             heads.append((line[1:], number))
             parts.append([])
-        elif not parts:
-            raise InputError("residues before the first '>' header", path=path or None, line=number)
-        else:
+        elif parts:
             parts[-1].append(line)
-    return [
-        FastaRecord(head, _letters("".join(part), path, number, caps), number)
-        for (head, number), part in zip(heads, parts, strict=True)
-    ]
+        elif not problems:
+            problems.append(InputError("residues before the first '>' header", line=number))
+    records = []
+    for (head, number), part in zip(heads, parts, strict=True):
+        record = FastaRecord(head, "".join(part).upper().removesuffix("*"), number)
+        wrong = _complaint(record.sequence, caps)
+        if wrong:
+            problems.append(InputError(wrong, line=number, item=record.name or None))
+        else:
+            records.append(record)
+    for problem in problems:
+        problem.path = path or None
+        if faults is None:
+            raise problem
+        faults.append(problem)
+    return records
 
 
-def _letters(text: str, path: str, line: int, caps: InputCaps) -> str:
-    sequence = text.upper().removesuffix("*")
+def _complaint(sequence: str, caps: InputCaps) -> str:
+    """What is wrong with a protein's sequence; empty if nothing is."""
     if not sequence:
-        raise InputError("a header without residues", path=path or None, line=line)
+        return "a header without residues"
     if len(sequence) > caps.max_columns:
-        raise InputError(
+        return (
             f"{len(sequence)} residues, more than the cap of {caps.max_columns}; "
-            "raise InputCaps.max_columns if meant",
-            path=path or None,
-            line=line,
+            "raise InputCaps.max_columns if meant"
         )
-    if not (sequence.isascii() and sequence.isalpha()):
-        bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
-        raise InputError(f"{bad!r} is no residue letter", path=path or None, line=line)
-    return sequence
+    if sequence.isascii() and sequence.isalpha():
+        bases = nucleic_acid(sequence)
+        return f"the bases of {bases}: only proteins are featurised" if bases else ""
+    bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
+    what = {
+        ":": "it joins the chains of a complex: give each chain a record of its own",
+        "-": "a gap, so this is an alignment: name it <chain>.a3m",
+        ".": "a gap, so this is an alignment: name it <chain>.a3m",
+        "*": "a stop codon amid the residues: cut the sequence there",
+    }
+    smiles = "a ligand's SMILES? Only proteins are featurised"
+    return f"{bad!r} is no residue letter ({what.get(bad) or smiles})"
+
+
+def nucleic_acid(sequence: str) -> str:
+    """What a sequence is if its letters are bases: an RNA or a DNA; empty for a protein's."""
+    letters = set(sequence)
+    if "U" in letters and letters <= set("ACGUN"):
+        return "an RNA"
+    several = len(letters - {"N"}) >= 3 and len(sequence) >= _SHORTEST_DNA
+    return "a DNA" if several and letters <= set("ACGTN") else ""

@@ -13,11 +13,12 @@ from typing import Any, Final
 from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
 from evofeed.featurize.fasta import parse_fasta
-from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.reading import PACKED, file_ref, read_bytes
+from evofeed.featurize.roads.colabfold import assembly_in, from_complex
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structure_files import SUFFIXES, parse_structure
 
-_PACKED: Final = ("", ".gz", ".zst")
+_PACKED: Final = ("", *PACKED)
 STRUCTURE_DIRS: Final = (
     *("mmcif", "mmcifs", "pdb_mmcif/mmcif_files", "mmcif_files", "data", "structures", "pdb"),
 )
@@ -198,6 +199,11 @@ def from_a3m_files(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
     sources = []
     for path in paths:
         name = path.name.partition(".a3m")[0]
+        assembly = assembly_in(path)
+        if assembly is not None and sum(assembly.copies) > 1:
+            model = _colabfold_model(path.parent, name)
+            sources += from_complex(path, assembly, model, beside)
+            continue
         source = beside.source(name, str(path))
         if source is not None:
             model = source.structure or _colabfold_model(path.parent, name)
@@ -222,7 +228,8 @@ def _colabfold_model(folder: Path, name: str) -> str | None:
 def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
     """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it."""
     sources = []
-    for record in parse_fasta(read_bytes(file_ref(path)), path=str(path)):
+    data = read_bytes(file_ref(path))
+    for record in parse_fasta(data, path=str(path), faults=beside.faults):
         source = beside.source(_fasta_id(record.name), str(path))
         if source is None:
             continue

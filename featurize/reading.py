@@ -1,19 +1,23 @@
-"""Bytes of one input, wherever they lie: a file, a span of a db, plain, gz or zst."""
+"""Bytes of one input, wherever they lie: a file, a span or part of one, plain, gz, zst or xz."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
+import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
 
+PACKED: Final = (".gz", ".zst", ".xz")
+"""Suffixes of files that are unpacked as they are read."""
 _FREE_BYTES = 64 << 20
 """Below this a ratio proves nothing: an alignment of one family packs a hundredfold."""
 _CHUNK = 1 << 20
@@ -29,17 +33,19 @@ class FileRef(NamedTuple):
         path: the file that holds it.
         offset: where it starts in the file.
         size: its bytes; None is the rest of the file.
+        part: which chain's rows of a file that holds those of several, as `roads` names it.
     """
 
     name: str
     path: str
     offset: int = 0
     size: int | None = None
+    part: str = ""
 
     @property
     def plain_name(self) -> str:
         """The name without a compression suffix."""
-        return self.name.removesuffix(".gz").removesuffix(".zst")
+        return plain(self.name)
 
     def nbytes(self) -> int:
         """Bytes it takes where it lies (compressed if it is); 0 if it is not there."""
@@ -56,6 +62,11 @@ def file_ref(path: str | Path) -> FileRef:
     return FileRef(Path(path).name, str(path))
 
 
+def plain(name: str) -> str:
+    """A file name without a compression suffix."""
+    return next((name.removesuffix(suffix) for suffix in PACKED if name.endswith(suffix)), name)
+
+
 def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
     """The decompressed content of an input.
 
@@ -63,11 +74,41 @@ def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
         InputError: not there, too large, a decompression bomb, or a damaged stream.
     """
     caps = caps or InputCaps()
+    if ref.part:
+        from evofeed.featurize.roads import part_of
+
+        return part_of(_unpacked(file_ref(ref.path), caps), ref)
+    return _unpacked(ref, caps)
+
+
+def read_head(ref: FileRef, nbytes: int) -> bytes:
+    """About the first bytes of an input, decompressed; none if it cannot be read.
+
+    For telling what a file is: whoever reads all of it says what is wrong with it.
+    """
+    try:
+        with Path(ref.path).open("rb") as handle:
+            handle.seek(ref.offset)
+            raw = handle.read(nbytes if ref.size is None else min(nbytes, ref.size))
+        if ref.name.endswith(".gz"):
+            return zlib.decompressobj(wbits=31).decompress(raw, nbytes)
+        if ref.name.endswith(".zst"):
+            return b"".join(_zst_pieces(raw, whole=False))[:nbytes]
+        if ref.name.endswith(".xz"):
+            return lzma.LZMADecompressor().decompress(raw, nbytes)
+    except Exception:  # zlib, lzma and zstandard each have errors of their own
+        return b""
+    return raw
+
+
+def _unpacked(ref: FileRef, caps: InputCaps) -> bytes:
     raw = _read_span(ref, caps)
     if ref.name.endswith(".gz"):
         return _gather(ref, _gzip_pieces(raw), len(raw), caps)
     if ref.name.endswith(".zst"):
         return _gather(ref, _zst_pieces(raw), len(raw), caps)
+    if ref.name.endswith(".xz"):
+        return _gather(ref, _xz_pieces(raw), len(raw), caps)
     return raw
 
 
@@ -148,7 +189,13 @@ def _gzip_pieces(raw: bytes) -> Iterator[bytes]:
         yield piece
 
 
-def _zst_pieces(raw: bytes) -> Iterator[bytes]:
+def _xz_pieces(raw: bytes) -> Iterator[bytes]:
+    with lzma.open(io.BytesIO(raw)) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
+
+
+def _zst_pieces(raw: bytes, *, whole: bool = True) -> Iterator[bytes]:
     import zstandard
 
     position = 0
@@ -156,6 +203,8 @@ def _zst_pieces(raw: bytes) -> Iterator[bytes]:
         stream = zstandard.ZstdDecompressor().decompressobj()
         while not stream.eof:
             bite = raw[position : position + _BITE]
+            if not bite and not whole:
+                return
             if not bite:
                 raise EOFError("the last frame ends too early")
             yield stream.decompress(bite)

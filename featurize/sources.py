@@ -46,6 +46,7 @@ class ChainSource:
         sequence: the sequence itself, if it is in no file of its own.
         description: header of that sequence.
         is_distillation: the structure is a prediction; its B factors are pLDDT.
+        notes: what its input holds that is left out, in words; they come into the record.
     """
 
     chain_id: str
@@ -62,6 +63,7 @@ class ChainSource:
     sequence: str = ""
     description: str = ""
     is_distillation: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def entry_id(self) -> str:
@@ -86,7 +88,7 @@ class ChainSource:
         config = config or FeaturizeConfig()
         refs = list(self.alignments) or list(self._listed(config.subfolders))
         in_db = bool(self.alignments)
-        refs.sort(key=lambda ref: (ref.name, ref.path, ref.offset))
+        refs.sort(key=lambda ref: (ref.name, ref.path, ref.offset, ref.part))
         return [(role_of(ref.plain_name, config, in_db), ref) for ref in refs]
 
     def _listed(self, subfolders: bool) -> Iterator[FileRef]:
@@ -138,6 +140,7 @@ class ChainSource:
             **{
                 **values,
                 "alignments": tuple(FileRef(*ref) for ref in values.get("alignments", ())),
+                "notes": tuple(values.get("notes", ())),
                 "structure_span": (span[0], span[1]) if span else None,
             }
         )

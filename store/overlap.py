@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.errors import InputError
+from evofeed.store.clusters import fold_id, parse_clusters
 
 __all__ = ["Clusters", "Overlap", "overlap"]
 
@@ -36,7 +37,7 @@ class Overlap:
 
 
 class Clusters:
-    """Sequence clusters as files give them: a line each, chain ids with spaces between.
+    """Sequence clusters as files give them: a line each, or mmseqs' `_cluster.tsv`.
 
     Ids count whatever their case, and a window `1abc_A.v0` counts as its chain.
 
@@ -50,17 +51,17 @@ class Clusters:
         try:
             if (size := Path(self.path).stat().st_size) > _MAX_BYTES:
                 raise InputError(f"{size} bytes are too many for clusters", path=self.path)
-            lines = Path(self.path).read_text(errors="replace").splitlines()
+            groups = parse_clusters(Path(self.path).read_text(errors="replace"))
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(f"{reason}; give a file of clusters", path=self.path) from None
-        for number, line in enumerate(lines):
-            for chain_id in line.split():
-                self._of.setdefault(_folded(chain_id), set()).add(number)
+        for number, members in enumerate(groups):
+            for chain_id in members:
+                self._of.setdefault(fold_id(chain_id), set()).add(number)
 
     def of(self, chain_id: str) -> set[int]:
-        """The lines a chain is on; none if it is in no cluster."""
-        return self._of.get(_folded(chain_id), set())
+        """The clusters a chain is in, by number; none if it is in no cluster."""
+        return self._of.get(fold_id(chain_id), set())
 
 
 def overlap(
@@ -74,13 +75,13 @@ def overlap(
         clusters: at a sequence identity of your choice; without, only the same chain counts.
     """
     first, second = list(first), list(second)
-    theirs = {_folded(chain_id): chain_id for chain_id in second}
+    theirs = {fold_id(chain_id): chain_id for chain_id in second}
     by_cluster: dict[int, str] = {}
     if clusters is not None:
         by_cluster = {number: name for name in second for number in clusters.of(name)}
     shared = []
     for chain_id in first:
-        found = theirs.get(_folded(chain_id))
+        found = theirs.get(fold_id(chain_id))
         if found is None and clusters is not None:
             numbers = clusters.of(chain_id) & by_cluster.keys()
             found = by_cluster[min(numbers)] if numbers else None
@@ -88,8 +89,3 @@ def overlap(
             shared.append((chain_id, found))
     unknown = [] if clusters is None else [c for c in [*first, *second] if not clusters.of(c)]
     return Overlap(tuple(shared), tuple(unknown))
-
-
-def _folded(chain_id: str) -> str:
-    stem, dot, window = chain_id.rpartition(".v")
-    return (stem if dot and window.isdigit() else chain_id).upper()

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.errors import InputError, JobError
-from evofeed.featurize.caches import read_cluster_sizes
+from evofeed.featurize.clusters import NO_CLUSTER, cluster_sizes
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.discovery import discover, home_of
+from evofeed.featurize.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, LocalExecutor
@@ -98,13 +98,16 @@ def run_job(
     input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
     if options.clusters:
         options = dataclasses.replace(options, clusters=absolute(options.clusters))
-        read_cluster_sizes(options.clusters)  # needed at the end only; a wrong name is told now
     problems: list[InputError] = []
     finder: dict[str, Any] = {
         name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
         for name, value in (discover_args or {}).items()
     }
     sources = discover(input_uri, problems=problems, **finder)
+    if not sources:
+        raise nothing_usable(problems, input_uri)
+    # Needed at the end only; a file that does not fit is refused now.
+    clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
     unusable = [_unusable(problem, input_uri) for problem in problems]
     with contextlib.ExitStack() as stack:
         ledger = Ledger(ledger_url(options.ledger, dataset_uri))
@@ -134,7 +137,18 @@ def run_job(
             ledger.give_back(job_id, unit_id)
         ledger.set_inputs({k: s for k, s in templates.items() if s != known.stamps.get(k)})
         driver = _Driver(
-            ledger, job, plan, unusable, templates, known, config, crop, options, progress, lease
+            ledger,
+            job,
+            plan,
+            unusable,
+            templates,
+            known,
+            config,
+            crop,
+            options,
+            clusters,
+            progress,
+            lease,
         )
         return driver.run()
 
@@ -181,12 +195,13 @@ class _Driver:
         config: FeaturizeConfig,
         crop: CropConfig | None,
         options: JobOptions,
+        clusters: Mapping[str, int] | None,
         progress: Progress | None,
         lease: Lease,
     ) -> None:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
-        self.lease, self.known = lease, known
+        self.lease, self.known, self.clusters = lease, known, clusters
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.run_id = secrets.token_hex(8)
@@ -341,7 +356,7 @@ class _Driver:
             return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
-        snapshot = publish(self.ledger, self.job, broken, settings, self.options)
+        snapshot = publish(self.ledger, self.job, broken, settings, self.options, self.clusters)
         values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
         self.ledger.set_job(self.job.job_id, **values)
         drop_joined(self.ledger, self.job, _lease_name(self.job.job_id))
@@ -372,8 +387,18 @@ class _Driver:
         if state != states.PUBLISHED:
             self.ledger.set_job(self.job.job_id, state=state, message=message)
         report = self.account.report(state, message, self.options.ref, snapshot)
+        report = dataclasses.replace(report, notes=self._with_unclustered(report))
         report.write()
         return report
+
+    def _with_unclustered(self, report: JobReport) -> dict[str, list[str]]:
+        """A report's notes, and one for each chain that is in no cluster of the file given."""
+        broken = {chain["chain_id"] for chain in report.broken}
+        notes = dict(report.notes)
+        for chain_id, size in (self.clusters or {}).items():
+            if size == NO_CLUSTER and chain_id not in broken:
+                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of --clusters"]
+        return dict(sorted(notes.items()))
 
     def _tell(self, force: bool) -> None:
         """Tell the progress, at most about twice a second unless something happened."""

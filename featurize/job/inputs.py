@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
@@ -97,7 +98,10 @@ def inputs_of(source: ChainSource, config: FeaturizeConfig) -> Iterator[FileRef]
 
 def input_key(ref: FileRef) -> str:
     """Where an input lies."""
-    return f"{ref.offset} {ref.size} {ref.path}"
+    span = f"{ref.offset} {ref.size}"
+    if ref.part:  # of a whole file
+        span = f"{quote(ref.part)} -"
+    return f"{span} {ref.path}"
 
 
 def path_of(key: str) -> str:

@@ -25,7 +25,7 @@ class JobOptions:
     ref: str = "main"
     """The name that points at the snapshot afterwards."""
     clusters: str = ""
-    """File with one sequence cluster per line, for `cluster_size` in the index."""
+    """Sequence clusters, one a line or mmseqs' `_cluster.tsv`, for `cluster_size` in the index."""
     shard_nbytes: int = 128 << 20
     """Shards of units are joined to about this size when they are published; 0 leaves them."""
     check_content: bool = False

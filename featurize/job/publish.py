@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, RefConflict
-from evofeed.featurize.caches import read_cluster_sizes
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
@@ -53,6 +52,7 @@ def publish(
     broken: list[dict[str, Any]],
     settings: dict[str, Any],
     options: JobOptions,
+    clusters: Mapping[str, int] | None = None,
 ) -> Snapshot:
     """Commit every shard of a job as one snapshot and move the ref.
 
@@ -60,16 +60,24 @@ def publish(
     point of the first, commits the same snapshot. If somebody else moved the ref
     meanwhile, this run fails, and the next one takes what is there as its parent.
 
+    Args:
+        ledger: of the job.
+        job: a row of it.
+        broken: chains that are left out, and why.
+        settings: how the chains were made, for the manifest.
+        options: the ref, and the size of shards.
+        clusters: size of each chain's sequence cluster, for the index.
+
     Raises:
         RefConflict: somebody else moved the ref while the job ran.
     """
     try:
-        return _commit(ledger, job, broken, settings, options)
+        return _commit(ledger, job, broken, settings, options, clusters)
     except RefConflict as error:
         now = parent_of(job.dataset_uri, options.ref)
         ledger.set_job(job.job_id, parent=now)
         if now is not None and now == job.snapshot:  # our own earlier result, now bettered
-            return _commit(ledger, ledger.job(job.job_id), broken, settings, options)
+            return _commit(ledger, ledger.job(job.job_id), broken, settings, options, clusters)
         raise RefConflict(
             f"{error.message}; nothing was published and nothing is lost: "
             "run the same command again to publish on top of what is there now",
@@ -96,6 +104,7 @@ def _commit(
     broken: list[dict[str, Any]],
     settings: dict[str, Any],
     options: JobOptions,
+    clusters: Mapping[str, int] | None,
 ) -> Snapshot:
     writer = DatasetWriter(job.dataset_uri)
     for entry in _joined(ledger, job, options.shard_nbytes):
@@ -107,7 +116,7 @@ def _commit(
         expect=job.parent,
         config=settings,
         dropped=dropped,
-        cluster_sizes=_cluster_sizes(ledger, job, options.clusters) if options.clusters else None,
+        cluster_sizes=_of_records(job, clusters) if clusters is not None else None,
     )
 
 
@@ -165,13 +174,11 @@ def _at(place: Mapping[str, Any]) -> ShardAt:
     return place["name"], place["nbytes"]
 
 
-def _cluster_sizes(ledger: Ledger, job: JobRow, path: str) -> dict[str, int]:
-    """Cluster size of each record: by chain id whatever its case, windows like their chain."""
-    sizes = read_cluster_sizes(path)
+def _of_records(job: JobRow, clusters: Mapping[str, int]) -> dict[str, int]:
+    """Cluster size of each record: windows like their chain."""
     views = (job.arguments.get("crop") or {}).get("views", 1)
-    found = {}
-    for unit in ledger.units(job.job_id):
-        for chain_id in unit["chain_ids"]:
-            for name in (chain_id, *(f"{chain_id}.v{view}" for view in range(views))):
-                found[name] = sizes.get(chain_id.upper(), -1)
-    return found
+    return {
+        name: size
+        for chain_id, size in clusters.items()
+        for name in (chain_id, *(f"{chain_id}.v{view}" for view in range(views)))
+    }

@@ -17,7 +17,7 @@ from evofeed import __version__
 from evofeed.errors import InputError
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, inputs_of
-from evofeed.featurize.reading import FileRef
+from evofeed.featurize.reading import PACKED, FileRef
 from evofeed.featurize.sources import ChainSource
 
 _FEWEST = ((128, 4), (512, 8), (4096, 16))  # chains of a unit, in inputs of fewer than
@@ -122,7 +122,7 @@ def _seen(
     ref: FileRef, config: FeaturizeConfig, known: KnownInputs, inputs: dict[str, Stamp]
 ) -> str:
     """What names an input, which is entered into `inputs` if it is there."""
-    where = f"{known.place(ref.path)} {ref.offset} {ref.size}"
+    where = " ".join([known.place(ref.path), str(ref.offset), str(ref.size), *ref[4:]]).rstrip()
     stamp = known.stamp(ref, config)
     if stamp is None:  # work for the job to complain about
         return f"{where} missing"
@@ -132,7 +132,7 @@ def _seen(
 
 def _unpacked(ref: FileRef) -> int:
     """About how many bytes an input has once it is unpacked."""
-    packed = ref.name.endswith((".gz", ".zst"))
+    packed = ref.path.endswith(PACKED) or ref.name.endswith(PACKED)
     return ref.nbytes() * (_UNPACKED if packed else 1)
 
 

@@ -23,9 +23,9 @@ from evofeed.featurize.alignment_db import read_index, write_alignment_db
 from evofeed.featurize.caches import (
     chain_data_cache,
     mmcif_cache,
-    read_cluster_sizes,
     read_duplicates,
 )
+from evofeed.featurize.clusters import read_cluster_sizes
 from evofeed.featurize.template_library import read_obsolete, read_release_dates
 
 GOLDEN = golden_files("data/golden")

@@ -1,0 +1,163 @@
+"""ColabFold's a3m of a complex: one alignment over all its chains, to be split into theirs.
+
+The first line has the lengths of the different chains, a tab, and how often each is in
+the complex: `#93,87<TAB>1,1`. The columns are those of each different chain, once. Rows
+that are paired have residues in several chains and their headers side by side, with tabs
+between; the others have gaps in all chains but one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from evofeed.errors import InputError, MsaError
+from evofeed.featurize.reading import FileRef, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.structure_files import parse_structure
+
+if TYPE_CHECKING:
+    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.sources import ChainSource
+
+_HEAD_BYTES: Final = 4096
+_NO_RESIDUE: Final = b"-.abcdefghijklmnopqrstuvwxyz"
+_FIRST_LINE: Final = re.compile(rb"#(\d+(?:,\d+)*)\t(\d+(?:,\d+)*)\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The different chains of a complex: how long each is, and how often it is there."""
+
+    lengths: tuple[int, ...]
+    copies: tuple[int, ...]
+
+    def __str__(self) -> str:
+        chains = zip(self.letters, self.lengths, self.copies, strict=True)
+        return ", ".join(f"{copies} x {c} of {n} residues" for c, n, copies in chains)
+
+    @property
+    def firsts(self) -> list[int]:
+        """Which chain of the whole complex, from 0, is the first copy of each."""
+        return list(itertools.accumulate(self.copies[:-1], initial=0))
+
+    @property
+    def letters(self) -> list[str]:
+        """Chain ids: those of the first copies in a complex named A, B, C, ..."""
+        return [chain_letter(first) for first in self.firsts]
+
+
+def assembly_of(text: bytes) -> Assembly | None:
+    """What the first line of an a3m says of a complex; None if it says nothing."""
+    found = _FIRST_LINE.match(text.partition(b"\n")[0].rstrip())
+    if found is None:
+        return None
+    lengths, copies = (tuple(map(int, numbers.split(b","))) for numbers in found.groups())
+    return Assembly(lengths, copies) if len(lengths) == len(copies) and min(lengths) else None
+
+
+def assembly_in(path: Path) -> Assembly | None:
+    """As `assembly_of`, of a file that need not be read whole."""
+    return assembly_of(read_head(file_ref(path), _HEAD_BYTES))
+
+
+def from_complex(
+    path: Path, assembly: Assembly, model: str | None, beside: Beside
+) -> list[ChainSource]:
+    """The different chains of a complex, `<name>_A` and so on; a homomer's only one is `<name>`.
+
+    Args:
+        path: the a3m.
+        assembly: what its first line says.
+        model: PDB file of the predicted complex, if there is one.
+        beside: structures and the like.
+    """
+    name = plain(path.name).removesuffix(".a3m")
+    lone = len(assembly.lengths) == 1
+    inside = _chains_of_model(model) if model else []
+    sources = []
+    for number, (letter, first) in enumerate(zip(assembly.letters, assembly.firsts, strict=True)):
+        part = FileRef(plain(path.name), str(path), part=f"complex {number}")
+        source = beside.source(
+            name if lone else f"{name}_{letter}",
+            str(path),
+            alignments=(part,),
+            notes=(f"one chain of a complex ({assembly}): how its rows pair is not kept",),
+        )
+        if source is not None and source.structure is None and model is not None:
+            source = dataclasses.replace(
+                source,
+                structure=model,
+                structure_chain=inside[first] if first < len(inside) else letter,
+                is_distillation=True,
+            )
+        sources += [source] if source is not None else []
+    return sources
+
+
+def rows_of(data: bytes, argument: str, path: str) -> bytes:
+    """The rows of one chain: its columns of every row that has a residue in them.
+
+    Letters inserted between two chains count to the second, as ColabFold reads them.
+
+    Args:
+        data: the a3m of the complex.
+        argument: which chain, from 0, in the order of the first line.
+        path: for errors.
+
+    Raises:
+        MsaError: the first line says no such chain, or a row has not its columns.
+    """
+    data = data.rstrip(b"\0")
+    assembly, wanted = assembly_of(data), int(argument)
+    if assembly is None or wanted >= len(assembly.lengths):
+        raise MsaError(f"its first line names no chain {wanted + 1} of a complex", path=path)
+    pieces = b"".join(rb"((?:[a-z.]*+[A-Z-]){%d})" % length for length in assembly.lengths)
+    columns = re.compile(pieces + rb"[a-z.]*\Z")
+    kept = []
+    line = 1
+    for record in data.split(b"\n>")[1:]:
+        line += 1
+        header, _, body = record.partition(b"\n")
+        row = columns.match(b"".join(body.split()))
+        if row is None:
+            raise MsaError(
+                f"a row without the {sum(assembly.lengths)} columns of residues and gaps that the "
+                f"first line announces ({assembly})",
+                path=path,
+                line=line,
+            )
+        present = [bool(piece.translate(None, _NO_RESIDUE)) for piece in row.groups()]
+        if present[wanted]:
+            name = _own_header(header, wanted, len(present)) if sum(present) > 1 else header
+            kept.append(b">%s\n%s\n" % (name.rstrip(b"\r"), row[wanted + 1]))
+        line += record.count(b"\n")
+    return b"".join(kept)
+
+
+def chain_letter(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ... by number from 0."""
+    letters = ""
+    while number >= 0:
+        number, rest = divmod(number, 26)
+        letters = chr(ord("A") + rest) + letters
+        number -= 1
+    return letters
+
+
+def _own_header(header: bytes, wanted: int, chains: int) -> bytes:
+    """A chain's header of a paired row; each may hold tabs, all the same number."""
+    fields = header.split(b"\t")
+    own, rest = divmod(len(fields), chains)
+    return b"\t".join(fields if rest else fields[own * wanted : own * (wanted + 1)])
+
+
+def _chains_of_model(model: str) -> list[str]:
+    ref = file_ref(model)
+    try:
+        return list(parse_structure(read_bytes(ref), ref.plain_name, path=model).sequences)
+    except InputError:
+        return []  # said again, with the reason, for each chain that needs it
