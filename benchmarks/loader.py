@@ -34,9 +34,9 @@ from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena
-from evofeed.loader.making import BatchMaker, FilledSlot
+from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.order import pass_order
-from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.index import INDEX_FIELDS, index_schema
 
@@ -199,7 +199,7 @@ RANK = """
 import ctypes, json, sys
 import pyarrow as pa
 from evofeed.loader import LoaderConfig
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.plan import Planner
 
 def memory():
@@ -210,8 +210,7 @@ def memory():
 
 own, shared = memory()
 table = pa.ipc.open_file(pa.memory_map(sys.argv[1])).read_all()
-class Opened: index = table
-catalog = Catalog(Opened, 0, LoaderConfig.initial_training())
+catalog = ChainCatalog(table, 0, LoaderConfig.initial_training())
 config = LoaderConfig.initial_training(epoch_len=10_000)
 planner = Planner([catalog], [1.0], config, rank=0, world_size=1, seed=0)
 for batch, _ in zip(planner.batches(0, 0), range(100)):

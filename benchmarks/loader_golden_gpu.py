@@ -22,7 +22,7 @@ from tests.loader.recorded import RecordedDraws, load_case
 from tests.loader.replayed import replay_fused
 
 from evofeed.loader.batch import empty_batch, put
-from evofeed.loader.featurise import constant_features, recycle_features, sample_msa
+from evofeed.loader.features import constant_features, recycle_features, sample_msa
 from evofeed.loader.transforms.clusters import summarize_clusters
 
 MASKS = {

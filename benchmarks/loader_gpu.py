@@ -32,10 +32,10 @@ from loader_checks import compare_devices, hidden_syncs  # noqa: E402
 from made_up_chains import SlowStorage, write_chains  # noqa: E402
 from openfold_peer import StoredChains  # noqa: E402
 
-from evofeed.loader import FeatureLoader, LoaderConfig, making  # noqa: E402
+from evofeed.loader import FeatureLoader, LoaderConfig, batch_maker  # noqa: E402
 from evofeed.loader.arena import Arena  # noqa: E402
-from evofeed.loader.making import BatchMaker, FilledSlot  # noqa: E402
-from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes  # noqa: E402
+from evofeed.loader.batch_maker import BatchMaker, FilledSlot  # noqa: E402
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes  # noqa: E402
 from evofeed.store import Dataset  # noqa: E402
 
 Batch = dict[str, torch.Tensor]
@@ -202,7 +202,7 @@ def featurise_times(
     for recycles in times:
         fixed = config.replace(uniform_recycling=False, max_recycling_iters=recycles - 1)
         with (
-            mock.patch.object(making, "_TIMED", 1),  # every batch's time on the device
+            mock.patch.object(batch_maker, "_TIMED", 1),  # every batch's time on the device
             FeatureLoader(dataset, fixed, device=device, **options) as loader,
         ):
             next(iter(loader))

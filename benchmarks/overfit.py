@@ -24,14 +24,15 @@ from torch import Tensor
 
 from evofeed.features import ChainRecord
 from evofeed.featurize import discover, featurize_chain
-from evofeed.loader import LoaderConfig
+from evofeed.loader import LoaderConfig, sample_batch
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny
-from evofeed.trainer.predict.record_batch import sample_batch
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.optim import OptimConfig
-from evofeed.trainer.synthetic_batch import synthetic_batch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.trainer.synthetic_batch import synthetic_batch
 
 SAMPLES = 8
 SIZES = {"num_res": 32, "num_seq": 8, "num_extra_seq": 16, "num_templates": 2}

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from evofeed.features import ChainRecord
+from evofeed.loader import record_batch
 from evofeed.store import Dataset
 from evofeed.trainer.losses.metrics import structure_metrics
-from evofeed.trainer.predict.prediction import load_model, predict_structure, record_batch
+from evofeed.trainer.predict.prediction import load_model, predict_structure
 from evofeed.trainer.report.plot import plot_report
 from evofeed.trainer.run.config import TrainConfig, preset
 from evofeed.trainer.run.runlog import read_steps

@@ -70,7 +70,7 @@ def entries() -> set[str]:
                 and any(ast.unparse(d) in ("triton.jit", "gluon.jit") for d in node.decorator_list)
             ):
                 found.add(f"kernels.{path.stem}.{node.name}")
-    for node in ast.walk(ast.parse((HERE.parent / "loader/fused/run.py").read_text())):
+    for node in ast.walk(ast.parse((HERE.parent / "loader/fused/sample_kernels.py").read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
             found.add(f"loader.fused.{ast.unparse(node.args[0])}")
     return found

@@ -32,13 +32,13 @@ import numpy as np
 import pyarrow as pa
 
 from evofeed.features import ChainRecord
+from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service import chains
 from evofeed.service.statistics import column_statistics
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.history import diff_indexes
 from evofeed.store.index import index_schema
 from evofeed.store.layout import COLUMNS
-from evofeed.store.plan import plan_bytes, shard_plan
 
 ROWS = 634_434
 PER_SHARD = 600
@@ -138,7 +138,7 @@ def timed(function: Callable[[], object], repeats: int) -> Figures:
 def index_figures(repeats: int) -> Figures:
     """Questions to one large index, in this process."""
     index = large_index(0)
-    digest, columns = "d" * 64, chains.columns_of(index, None)
+    columns, config = chains.columns_of(index, None), LoaderConfig.initial_training()
     common = {
         "all": [
             {"column": "num_res", "op": "<=", "value": 384},
@@ -160,8 +160,10 @@ def index_figures(repeats: int) -> Figures:
         "one_chain": timed(lambda: chains.one(index, "600000_A"), repeats),
         "statistics_of_every_column": timed(lambda: column_statistics(index), 3),
         "difference_of_two": timed(lambda: diff_indexes(index, other), 3),
-        "plan_for_8_ranks": timed(lambda: plan_bytes(shard_plan(index, digest, 8)), 5),
-        "plan_for_1024_ranks": timed(lambda: plan_bytes(shard_plan(index, digest, 1024)), 5),
+        "plan_of_a_rank_of_8": timed(lambda: plan_samples(index, config, world_size=8, rank=3), 5),
+        "plan_of_a_rank_of_1024": timed(
+            lambda: plan_samples(index, config, world_size=1024, rank=3), 5
+        ),
     }
 
 

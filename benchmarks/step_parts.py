@@ -201,7 +201,7 @@ def main() -> None:
     on_gpu = device.type == "cuda"
     case = Case("fused", "bf16", "graph" if on_gpu else "eager", False, 0)
     batch_of = PRESETS[options.preset][1]
-    from evofeed.trainer.synthetic_batch import synthetic_batch
+    from tests.trainer.synthetic_batch import synthetic_batch
 
     step = MarkedStep(case, options.preset, device)
     batch = synthetic_batch(**batch_of, device=device)

@@ -38,7 +38,9 @@ from evofeed.trainer.report.flops import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
 from evofeed.trainer.run.optim import OptimConfig
-from evofeed.trainer.synthetic_batch import synthetic_batch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.trainer.synthetic_batch import synthetic_batch
 
 PARTS = ("forward", "backward", "optimizer")
 PRESETS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {

@@ -207,8 +207,8 @@ def dataset(options: argparse.Namespace) -> str:
     """URI of the dataset, written by the first rank if there is none yet."""
     if options.dataset:
         return str(options.dataset)
-    sys.path.insert(0, str(HERE))
-    from synthetic_records import write_dataset
+    sys.path.insert(0, str(HERE.resolve().parent))
+    from tests.trainer.synthetic_records import write_dataset
 
     tiny = options.preset == "tiny"
     uri = Path(tempfile.gettempdir()) / f"evofeed-synthetic-{options.chains}{'-tiny' * tiny}"

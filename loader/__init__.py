@@ -10,11 +10,30 @@ if TYPE_CHECKING:
     from evofeed.loader.batch import openfold_batch
     from evofeed.loader.config import LoaderConfig
     from evofeed.loader.feature_loader import FeatureLoader
+    from evofeed.loader.from_record import record_batch, sample_batch
+    from evofeed.loader.plan import plan_samples
+    from evofeed.loader.transforms.structure import pseudo_beta
 
-__all__ = ["FeatureLoader", "LoaderConfig", "openfold_batch"]
+__all__ = [
+    "FeatureLoader",
+    "LoaderConfig",
+    "openfold_batch",
+    "plan_samples",
+    "pseudo_beta",
+    "record_batch",
+    "sample_batch",
+]
 
-# Lazily: the reader process imports this package and must not pay for torch.
+# Lazily: the reader process and the service import this package and must not pay for torch.
 __getattr__ = names_from(
     __name__,
-    {"FeatureLoader": "feature_loader", "LoaderConfig": "config", "openfold_batch": "batch"},
+    {
+        "FeatureLoader": "feature_loader",
+        "LoaderConfig": "config",
+        "openfold_batch": "batch",
+        "plan_samples": "plan",
+        "pseudo_beta": "transforms.structure",
+        "record_batch": "from_record",
+        "sample_batch": "from_record",
+    },
 )

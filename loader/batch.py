@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from evofeed.features import BATCH
+from evofeed.features import BATCH, SUPERVISED
 from evofeed.loader.config import LoaderConfig
-
-_STRUCTURE: Final = frozenset(
-    """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
-    atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous
-    rigidgroups_gt_frames rigidgroups_gt_exists rigidgroups_group_exists
-    rigidgroups_group_is_ambiguous rigidgroups_alt_gt_frames pseudo_beta
-    pseudo_beta_mask backbone_rigid_tensor backbone_rigid_mask chi_angles_sin_cos
-    chi_mask""".split()
-)
-"""Features that only supervised batches have."""
+from evofeed.loader.features import ChainTensors, constant_features, recycle_features
+from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.transforms.crop import Crop
 
 _ALIGN: Final = 512
 """Bytes; what CUDA's own allocations are aligned to."""
@@ -80,7 +74,7 @@ def _layout(
     used: dict[torch.dtype, int] = {}
     places = []
     for feature in BATCH:
-        if feature.name not in _STRUCTURE or config.supervised:
+        if feature.name not in SUPERVISED or config.supervised:
             lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
             shape = lead + feature.shape(sizes)
             strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
@@ -105,6 +99,40 @@ def put(batch: dict[str, Tensor], features: dict[str, Tensor], *index: int) -> N
             if place.shape[dim] != size:  # every view costs the host more than it looks
                 place = place.narrow(dim, 0, size)
         place.copy_(value)
+
+
+def fill_sample(
+    batch: dict[str, Tensor],
+    number: int,
+    chain: ChainTensors,
+    crop: Crop,
+    draws: Sequence[MsaDraws],
+    config: LoaderConfig,
+    *,
+    use_clamped_fape: float,
+) -> None:
+    """Make a sample's features and write them into its place of a zeroed batch.
+
+    Args:
+        batch: what `empty_batch` made.
+        number: of the sample in the batch.
+        chain: the whole chain.
+        crop: residues and templates to keep.
+        draws: the decisions about the MSA, one for each recycle (R).
+        config: sizes; whether the true structure is wanted.
+        use_clamped_fape: 1 or 0.
+    """
+    put(batch, constant_features(chain, crop, config), number)
+    scalars = {
+        "seq_length": crop.length,
+        "resolution": chain.resolution,
+        "is_distillation": float(chain.is_distillation),
+        "use_clamped_fape": use_clamped_fape,
+    }
+    for name, value in scalars.items():
+        batch[name][number].fill_(value)
+    for recycle, drawn in enumerate(draws):
+        put(batch, recycle_features(chain, crop, drawn, config), recycle, number)
 
 
 def openfold_batch(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
@@ -14,7 +15,7 @@ from evofeed.store import Dataset
 from evofeed.store.layout import COLUMNS
 from evofeed.store.shard import shard_key
 
-__all__ = ["Catalog", "ChainPlace"]
+__all__ = ["ChainCatalog", "ChainPlace"]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -32,13 +33,11 @@ class ChainPlace(NamedTuple):
     """L, N, K, T as the index has them; the bytes must agree."""
 
 
-class Catalog:
+class ChainCatalog:
     """One dataset's chains that may be drawn."""
 
-    def __init__(self, dataset: Dataset, number: int, config: LoaderConfig) -> None:
-        self.dataset = dataset
-        self.number = number
-        index = dataset.index
+    def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
+        self.index, self.number, self.uri = index, number, uri
         self.rows = eligible_rows(index, config)
         if config.shuffle_window:  # neighbours are those that lie side by side in a shard
             shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
@@ -74,7 +73,7 @@ class Catalog:
         """Row of the eligible chain with the most bytes, packed and unpacked."""
         length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
         unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
-        return int(self.rows[np.argmax(column(self.dataset.index, "nbytes")[self.rows] + unpacked)])
+        return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
 
     def place(self, row: int) -> ChainPlace:
         """Where the chain of an index row lies."""
@@ -88,9 +87,14 @@ class Catalog:
         )
 
 
-def open_catalogs(datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig) -> list[Catalog]:
-    """A catalog for each dataset of a mixture; chosen chains that are in none of them are told."""
-    catalogs = [Catalog(dataset, number, config) for number, (dataset, _) in enumerate(datasets)]
+def open_catalogs(
+    datasets: Sequence[tuple[Dataset, float]], config: LoaderConfig
+) -> list[ChainCatalog]:
+    """A catalog for each dataset of a mixture; logs chosen chains that are in none of them."""
+    catalogs = [
+        ChainCatalog(dataset.index, number, config, dataset.uri)
+        for number, (dataset, _) in enumerate(datasets)
+    ]
     if config.chains is not None:
         there = {chain for catalog in catalogs for chain in catalog.chain_ids()}
         if missing := [chain for chain in config.chains if chain not in there]:

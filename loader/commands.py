@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.loader.config import PRESETS, LoaderConfig
 from evofeed.options import usable_device
 
 bench = typer.Typer(
@@ -16,7 +17,6 @@ bench = typer.Typer(
     help="Measure evofeed on this machine.\n\nExample: evofeed bench loader data/ --steps 100",
 )
 
-PRESETS = ("initial-training", "finetuning", "prediction")
 Dataset = Annotated[str, typer.Argument(help="Path, file://, s3:// or http(s):// of a dataset.")]
 Preset = Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")]
 Snapshot = Annotated[str, typer.Option(help="Ref or digest.")]
@@ -24,15 +24,12 @@ Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")]
 
 
-def _config(preset: str, **changes: Any) -> Any:
-    from evofeed.loader.config import LoaderConfig
-
-    if preset.replace("_", "-") not in PRESETS:  # `evofeed train` writes them with underscores
-        raise typer.BadParameter(
-            f"{preset!r} is none of {', '.join(PRESETS)}", param_hint="--preset"
-        )
-    make = getattr(LoaderConfig, preset.replace("-", "_"))
-    return make(**{name: value for name, value in changes.items() if value is not None})
+def _config(preset: str, **changes: Any) -> LoaderConfig:
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        return LoaderConfig.preset(preset, **given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--preset") from None
 
 
 @bench.callback()
@@ -44,7 +41,7 @@ def _bench() -> None:
 def bench_loader(
     dataset: Dataset,
     snapshot: Snapshot = "main",
-    preset: Preset = "initial-training",
+    preset: Preset = "initial_training",
     crop_size: Annotated[int | None, typer.Option(help="Instead of the preset's.", min=1)] = None,
     steps: Annotated[int, typer.Option(help="Batches to take.", min=2)] = 50,
     step_ms: Annotated[
@@ -85,7 +82,7 @@ def bench_loader(
 def plan(
     dataset: Dataset,
     snapshot: Snapshot = "main",
-    preset: Preset = "initial-training",
+    preset: Preset = "initial_training",
     world_size: Annotated[int, typer.Option(help="Ranks.", min=1)] = 1,
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of a rank.", min=1)] = 1,
@@ -93,6 +90,7 @@ def plan(
         int | None, typer.Option(help="Samples of an optimiser step.", min=1)
     ] = None,
     epoch: Annotated[int, typer.Option(help="Epoch.", min=0)] = 0,
+    start: Annotated[int, typer.Option(help="Batch of the epoch to begin with.", min=0)] = 0,
     batches: Annotated[int, typer.Option(help="Batches of each rank.", min=1)] = 1,
     seed: Seed = 0,
     as_json: Json = False,
@@ -101,36 +99,18 @@ def plan(
 
     Example: evofeed plan data/ --world-size 8 --batches 2
     """
-    import itertools
-
-    from evofeed.loader.catalog import open_catalogs
-    from evofeed.loader.plan import Planner
+    from evofeed.loader.plan import plan_samples
     from evofeed.store import Dataset as Opened
 
     config = _config(preset, batch_size=batch_size, global_batch_size=global_batch_size)
-    catalogs = open_catalogs([(Opened.open(dataset, snapshot), 1.0)], config)
     if rank is not None and not 0 <= rank < world_size:
         raise typer.BadParameter(f"{rank} is not one of {world_size} ranks", param_hint="--rank")
-    rows = []
-    for one in range(world_size) if rank is None else (rank,):
-        try:
-            planner = Planner(catalogs, [1.0], config, rank=one, world_size=world_size, seed=seed)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--global-batch-size") from None
-        for number, batch in enumerate(itertools.islice(planner.batches(epoch, 0), batches)):
-            rows += [
-                {
-                    "epoch": batch.epoch,
-                    "batch": number,
-                    "step": batch.step,
-                    "rank": one,
-                    "position": sample.position,
-                    "chain_id": catalogs[0].place(sample.row).chain_id,
-                    "recycling_iters": batch.recycles - 1,
-                }
-                for sample in batch.samples
-            ]
-    rows.sort(key=lambda row: (row["epoch"], row["batch"], row["rank"], row["position"]))
+    index = Opened.open(dataset, snapshot).index
+    numbers: dict[str, Any] = {"world_size": world_size, "rank": rank, "seed": seed, "epoch": epoch}
+    try:
+        rows = plan_samples(index, config, **numbers, start=start, batches=batches)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if as_json:
         typer.echo(json.dumps(rows))
         return

@@ -9,7 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LoaderConfig"]
+__all__ = ["PRESETS", "LoaderConfig"]
+
+PRESETS = ("initial_training", "finetuning", "prediction")
+"""Class methods of `LoaderConfig` that make AF2's configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,18 @@ class LoaderConfig:
             "max_aa_fraction": 1.0,
         }
         return cls(**{**sizes, **changes})
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> LoaderConfig:
+        """The preset of that name; `initial-training` means `initial_training`.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if (known := name.replace("-", "_")) not in PRESETS:
+            raise ValueError(f"{name!r} is none of {', '.join(PRESETS)}")
+        made: LoaderConfig = getattr(cls, known)(**changes)
+        return made
 
     def replace(self, **changes: Any) -> LoaderConfig:
         """A copy with some fields changed."""

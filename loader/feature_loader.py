@@ -15,13 +15,13 @@ from torch import Tensor
 
 from evofeed.errors import CannotResume, LoaderError
 from evofeed.loader.arena import Arena, prefault
+from evofeed.loader.batch_maker import BatchMaker, ReadyBatch, can_fuse
 from evofeed.loader.catalog import open_catalogs
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.feeder import Feeder
-from evofeed.loader.making import BatchMaker, ReadyBatch, can_fuse
 from evofeed.loader.plan import BatchPlan, Planner
-from evofeed.loader.readers import ProcessReaders, Readers, ThreadReaders
-from evofeed.loader.reading import slot_nbytes
+from evofeed.loader.read_chain import slot_nbytes
+from evofeed.loader.reader_pool import ProcessReaders, Readers, ThreadReaders
 from evofeed.loader.stats import Stats
 from evofeed.store import Dataset
 

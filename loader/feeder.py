@@ -19,12 +19,12 @@ from typing import Final
 
 from evofeed.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
+from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainPlace
-from evofeed.loader.making import BatchMaker, FilledSlot
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
-from evofeed.loader.readers import Readers
-from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
-from evofeed.loader.shelf import Shelf
+from evofeed.loader.read_chain import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.reader_pool import Readers
+from evofeed.loader.ready_queue import ReadyQueue
 from evofeed.loader.stats import Stats
 
 __all__ = ["Feeder"]
@@ -92,17 +92,17 @@ class Feeder(threading.Thread):
         self._stats, self._prefetch, self._in_order = stats, prefetch, in_order
         self._structure = planner.config.supervised
         self._templates = planner.config.max_templates > 0
-        self.ready = Shelf(ready)
+        self.ready = ReadyQueue(ready)
         self._under_way: deque[_Batch] = deque()
         self._asked: dict[int, _Sample] = {}
         self._unsent: list[ReadRequest] = []
-        self._homeless: list[_Sample] = []
+        self._unplaced: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
         self._last_success, self._last_told = 0.0, -math.inf
-        self._witnesses: dict[int, ChainPlace] = {}
+        self._probes: dict[int, ChainPlace] = {}
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
-        self._anew: tuple[BatchPlan, int] | None = None
+        self._restarted: tuple[BatchPlan, int] | None = None
         """The batch that all was begun anew for last, and how many chains were bad then."""
         self._number = 0
         self.busy_with = "starting"
@@ -137,7 +137,7 @@ class Feeder(threading.Thread):
             self._under_way.remove(filled)
             self._deliver(filled)
         self._retry()
-        self._house()
+        self._place_substitutes()
         self._ask()
         if self._unsent:
             readers.submit(self._unsent)
@@ -151,7 +151,7 @@ class Feeder(threading.Thread):
         else:  # nothing to wait for but room in the arena
             self.busy_with = "room in shared memory"
             if not self._maker.reclaim(wait=True):
-                self._begin_anew()
+                self._start_over()
 
     def _next_filled(self) -> _Batch | None:
         """The batch whose turn it is, if it is there; out of order, any of its optimiser step."""
@@ -174,7 +174,7 @@ class Feeder(threading.Thread):
         most = self._prefetch
         if len(self.ready) and len(self._under_way) > self._prefetch // 2:
             most = 0  # but what was begun is asked for to the end
-        while not self._homeless:
+        while not self._unplaced:
             batch = self._under_way[-1] if self._under_way else None
             if batch is None or batch.is_asked_for():
                 if len(self._under_way) >= most:
@@ -229,8 +229,8 @@ class Feeder(threading.Thread):
         for due, sample in [one for one in self._retries if one[0] <= now]:
             self._retries.remove((due, sample))
             assert sample.request is not None
-            witness = self._witnesses.get(sample.plan.dataset)
-            request = sample.request._replace(number=self._number, witness=witness)
+            probe = self._probes.get(sample.plan.dataset)
+            request = sample.request._replace(number=self._number, probe=probe)
             self._submit(sample, request)
 
     def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
@@ -239,7 +239,7 @@ class Feeder(threading.Thread):
         if isinstance(answer, Slab):
             sample.slab = answer
             self._last_success = time.perf_counter()
-            self._witnesses[sample.plan.dataset] = sample.request.place
+            self._probes[sample.plan.dataset] = sample.request.place
             self._stats.was_read(sample.request.place.chain_id, sample.asked, answer.seconds)
             return
         passing = type(answer) in (StoreError, ChainRefused, AccessDenied)
@@ -250,8 +250,8 @@ class Feeder(threading.Thread):
         sample.offset = None
         self._quarantine(sample, answer)
         sample.plan = self._substitute(sample.plan)
-        self._homeless.append(sample)
-        self._homeless.sort(key=lambda one: one.age)
+        self._unplaced.append(sample)
+        self._unplaced.sort(key=lambda one: one.age)
 
     def _may_pass(self, sample: _Sample, why: EvofeedError) -> bool:
         """Put a read off whose storage did not answer: an outage is no fault of the chain.
@@ -281,12 +281,12 @@ class Feeder(threading.Thread):
         )
         return True
 
-    def _house(self) -> None:
+    def _place_substitutes(self) -> None:
         """Ask for substitutes, the oldest first, as far as there is room."""
-        while self._homeless and self._request(self._homeless[0]):
-            self._homeless.pop(0)
+        while self._unplaced and self._request(self._unplaced[0]):
+            self._unplaced.pop(0)
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """Let go of all that was read and ask for it again: the rest fits in nowhere between.
 
         Substitutes come after samples that are younger than they, and leave gaps behind. In their
@@ -296,19 +296,19 @@ class Feeder(threading.Thread):
             LoaderError: the next batch is larger than the arena.
         """
         plan = self._under_way[0].plan
-        if self._anew == (plan, len(self._bad)):
+        if self._restarted == (plan, len(self._bad)):
             raise LoaderError(
                 f"a batch of {len(plan.samples)} samples does not fit into the "
                 f"{self._arena.nbytes:,} bytes of shared memory: raise arena_nbytes"
             )
-        self._anew = plan, len(self._bad)
+        self._restarted = plan, len(self._bad)
         for batch in self._under_way:
             for sample in batch.samples:
                 if sample.offset is not None:
                     self._arena.free(sample.offset)
         self._batches = itertools.chain([batch.plan for batch in self._under_way], self._batches)
         self._under_way.clear()
-        self._homeless.clear()
+        self._unplaced.clear()
 
     def _quarantine(self, sample: _Sample, why: EvofeedError) -> None:
         self._stats.substituted += 1

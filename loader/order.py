@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.errors import LoaderError
-from evofeed.loader import random
+from evofeed.loader import counter_rng
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.random import Purpose
+from evofeed.loader.counter_rng import Purpose
 
 __all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "window_order"]
 
@@ -106,13 +106,15 @@ def pass_order(
             random order too; 0: no random order at all; None: all are one window.
     """
     words = (seed, epoch, dataset, number)
-    chains = _accepted(count, probability, random.stream_key(*words, Purpose.ACCEPT))
+    chains = _accepted(count, probability, counter_rng.stream_key(*words, Purpose.ACCEPT))
     if window == 0:
         return chains.astype(np.int64)
-    keys = random.draws64_at(random.stream_key(*words, Purpose.ORDER), chains)
+    keys = counter_rng.draws64_at(counter_rng.stream_key(*words, Purpose.ORDER), chains)
     if window is not None:
         windows = -(-count // window)
-        turn = np.argsort(random.draws64(random.stream_key(*words, Purpose.WINDOWS), windows))
+        turn = np.argsort(
+            counter_rng.draws64(counter_rng.stream_key(*words, Purpose.WINDOWS), windows)
+        )
         first = np.empty(windows, np.uint64)
         first[turn] = np.arange(windows, dtype=np.uint64)
         top = np.uint64(64 - windows.bit_length())
@@ -131,7 +133,7 @@ def _accepted(count: int, probability: np.ndarray | None, key: int) -> np.ndarra
     parts = []
     for start in range(0, count, _CHUNK):  # what fits the cache is drawn twice as fast
         chance = probability[start : start + _CHUNK]
-        draw = random.draws64(key, len(chance), start) >> np.uint64(11)
+        draw = counter_rng.draws64(key, len(chance), start) >> np.uint64(11)
         parts.append(np.flatnonzero(draw < chance * 2.0**53) + start)
     return np.concatenate(parts).astype(np.uint64)
 
@@ -184,7 +186,10 @@ def epoch_order(
     which = np.zeros(length, np.int64)
     if len(counts) > 1:
         share = np.cumsum(weights) / np.sum(weights)
-        draw = random.bits32(random.stream_key(seed, epoch, Purpose.MIXTURE), length) * 2.0**-32
+        draw = (
+            counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length)
+            * 2.0**-32
+        )
         which = np.searchsorted(share[:-1], draw, side="right")
     chain = np.empty(length, np.int64)
     for dataset, count in enumerate(counts):
@@ -208,4 +213,4 @@ def window_order(costs: np.ndarray, step_size: int, key: int) -> np.ndarray:
         key: of the shuffle.
     """
     order = np.argsort(-costs, kind="stable").reshape(-1, step_size)
-    return order[random.few_in_order(key, len(order))].reshape(-1)
+    return order[counter_rng.few_in_order(key, len(order))].reshape(-1)

@@ -8,19 +8,23 @@ ranks' batches is the same for every number of ranks that divides the step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from evofeed.errors import CannotResume, LoaderError
-from evofeed.loader import draws, random
-from evofeed.loader.catalog import Catalog
+from evofeed.loader import counter_rng
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.draws import recycling_iters, sample_key
 from evofeed.loader.order import epoch_order, window_order
-from evofeed.loader.random import Purpose
 
-__all__ = ["BatchPlan", "Planner", "SamplePlan"]
+__all__ = ["BatchPlan", "Planner", "SamplePlan", "plan_samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,11 @@ class BatchPlan:
 
 
 class Planner:
-    """The batches of one rank, from any point on, for ever."""
+    """The batches of one rank, from any point on, without end."""
 
     def __init__(
         self,
-        catalogs: Sequence[Catalog],
+        catalogs: Sequence[ChainCatalog],
         weights: Sequence[float],
         config: LoaderConfig,
         *,
@@ -125,22 +129,29 @@ class Planner:
             self._orders[epoch] = which, rows
         return self._orders[epoch]
 
-    def batches(self, epoch: int, consumed: int) -> Iterator[BatchPlan]:
-        """Batches from a point on, through the ends of epochs, without end."""
+    def batches(self, epoch: int, consumed: int, *, rank: int | None = None) -> Iterator[BatchPlan]:
+        """Batches from a point on, through the ends of epochs, without end.
+
+        Args:
+            epoch: to begin with.
+            consumed: positions of it that all ranks have had.
+            rank: whose; None: this planner's.
+        """
+        rank = self.rank if rank is None else rank
         while True:
             for start in range(consumed, self.epoch_len, self.width):
-                yield self._batch(epoch, start)
+                yield self._batch(epoch, start, rank)
             epoch, consumed = epoch + 1, 0
 
-    def _batch(self, epoch: int, start: int) -> BatchPlan:
+    def _batch(self, epoch: int, start: int, rank: int) -> BatchPlan:
         step = start // self.step_size
-        mine = start + self.rank * self.config.batch_size
+        mine = start + rank * self.config.batch_size
         positions = np.arange(mine, mine + self.config.batch_size)
         if self.config.balance:
             window = self.step_size * self.config.balance_steps
             first = start - start % window
             positions = first + self._balanced(epoch, first, window)[positions - first]
-        recycles = 1 + draws.recycling_iters(self.config, self.seed, epoch, step)
+        recycles = 1 + recycling_iters(self.config, self.seed, epoch, step)
         samples = tuple(self.sample(epoch, int(position)) for position in positions)
         return BatchPlan(epoch, step, start + self.width, recycles, samples)
 
@@ -150,14 +161,14 @@ class Planner:
             cut = slice(first, min(first + window, self.epoch_len))
             pairs = zip(which[cut], rows[cut], strict=True)
             costs = np.array([self.catalogs[d].cost[row] for d, row in pairs])
-            key = random.stream_key(self.seed, epoch, first, Purpose.BALANCE)
+            key = counter_rng.stream_key(self.seed, epoch, first, Purpose.BALANCE)
             self._window = (epoch, first), window_order(costs, self.step_size, key)
         return self._window[1]
 
     def sample(self, epoch: int, position: int) -> SamplePlan:
         """The sample at a position."""
         which, rows = self.order(epoch)
-        key = draws.sample_key(self.seed, epoch, position)
+        key = sample_key(self.seed, epoch, position)
         return SamplePlan(epoch, position, int(which[position]), int(rows[position]), key)
 
     def substitute(self, sample: SamplePlan, bad: set[tuple[int, int]]) -> SamplePlan:
@@ -167,9 +178,72 @@ class Planner:
             LoaderError: every chain of the dataset is bad.
         """
         catalog = self.catalogs[sample.dataset]
-        key = random.stream_key(sample.key, Purpose.SUBSTITUTE)
+        key = counter_rng.stream_key(sample.key, Purpose.SUBSTITUTE)
         for attempt in range(20 * len(catalog)):
-            row = int(catalog.rows[random.below(key, len(catalog), attempt)])
+            row = int(catalog.rows[counter_rng.below(key, len(catalog), attempt)])
             if (sample.dataset, row) not in bad:
                 return SamplePlan(sample.epoch, sample.position, sample.dataset, row, sample.key)
-        raise LoaderError(f"none of the {len(catalog)} chains of {catalog.dataset.uri} can be read")
+        raise LoaderError(
+            f"none of the {len(catalog)} chains of {catalog.uri or 'the dataset'} can be read"
+        )
+
+
+def plan_samples(
+    index: pa.Table,
+    config: LoaderConfig,
+    *,
+    world_size: int,
+    rank: int | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    start: int = 0,
+    batches: int = 1,
+) -> list[dict[str, Any]]:
+    """Which rank reads which chains: what a `FeatureLoader` of these arguments will ask for.
+
+    Only the order of the epoch is made for all ranks; samples are made for those wanted.
+
+    Args:
+        index: of the snapshot.
+        config: of the loader; decides which chains are eligible.
+        world_size: ranks that load together.
+        rank: only this one; None: all.
+        seed: of the run.
+        epoch: the first one.
+        start: batch of that epoch to begin with.
+        batches: of each rank, into following epochs where the first one ends.
+
+    Returns:
+        One row a sample, by epoch, batch, rank and position: those, the optimiser `step`,
+        `chain_id`, `recycling_iters`, and the `shard`, `offset` and `nbytes` of its bytes.
+
+    Raises:
+        LoaderError: no chain passes the filters.
+        ValueError: rank, world size and batch sizes do not fit each other; no such batch.
+    """
+    catalog = ChainCatalog(index, 0, config)
+    nbytes = index["nbytes"]
+    rows = []
+    planner = Planner([catalog], [1.0], config, rank=rank or 0, world_size=world_size, seed=seed)
+    if not 0 <= start < planner.batches_per_epoch:
+        raise ValueError(f"batch {start}: an epoch has {planner.batches_per_epoch} of each rank")
+    for one in range(world_size) if rank is None else (rank,):
+        stream = planner.batches(epoch, start * planner.width, rank=one)
+        for batch in itertools.islice(stream, batches):
+            for sample in batch.samples:
+                place = catalog.place(sample.row)
+                rows.append(
+                    {
+                        "epoch": batch.epoch,
+                        "batch": batch.consumed // planner.width - 1,
+                        "step": batch.step,
+                        "rank": one,
+                        "position": sample.position,
+                        "chain_id": place.chain_id,
+                        "recycling_iters": batch.recycles - 1,
+                        "shard": place.key.removeprefix("shards/"),
+                        "offset": place.offset,
+                        "nbytes": nbytes[sample.row].as_py(),
+                    }
+                )
+    return sorted(rows, key=lambda row: [row[n] for n in ("epoch", "batch", "rank", "position")])

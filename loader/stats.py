@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.loader.making import ReadyBatch
-from evofeed.loader.readers import Readers
+from evofeed.loader.batch_maker import ReadyBatch
+from evofeed.loader.reader_pool import Readers
 from evofeed.loader.trace import Trace
 
 __all__ = ["Stats", "Timer"]

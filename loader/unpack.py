@@ -1,4 +1,4 @@
-"""Packed columns, already on the device, to the tensors of a `Chain`.
+"""Packed columns, already on the device, to the tensors of a `ChainTensors`.
 
 The shard's codecs (`store/FORMAT.md`) in torch, bit for bit what the store's
 numpy decoders give. Every size is known on the host, so nothing here waits for
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from evofeed.features import RECORD
-from evofeed.loader.featurise import Chain
-from evofeed.loader.reading import Part, Slab
+from evofeed.loader.features import ChainTensors
+from evofeed.loader.read_chain import Part, Slab
 from evofeed.residues import GAP
 from evofeed.shapes import Bool, Float, Integer, UInt8
 from evofeed.store.layout import Codec
@@ -164,7 +164,7 @@ class Unpacker:
         return payload.view(torch.float32).view(-1, 37, 3)
 
     def templates(self, chosen: tuple[int, ...]) -> dict[str, Tensor]:
-        """The chosen templates, by field of `Chain`."""
+        """The chosen templates, by field of `ChainTensors`."""
         length, count = self.sizes["L"], self.sizes["T"]
         if not chosen:
             empty = torch.zeros(0, length, 37, 3, device=self.data.device)
@@ -200,7 +200,7 @@ def unpack_chain(
     *,
     resolution: float,
     is_distillation: bool,
-) -> Chain:
+) -> ChainTensors:
     """The chain of a slot, with only the chosen templates.
 
     Args:
@@ -220,7 +220,7 @@ def unpack_chain(
         present = columns.mask("all_atom_mask")
         positions = columns.positions("all_atom_positions", present, None)
         mask = present.to(torch.float32)
-    return Chain(
+    return ChainTensors(
         aatype=columns.integers("aatype", length),
         residue_index=columns.integers("residue_index", length),
         msa=columns.msa(),

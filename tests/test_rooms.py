@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "featurize": {"store"},
     "loader": {"store"},
-    "service": {"store", "featurize.job"},
+    "service": {"store", "featurize.job", "loader:LoaderConfig", "loader:plan_samples"},
     "trainer": {"loader", "kernels", "store:Dataset"},  # docs/decisions/0004
 }
 

@@ -169,11 +169,11 @@ def predict(
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     import torch
 
+    from evofeed.loader import record_batch
     from evofeed.store import Dataset
     from evofeed.trainer.predict.prediction import (
         load_model,
         predict_structure,
-        record_batch,
         trained_sizes,
     )
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.emit import deletion_value
-from evofeed.loader.fused.reading import bits, integer, of_recycle, of_sample, recycle, word
+from evofeed.loader.fused.loads import bits, integer, of_recycle, of_sample, recycle, word
 from evofeed.residues import GAP, MASK, RESTYPE_NUM
 
 __all__ = ["add_deletions", "cluster_rows", "mask_centres"]

@@ -9,8 +9,8 @@ place 0 is the residue before the crop, zeros if there is none.
 import triton
 import triton.language as tl
 
-from evofeed.loader.fused.reading import of_sample, word
-from evofeed.loader.fused.words import Sample
+from evofeed.loader.fused.loads import of_sample, word
+from evofeed.loader.fused.sample_words import Sample
 
 __all__ = ["add_exceptions", "unpack_positions"]
 

@@ -9,7 +9,7 @@ import math
 import triton
 import triton.language as tl
 
-from evofeed.loader.fused.reading import of_recycle, of_sample, recycle, word
+from evofeed.loader.fused.loads import of_recycle, of_sample, recycle, word
 from evofeed.residues import MASK
 
 __all__ = ["deletion_value", "emit_extra", "emit_msa"]

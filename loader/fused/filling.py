@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.loader import draws as drawing
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import RecycleDraws
-from evofeed.loader.fused.words import INT32, RANGE, UINT8, UINT16, Recycle, Sample, Spans
-from evofeed.loader.random import Purpose
-from evofeed.loader.reading import Part, Slab
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.draws import use_clamped_fape
+from evofeed.loader.fused.sample_words import INT32, RANGE, UINT8, UINT16, Recycle, RowSpans, Sample
+from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.loader.read_chain import Part, Slab
 from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.loader.transforms.crop import Crop
 from evofeed.store.layout import Codec
@@ -33,7 +33,7 @@ _STORED_BYTES: Final = ("aatype", "template_aatype", "msa")
 """Columns whose RAW codec is one byte a value; that of the other integers is four."""
 
 
-def spans_of(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> Spans:
+def row_spans(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> RowSpans:
     """The spans of one recycle, as `num_blocks + 2` pairs and the end."""
     spans = [(0, num_rows)]
     size = msa_transforms.block_size(num_rows, config.block_fraction)
@@ -45,14 +45,14 @@ def spans_of(num_rows: int, draws: RecycleDraws, config: LoaderConfig) -> Spans:
         starts.append(start)
         kept += stop - start
     missing = config.num_blocks + 3 - len(firsts)
-    return Spans((*firsts, *[kept] * missing), (*starts, *[num_rows] * missing))
+    return RowSpans((*firsts, *[kept] * missing), (*starts, *[num_rows] * missing))
 
 
 def recycle_words(
     num_rows: int, *, is_distillation: bool, draws: RecycleDraws, config: LoaderConfig
-) -> tuple[Recycle, Spans]:
+) -> tuple[Recycle, RowSpans]:
     """Sizes and keys of one recycle: all of its random decisions, not yet drawn."""
-    spans = spans_of(num_rows, draws, config)
+    spans = row_spans(num_rows, draws, config)
     rows = spans.kept
     if is_distillation:
         rows = min(rows, config.max_distillation_msa_clusters)
@@ -152,7 +152,7 @@ def sample_words(
         chosen=len(crop.templates),
         seq_length=crop.length,
         resolution=_bits(resolution),
-        use_clamped_fape=_bits(drawing.use_clamped_fape(config, key)),
+        use_clamped_fape=_bits(use_clamped_fape(config, key)),
     )
 
 
@@ -196,7 +196,7 @@ def words_nbytes(config: LoaderConfig) -> int:
 
 
 def pack_words(
-    sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, Spans]]
+    sample: Sample, templates: tuple[int, ...], recycles: list[tuple[Recycle, RowSpans]]
 ) -> np.ndarray:
     """`i64` words: the sample's, its templates', each recycle's."""
     words = [*sample, *templates, *[0] * (sample.out_templates - len(templates))]

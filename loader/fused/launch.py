@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Kernel"]
+__all__ = ["CompiledKernel"]
 
 
-class Kernel:
+class CompiledKernel:
     """A Triton kernel whose tensor arguments are always of the same types, 16-byte aligned.
 
     Args:

@@ -10,7 +10,7 @@ i32[R, 3, n]` permutations and their inverses (distillation, rows, extra rows),
 import triton
 import triton.language as tl
 
-from evofeed.loader.fused.reading import (
+from evofeed.loader.fused.loads import (
     bits,
     integer,
     of_recycle,
@@ -19,7 +19,7 @@ from evofeed.loader.fused.reading import (
     recycle,
     word,
 )
-from evofeed.loader.fused.words import Recycle
+from evofeed.loader.fused.sample_words import Recycle
 from evofeed.residues import GAP
 
 __all__ = ["gather_rows", "place_rows", "shuffle_rows"]

@@ -7,7 +7,7 @@ import triton.language as tl
 from evofeed.loader.fused.clusters import mask_centres
 from evofeed.loader.fused.coordinates import unpack_positions
 from evofeed.loader.fused.emit import emit_extra
-from evofeed.loader.fused.reading import of_sample, word
+from evofeed.loader.fused.loads import of_sample, word
 from evofeed.loader.fused.rows import place_rows, shuffle_rows
 from evofeed.loader.fused.structure import residue_features, template_features, true_structure
 

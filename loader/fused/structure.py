@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused import tables
-from evofeed.loader.fused.reading import integer, of_sample, packed_code, word
-from evofeed.loader.fused.words import Sample
+from evofeed.loader.fused.loads import integer, of_sample, packed_code, word
+from evofeed.loader.fused.sample_words import Sample
 from evofeed.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
 __all__ = ["residue_features", "template_features", "true_structure"]

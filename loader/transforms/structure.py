@@ -205,15 +205,16 @@ def atom37_to_torsion_angles(
     }
 
 
-def make_pseudo_beta(
-    aatype: Integer[Tensor, "*L"],
-    positions: Float[Tensor, "*L 37 3"],
-    mask: Float[Tensor, "*L 37"],
-) -> tuple[Tensor, Tensor]:
-    """CB of each residue, CA of glycine: positions `[*L, 3]` and mask `[*L]`."""
-    glycine = aatype == _GLYCINE
-    beta = torch.where(glycine[..., None], positions[..., _CA, :], positions[..., _CB, :])
-    return beta, torch.where(glycine, mask[..., _CA], mask[..., _CB])
+def pseudo_beta(
+    aatype: Integer[Tensor, "*L"], positions: Float[Tensor, "*L 37 3"]
+) -> Float[Tensor, "*L 3"]:
+    """CB of each residue, CA of glycine; ångström."""
+    glycine = (aatype == _GLYCINE)[..., None]
+    return torch.where(glycine, positions[..., _CA, :], positions[..., _CB, :])
+
+
+def _pseudo_beta_mask(aatype: Tensor, mask: Float[Tensor, "*L 37"]) -> Float[Tensor, "*L"]:
+    return torch.where(aatype == _GLYCINE, mask[..., _CA], mask[..., _CB])
 
 
 def structure_features(
@@ -224,14 +225,13 @@ def structure_features(
 ) -> dict[str, Tensor]:
     """Every ground-truth feature of a whole chain, by name."""
     torsions = atom37_to_torsion_angles(tables, positions, mask)
-    beta, beta_mask = make_pseudo_beta(aatype, positions, mask)
     return {
         "all_atom_positions": positions,
         "all_atom_mask": mask,
         **make_atom14_positions(tables, positions, mask),
         **atom37_to_frames(tables, positions, mask),
-        "pseudo_beta": beta,
-        "pseudo_beta_mask": beta_mask,
+        "pseudo_beta": pseudo_beta(aatype, positions),
+        "pseudo_beta_mask": _pseudo_beta_mask(aatype, mask),
         "chi_angles_sin_cos": torsions["torsion_angles_sin_cos"][..., 3:, :],
         "chi_mask": torsions["torsion_angles_mask"][..., 3:],
     }
@@ -246,14 +246,13 @@ def template_features(
     """Every template feature of whole templates, by name."""
     tables = ResidueTables(aatype.clamp(max=UNKNOWN))  # templates have gaps
     torsions = atom37_to_torsion_angles(tables, positions, mask)
-    beta, beta_mask = make_pseudo_beta(aatype, positions, mask)
     return {
         "template_aatype": aatype,
         "template_all_atom_positions": positions,
         "template_all_atom_mask": mask,
         "template_sum_probs": sum_probs[:, None],
         "template_mask": torch.ones_like(sum_probs),
-        "template_pseudo_beta": beta,
-        "template_pseudo_beta_mask": beta_mask,
+        "template_pseudo_beta": pseudo_beta(aatype, positions),
+        "template_pseudo_beta_mask": _pseudo_beta_mask(aatype, mask),
         **{f"template_{name}": value for name, value in torsions.items()},
     }

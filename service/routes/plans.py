@@ -1,54 +1,72 @@
-"""Plans: which rank reads which spans of which shards."""
+"""Plans: which rank reads which chains, by the loader's own arithmetic."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Final
 
 from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from evofeed.errors import LoaderError
+from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import immutable_response
 from evofeed.service.routing import ServiceDep, make_router, scope
-from evofeed.store.plan import MAX_WORLD_SIZE, plan_bytes, shard_plan
 
 router = make_router("/v1/datasets/{name}", "plans")
 
+MAX_WORLD_SIZE: Final = 65_536
+MAX_SAMPLES: Final = 10_000
+"""Samples in one answer."""
+
 
 class PlanQuery(BaseModel):
-    """What to cut, for how many, and whose part to send."""
+    """Whose batches to list: the arguments of a `FeatureLoader`, and how many."""
 
     model_config = ConfigDict(extra="forbid")
 
-    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE, description="ranks to cut for")
-    rank: int | None = Field(None, ge=0, description="send this rank's part only")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the order")
+    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE, description="ranks that load together")
+    rank: int | None = Field(None, ge=0, description="this rank only")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the run")
     epoch: int = Field(0, ge=0, lt=2**63, description="from 0; each has its own order")
+    start: int = Field(0, ge=0, lt=2**63, description="batch of the epoch to begin with")
+    batches: int = Field(1, ge=1, le=MAX_SAMPLES, description="of each rank")
+    preset: str = Field("initial_training", max_length=64, description="of `LoaderConfig`")
+    batch_size: int = Field(1, ge=1, le=MAX_SAMPLES, description="samples in a batch of a rank")
+    global_batch_size: int | None = Field(
+        None, ge=1, lt=2**31, description="samples of an optimiser step; null: one batch a rank"
+    )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the answer."""
+        return (self.world_size if self.rank is None else 1) * self.batches * self.batch_size
 
 
-class RankPlan(BaseModel):
-    """One rank's part."""
+class SampleView(BaseModel):
+    """One sample of one batch of one rank."""
 
+    epoch: int
+    batch: int
+    step: int = Field(description="optimiser step within the epoch")
     rank: int
-    chains: int
+    position: int = Field(description="the sample's number in the epoch")
+    chain_id: str
+    recycling_iters: int
+    shard: str = Field(description="file below `shards/`; the chain's bytes are at `offset`")
+    offset: int
     nbytes: int
-    cost: int
-    spans: list[dict[str, Any]] = Field(description="shard, offset, nbytes, chains")
 
 
 class PlanView(BaseModel):
-    """A plan; its bytes are those of `evofeed.store.plan.plan_bytes`."""
+    """What `evofeed plan --json` lists, for one snapshot."""
 
-    format: str
-    version: int
     snapshot: str
-    seed: int
-    epoch: int
-    world_size: int
-    ranks: list[RankPlan]
+    samples: list[SampleView] = Field(description="by epoch, batch, rank and position")
 
 
 @router.get("/snapshots/{digest}/plan", response_model=PlanView)
@@ -60,7 +78,7 @@ def get_plan(
     digest: Digest,
     query: Annotated[PlanQuery, Query()],
 ) -> Response:
-    """Shards cut into `world_size` pieces of equal cost: a pure function of the question."""
+    """The batches that a `FeatureLoader` of these arguments takes: which rank reads what."""
     if query.rank is not None and query.rank >= query.world_size:
         raise Problem(
             422,
@@ -68,11 +86,15 @@ def get_plan(
             f"rank {query.rank} of a world of {query.world_size}",
             next=f"ranks are 0 to {query.world_size - 1}",
         )
-    index = service.catalog.snapshot(name, digest).index
-    plan = shard_plan(index, digest, query.world_size, seed=query.seed, epoch=query.epoch)
-    if query.rank is not None:
-        plan["ranks"] = [plan["ranks"][query.rank]]
-    data = plan_bytes(plan)
+    if query.num_samples > MAX_SAMPLES:
+        raise Problem(
+            422,
+            "bad_request",
+            f"{query.num_samples} samples in one answer; at most {MAX_SAMPLES}",
+            next="ask for one rank, or for fewer batches at a time (start, batches)",
+        )
+    plan = {"snapshot": digest, "samples": _samples(service, name, digest, query)}
+    data = json.dumps(plan, separators=(",", ":")).encode()
     return immutable_response(
         request,
         etag=f'"{hashlib.sha256(data).hexdigest()}"',
@@ -80,3 +102,13 @@ def get_plan(
         read=lambda offset, length: data[offset : offset + length],
         media_type="application/json",
     )
+
+
+def _samples(service: ServiceDep, name: str, digest: str, query: PlanQuery) -> list[dict[str, Any]]:
+    sizes = {"batch_size": query.batch_size, "global_batch_size": query.global_batch_size}
+    asked = query.model_dump(include={"world_size", "rank", "seed", "epoch", "start", "batches"})
+    try:
+        config = LoaderConfig.preset(query.preset, **sizes)
+        return plan_samples(service.catalog.snapshot(name, digest).index, config, **asked)
+    except (ValueError, LoaderError) as error:
+        raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None

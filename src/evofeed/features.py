@@ -174,6 +174,15 @@ BATCH: Final = (
 )
 """Tensors of one sample as the model gets them, without batch and recycling axes; padding is 0."""
 
+SUPERVISED: Final = tuple(
+    """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
+    atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous rigidgroups_gt_frames
+    rigidgroups_gt_exists rigidgroups_group_exists rigidgroups_group_is_ambiguous
+    rigidgroups_alt_gt_frames pseudo_beta pseudo_beta_mask backbone_rigid_tensor
+    backbone_rigid_mask chi_angles_sin_cos chi_mask""".split()
+)
+"""Features of `BATCH` that need a true structure, in the table's order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainRecord:

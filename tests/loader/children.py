@@ -16,7 +16,7 @@ def reader_pid(loader: FeatureLoader) -> int | None:
             command = stat.with_name("cmdline").read_text()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid() and "evofeed.loader.reader" in command:
+        if int(fields[1]) == os.getpid() and "evofeed.loader.reader_process" in command:
             return int(stat.parent.name)
     return None
 

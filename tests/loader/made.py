@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.arena import Arena
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.batch_maker import BatchMaker, FilledSlot
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.making import BatchMaker, FilledSlot
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.store import Dataset
 
 KNOWN = {
@@ -46,7 +46,7 @@ def make_batch(
     fused: bool,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    catalog = Catalog(dataset, 0, config)
+    catalog = ChainCatalog(dataset.index, 0, config)
     arena = Arena(8 << 20)
     maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
     slots = []

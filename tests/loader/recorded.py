@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.featurise import Chain
-from evofeed.loader.random import Purpose
+from evofeed.loader.counter_rng import Purpose
+from evofeed.loader.features import ChainTensors
 from evofeed.loader.transforms.crop import Crop, crop_templates
 from evofeed.residues import HHBLITS_TO_RESTYPE
 
@@ -24,7 +24,7 @@ class Case:
     draws: dict[str, np.ndarray]
     final: dict[str, np.ndarray]
     config: LoaderConfig
-    chain: Chain
+    chain: ChainTensors
     crop: Crop
 
 
@@ -59,7 +59,7 @@ def chain_from_raw(
     draws: dict[str, np.ndarray],
     config: LoaderConfig,
     device: torch.device,
-) -> tuple[Chain, Crop]:
+) -> tuple[ChainTensors, Crop]:
     length = raw["msa"].shape[1]
     crop = recorded_crop(draws, config, length, raw["template_aatype"].shape[0])
     pick = list(crop.templates)
@@ -70,7 +70,7 @@ def chain_from_raw(
         return torch.from_numpy(np.ascontiguousarray(value)).to(device)
 
     structure = "all_atom_positions" in raw
-    chain = Chain(
+    chain = ChainTensors(
         aatype=on(raw["aatype"].argmax(-1)),
         residue_index=on(raw["residue_index"]),
         msa=on(msa),

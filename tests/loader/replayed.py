@@ -13,11 +13,11 @@ from torch import Tensor
 
 from evofeed.features import ChainRecord
 from evofeed.loader.batch import empty_batch
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.fused.filling import recycle_words
-from evofeed.loader.fused.run import SampleKernels, prepare
-from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.fused.sample_kernels import SampleKernels, prepare
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.residues import HHBLITS_TO_RESTYPE, RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 
@@ -81,7 +81,7 @@ def replay_fused(
     dataset = Dataset.open(str(folder))
     config = case.config
     index = LoaderConfig(supervised=config.supervised, max_resolution=np.inf, max_aa_fraction=1.0)
-    place = Catalog(dataset, 0, index).place(0)
+    place = ChainCatalog(dataset.index, 0, index).place(0)
     nbytes = slot_nbytes(place, True)
     slot = bytearray(nbytes)
     request = ReadRequest(0, place, config.supervised, True, 0, nbytes)

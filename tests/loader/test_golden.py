@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.featurise import constant_features, recycle_features, sample_msa
+from evofeed.loader.features import constant_features, recycle_features, sample_msa
 from evofeed.loader.transforms import structure
 from evofeed.loader.transforms.clusters import nearest_clusters_reference, summarize_clusters
 

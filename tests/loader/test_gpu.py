@@ -14,8 +14,8 @@ from tests.loader.replayed import replay_fused
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena
-from evofeed.loader.featurise import recycle_features, sample_msa
-from evofeed.loader.reading import slot_nbytes
+from evofeed.loader.features import recycle_features, sample_msa
+from evofeed.loader.read_chain import slot_nbytes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -47,8 +47,8 @@ def test_ctrl_c_while_waiting_for_data_loses_nothing(
 
         def interrupt() -> None:
             assert loader._feeder is not None
-            shelf = loader._feeder.ready
-            while not shelf._arrived._waiters:  # type: ignore[attr-defined]
+            queue = loader._feeder.ready
+            while not queue._arrived._waiters:  # type: ignore[attr-defined]
                 threading.Event().wait(0.01)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             storage.gate.set()
@@ -94,7 +94,7 @@ def arenas() -> list[int]:
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("evofeed.loader.making.BatchMaker.__init__", KeyboardInterrupt),
+        ("evofeed.loader.batch_maker.BatchMaker.__init__", KeyboardInterrupt),
         ("evofeed.loader.feature_loader.prefault", KeyboardInterrupt),
         ("evofeed.loader.feeder.Feeder.start", RuntimeError),  # no more threads
     ],

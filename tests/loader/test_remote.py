@@ -20,7 +20,7 @@ from torch import Tensor
 
 from evofeed.errors import LoaderError
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.store import Cache, Dataset, DatasetWriter
 from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
@@ -222,7 +222,7 @@ def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path:
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri, cache=cache)
         assert_equal(batches(there), want)
-        catalog = Catalog(there, 0, CONFIG)
+        catalog = ChainCatalog(there.index, 0, CONFIG)
         for row in catalog.rows[::2]:
             place = catalog.place(int(row))
             path = tmp_path / "cache" / place.key

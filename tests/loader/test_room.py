@@ -14,7 +14,7 @@ from tests.loader.streams import CONFIG, open_loader, sample_digests
 from evofeed.errors import LoaderError, ShardCorrupt
 from evofeed.loader import FeatureLoader
 from evofeed.loader.arena import HEADER_NBYTES
-from evofeed.loader.reading import slot_nbytes
+from evofeed.loader.read_chain import slot_nbytes
 from evofeed.store import Dataset
 from evofeed.store.storage import LocalStorage
 

@@ -104,7 +104,7 @@ def test_an_outage_that_outlasts_many_tries_is_blamed_on_no_chain(
     writer.commit()
     dataset = Dataset.open(str(tmp_path / "d"))
     *want, _, _ = ids_read(dataset)
-    waiting = 2 if cached else 4  # chains that are asked for again and again, with a witness
+    waiting = 2 if cached else 4  # chains that are asked for again and again, with a probe
     far: Storage = OutageInTheMiddle(dataset.uri, 6 * 2 * waiting)
     if cached:
         sizes = {shard.name: shard.nbytes for shard in dataset.manifest.shards}

@@ -242,7 +242,7 @@ def test_a_full_arena_with_a_bad_chain_does_not_lock_up(tmp_path: Path) -> None:
     with open_loader(Dataset.open(str(tmp_path / "d"))) as loader:
         want = sample_digests(loader)
     catalog = open_loader(dataset)._catalogs[0]
-    from evofeed.loader.reading import slot_nbytes
+    from evofeed.loader.read_chain import slot_nbytes
 
     tight = 2 * slot_nbytes(catalog.place(catalog.largest()), True) + 8192
     with open_loader(Dataset.open(str(tmp_path / "d")), arena_nbytes=tight, prefetch=24) as loader:

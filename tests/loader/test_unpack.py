@@ -10,10 +10,10 @@ import torch
 from tests.loader.records import make_record, write_dataset
 
 from evofeed.errors import ShardCorrupt
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.featurise import Chain
-from evofeed.loader.reading import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.features import ChainTensors
+from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.loader.unpack import unpack_chain, unpack_codes
 from evofeed.store import Dataset
 from evofeed.store.msa_codec import pack_rows
@@ -21,8 +21,8 @@ from evofeed.store.msa_codec import pack_rows
 EVERYTHING = LoaderConfig(supervised=False, max_resolution=1e9, max_aa_fraction=1.0)
 
 
-def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> Chain:
-    place = Catalog(dataset, 0, EVERYTHING).place(row)
+def load_chain(dataset: Dataset, row: int, templates: tuple[int, ...]) -> ChainTensors:
+    place = ChainCatalog(dataset.index, 0, EVERYTHING).place(row)
     nbytes = slot_nbytes(place, True)
     slot = bytearray(nbytes)
     slab = read_chain(
@@ -95,7 +95,7 @@ def test_five_bit_rows_of_any_length_come_back(length: int) -> None:
 
 def test_a_flipped_bit_anywhere_is_a_typed_error_and_never_a_chain(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "d", [make_record("a_A", 12, 9, 2)])
-    place = Catalog(dataset, 0, EVERYTHING).place(0)
+    place = ChainCatalog(dataset.index, 0, EVERYTHING).place(0)
     shard = tmp_path / "d" / place.key
     sound = shard.read_bytes()
     request = ReadRequest(0, place, True, True, 0, slot_nbytes(place, True))

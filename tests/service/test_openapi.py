@@ -76,13 +76,14 @@ def test_an_example_job_and_search_are_what_the_service_takes(served) -> None:
 def test_an_answer_has_the_media_type_that_is_told(served, schema) -> None:
     shard = served.client.get(f"{served.base}/snapshots/{served.second}").json()["shards"][0]
     known = {"name": "demo", "ref": "main", "digest": served.second, "shard": shard["name"]}
-    query = {"world_size": 2, "before": served.first}
+    query = {"world_size": 2, "before": served.first, "preset": "prediction"}
     seen = 0
     for method, path, operation in operations(schema):
         needed = set(re.findall(r"\{(\w+)\}", path))
         if method != "get" or not needed <= set(known):
             continue
         wanted = {p["name"] for p in operation.get("parameters", []) if p.get("required")}
+        wanted |= {"preset"} & {p["name"] for p in operation.get("parameters", [])}
         answer = served.client.get(
             path.format(**known), params={name: query[name] for name in wanted & set(query)}
         )

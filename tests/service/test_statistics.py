@@ -1,14 +1,11 @@
-"""Statistics, differences and plans agree with what the index says."""
+"""Statistics and differences agree with what the index says."""
 
 from __future__ import annotations
-
-import hashlib
 
 import numpy as np
 import pytest
 
 from evofeed.store import Dataset
-from evofeed.store.plan import plan_bytes, shard_plan
 
 
 def test_statistics_are_exact(served) -> None:
@@ -62,25 +59,3 @@ def test_a_difference_comes_in_pages(served) -> None:
     assert seen == [f"{n:04d}_A" for n in range(40, 45)]
     wrong = served.get("/diff", params={"before": served.second, "cursor": "x" * 20})
     assert wrong.status_code == 422
-
-
-def test_a_plan_has_the_bytes_computed_offline(served) -> None:
-    dataset = Dataset.open(served.folder)
-    offline = plan_bytes(shard_plan(dataset.index, dataset.digest, 3, seed=5, epoch=2))
-    answer = served.get(f"/snapshots/{served.second}/plan?world_size=3&seed=5&epoch=2")
-    assert answer.content == offline
-    assert answer.headers["etag"] == f'"{hashlib.sha256(offline).hexdigest()}"'
-    one = served.get(f"/snapshots/{served.second}/plan?world_size=3&seed=5&epoch=2&rank=1").json()
-    assert one["ranks"] == [answer.json()["ranks"][1]]
-    for span in one["ranks"][0]["spans"]:
-        asked = {"Range": f"bytes={span['offset']}-{span['offset'] + span['nbytes'] - 1}"}
-        assert len(served.get(f"/shards/{span['shard']}", headers=asked).content) == span["nbytes"]
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["", "world_size=0", "world_size=65537", "world_size=2&rank=2", "world_size=2&rank=-1",
-     "world_size=2&seed=-1", "world_size=2&x=1", f"world_size=2&epoch={2**63}"],
-)  # fmt: skip
-def test_a_plan_for_no_world_is_422(served, query) -> None:
-    assert served.get(f"/snapshots/{served.second}/plan?{query}").status_code == 422

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).parent))
-from records import assert_same, random_record
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import SchemaMismatch, ShardCorrupt, StoreError
 from evofeed.store import Dataset, DatasetWriter

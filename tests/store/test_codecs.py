@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.store.atoms import pack_mask, pack_positions, unpack_mask, unpack_positions
 from evofeed.store.codecs import (

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed import cli

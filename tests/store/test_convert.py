@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import InputError
 from evofeed.featurize import to_openfold_raw

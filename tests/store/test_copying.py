@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, copy_dataset

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from store_records import random_record
+from tests.store.records import random_record
 
 from evofeed.errors import SchemaMismatch
 from evofeed.store import DatasetWriter

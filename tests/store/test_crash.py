@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import StoreError
 from evofeed.store import Dataset, DatasetWriter, faults, gc, write_shard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import DatasetMissing, RefConflict, ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, ShardEntry, write_shard

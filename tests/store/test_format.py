@@ -80,7 +80,7 @@ def test_the_same_records_still_give_the_very_same_bytes():
 
 
 def test_the_committed_shard_is_still_read_as_it_was_meant():
-    from store_records import assert_same
+    from tests.store.records import assert_same
 
     data = TINY.read_bytes()
     (first, second) = shard_index(pa.py_buffer(data), "tiny", "here").to_pylist()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_records import assert_same
 from tests.conftest import golden_files, golden_root
+from tests.store.records import assert_same
 
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain, to_openfold_raw
 from evofeed.store import Dataset, DatasetWriter

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from store_records import random_record
+from tests.store.records import random_record
 from typer.testing import CliRunner
 
 from evofeed.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_records import random_record
+from tests.store.records import random_record
 
 from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter, reading

@@ -7,7 +7,7 @@ import time
 
 import pyarrow as pa
 import pytest
-from store_records import assert_same, random_record
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import RefConflict
 from evofeed.store import (

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from store_records import assert_same, random_record
 from tests.bucket import local_bucket
+from tests.store.records import assert_same, random_record
 
 from evofeed.errors import AccessDenied, DatasetMissing, RefConflict, ShardMissing, StoreError
 from evofeed.store import (

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.features import BATCH
+from evofeed.loader import pseudo_beta
 from evofeed.trainer.model.config import ModelConfig, TemplateConfig
 from evofeed.trainer.model.embedders import (
     ExtraMSAEmbedder,
     InputEmbedder,
     RecyclingEmbedder,
     build_extra_msa_feat,
-    pseudo_beta,
 )
 from evofeed.trainer.model.evoformer import EvoformerStack, MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.residues import ATOM_ORDER, RESTYPES
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, one_hot
 
@@ -18,7 +17,6 @@ __all__ = [
     "RecyclingEmbedder",
     "build_extra_msa_feat",
     "distance_one_hot",
-    "pseudo_beta",
 ]
 
 
@@ -131,12 +129,3 @@ def distance_one_hot(
         lower = torch.linspace(min_bin, max_bin, no_bins, device=x.device, dtype=x.dtype) ** 2
         upper = torch.cat([lower[1:], torch.full_like(lower[:1], inf)])
         return ((square > lower) & (square < upper)).to(x.dtype)
-
-
-def pseudo_beta(
-    aatype: Int[Tensor, "*B R"], all_atom_positions: Float[Tensor, "*B R 37 3"]
-) -> Float[Tensor, "*B R 3"]:
-    """CB positions, CA for glycine."""
-    is_glycine = (aatype == RESTYPES.index("G"))[..., None]
-    ca = all_atom_positions[..., ATOM_ORDER["CA"], :]
-    return torch.where(is_glycine, ca, all_atom_positions[..., ATOM_ORDER["CB"], :])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evofeed.features import ChainRecord
+from evofeed.loader import record_batch
 from evofeed.trainer.formats.openfold_checkpoint import (
     load_openfold_checkpoint,
     load_weights,
@@ -20,14 +21,12 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig, initial_training
-from evofeed.trainer.predict.record_batch import record_batch
 
 __all__ = [
     "Prediction",
     "load_model",
     "predict",
     "predict_structure",
-    "record_batch",
     "trained_sizes",
 ]
 

@@ -228,7 +228,8 @@ def distogram_logits(record: Any, run: Path) -> np.ndarray:
     """`f32[L, L, 64]` of one whole chain by the averaged weights of a run."""
     import torch
 
-    from evofeed.trainer.predict.prediction import load_model, record_batch, trained_sizes
+    from evofeed.loader import record_batch
+    from evofeed.trainer.predict.prediction import load_model, trained_sizes
 
     model = load_model(run).eval()
     with torch.no_grad():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.run.config import TrainConfig

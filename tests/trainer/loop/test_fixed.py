@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop_standin import TinyLoader
+from tests.trainer.loop.loop_standin import TinyLoader
 from torch import Tensor
 
 from evofeed.trainer.run.fixed import FixedBatches

@@ -96,8 +96,9 @@ def test_where_recording_fails_batches_run_eagerly_and_the_log_says_why(
 
 
 def test_passes_one_by_one_are_the_whole_forward() -> None:
+    from tests.trainer.synthetic_batch import synthetic_batch
+
     from evofeed.trainer import AlphaFold, tiny
-    from evofeed.trainer.synthetic_batch import synthetic_batch
 
     torch.manual_seed(0)
     model = AlphaFold(tiny()[0]).eval()

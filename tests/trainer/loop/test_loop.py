@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.run import telemetry

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_standin import train_standin
+from tests.trainer.loop.train_standin import train_standin
 
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
 from evofeed.trainer.run.runlog import read_steps

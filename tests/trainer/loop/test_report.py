@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 import evofeed.kernels
 from evofeed.cli import main

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.cli import main
 from evofeed.errors import CannotResume, CheckpointError, InputError, TrainerError
@@ -32,7 +33,6 @@ from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import STRUCTURE, read_steps
 from evofeed.trainer.run.train import build_model, train
 from evofeed.trainer.run.validation import Validator, held_out
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SMALL = {
     "evoformer": {"no_blocks": 1},

@@ -8,13 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-from loop_standin import TinyLoader, TinyModel, squared_error
-
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import join_world
 from evofeed.trainer.run.loop import TrainResult
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.train import run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 
 def train_standin(out: Path, steps: int, accumulate: int, clip: str) -> TrainResult:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from golden_case import Case
+from tests.trainer.model.golden_case import Case
 from torch import Tensor, nn
 
 from evofeed.trainer.formats.openfold_config import (

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_case import Case, Prepare
-from golden_kinds import whole_model
 from tests.conftest import golden_files
+from tests.trainer.model.golden_case import Case, Prepare
+from tests.trainer.model.golden_kinds import whole_model
 from torch import Tensor, nn
 
 DRAWS = 4

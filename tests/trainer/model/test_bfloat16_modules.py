@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from golden_case import Case, Prepare, backward, grad_or_zero, unchanged
-from golden_kinds import RUNNERS
 from tests.conftest import golden_files
+from tests.trainer.model.golden_case import Case, Prepare, backward, grad_or_zero, unchanged
+from tests.trainer.model.golden_kinds import RUNNERS
 from torch import Tensor, nn
 
 SCALE = 1.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.residue_geometry import ATOM14_GROUP, ATOM14_MASK, ATOM14_POSITIONS
 from evofeed.residues import RESTYPE_3
@@ -25,7 +26,6 @@ from evofeed.trainer.model.rigid import (
     quaternion_to_matrix,
     to_4x4,
 )
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 
 @pytest.fixture

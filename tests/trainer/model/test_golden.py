@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from golden_case import Case, backward, grad_or_zero
-from golden_kinds import RUNNERS, whole_model
 from tests.conftest import golden_files
+from tests.trainer.model.golden_case import Case, backward, grad_or_zero
+from tests.trainer.model.golden_kinds import RUNNERS, whole_model
 
 CASES = golden_files("model/*.npz")
 OPTIMISER_KINDS = {"adam_ema_lr", "lr_schedule", "grad_clip"}  # replayed in loop/test_optim.py

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
 from evofeed.residues import ATOM_ORDER
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.model.rigid import quaternion_to_matrix
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 
 @pytest.fixture

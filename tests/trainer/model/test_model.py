@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
 from evofeed.trainer import (
@@ -21,7 +22,6 @@ from evofeed.trainer import (
     tiny,
 )
 from evofeed.trainer.model.primitives import LayerNorm
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
 

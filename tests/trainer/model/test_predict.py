@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.features import ChainRecord
+from evofeed.loader import record_batch
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
@@ -18,11 +20,9 @@ from evofeed.trainer.predict.prediction import (
     load_model,
     predict,
     predict_structure,
-    record_batch,
     trained_sizes,
 )
 from evofeed.trainer.run.config import preset, save_config
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 L, N, T = 24, 7, 2
 

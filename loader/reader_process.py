@@ -1,6 +1,6 @@
 """The reader process: requests in, filled slots out, nothing kept.
 
-Started by `evofeed.loader.readers.ProcessReaders` as a fresh interpreter, never by
+Started by `evofeed.loader.reader_pool.ProcessReaders` as a fresh interpreter, never by
 fork, so it works under any launcher and imports neither torch nor the user's
 script. It holds no state worth saving: whoever sent a request can send it again
 to another reader. It ends when its pipe closes or its parent is gone.
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from evofeed.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
-from evofeed.loader.reading import ReadRequest, Slab, read_chain
+from evofeed.loader.read_chain import ReadRequest, Slab, read_chain
 from evofeed.store.storage import Storage
 
 BEAT_SECONDS: Final = 2.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import MsaDraws
+from evofeed.loader.msa_draws import MsaDraws
 from evofeed.loader.transforms import clusters, structure
 from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.loader.transforms.crop import Crop
@@ -22,7 +22,7 @@ from evofeed.shapes import Float, Integer, Shaped
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ChainTensors:
     """A chain record as tensors on one device, full length; templates already chosen.
 
     Shapes: `L` residues, `N` rows in the record's order, `T` chosen templates.
@@ -66,7 +66,7 @@ class MsaSample:
     cluster: Integer[Tensor, " E"]
 
 
-def constant_features(chain: Chain, crop: Crop, config: LoaderConfig) -> dict[str, Tensor]:
+def constant_features(chain: ChainTensors, crop: Crop, config: LoaderConfig) -> dict[str, Tensor]:
     """Features that are the same in every recycle, cropped but not padded."""
     aatype = chain.aatype.to(torch.int64)
     tables = structure.ResidueTables(aatype)
@@ -94,7 +94,7 @@ def constant_features(chain: Chain, crop: Crop, config: LoaderConfig) -> dict[st
 
 
 def _ground_truth(
-    chain: Chain, aatype: Tensor, tables: structure.ResidueTables
+    chain: ChainTensors, aatype: Tensor, tables: structure.ResidueTables
 ) -> dict[str, Tensor]:
     positions, mask = chain.positions, chain.mask
     if positions is None or mask is None:  # all unknown, so that no loss counts it
@@ -103,7 +103,7 @@ def _ground_truth(
     return structure.structure_features(aatype, tables, positions, mask)
 
 
-def sample_msa(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> MsaSample:
+def sample_msa(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> MsaSample:
     """Choose, mask and cluster the rows of one recycle (AF2 SI 1.2.6-1.2.7)."""
     rows = _chosen_rows(chain, draws, config)
     centre_rows = rows[: config.max_msa_clusters]
@@ -124,7 +124,7 @@ def sample_msa(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> MsaSample
     )
 
 
-def _chosen_rows(chain: Chain, draws: MsaDraws, config: LoaderConfig) -> Tensor:
+def _chosen_rows(chain: ChainTensors, draws: MsaDraws, config: LoaderConfig) -> Tensor:
     """Rows left by block deletion (and distillation), the query first, the rest shuffled."""
     num_rows, device = chain.num_rows, chain.msa.device
     spans = [(0, num_rows)]
@@ -143,7 +143,7 @@ def _query_first(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def recycle_features(
-    chain: Chain, crop: Crop, draws: MsaDraws, config: LoaderConfig
+    chain: ChainTensors, crop: Crop, draws: MsaDraws, config: LoaderConfig
 ) -> dict[str, Tensor]:
     """Features of one recycle, cropped but not padded."""
     if config.crop_first:
@@ -178,7 +178,7 @@ def recycle_features(
     }
 
 
-def _crop_msa(chain: Chain, crop: Crop) -> tuple[Chain, Crop]:
+def _crop_msa(chain: ChainTensors, crop: Crop) -> tuple[ChainTensors, Crop]:
     """The chain's MSA cut to the crop: the declared, faster variant of the features."""
     cut = slice(crop.start, crop.stop)
     cropped = dataclasses.replace(

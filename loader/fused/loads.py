@@ -4,14 +4,14 @@
 import triton
 import triton.language as tl
 
-from evofeed.loader import random
-from evofeed.loader.fused.words import RANGE, UINT8, UINT16, Recycle, Sample
+from evofeed.loader import counter_rng
+from evofeed.loader.fused.sample_words import RANGE, UINT8, UINT16, Recycle, Sample
 
 __all__ = ["bits", "integer", "of_recycle", "of_sample", "packed_code", "recycle", "word"]
 
-_STEP = tl.constexpr(random.STEP)
-_MIX_1 = tl.constexpr(random.MIX_1)
-_MIX_2 = tl.constexpr(random.MIX_2)
+_STEP = tl.constexpr(counter_rng.STEP)
+_MIX_1 = tl.constexpr(counter_rng.MIX_1)
+_MIX_2 = tl.constexpr(counter_rng.MIX_2)
 _RANGE = tl.constexpr(RANGE)
 _UINT8 = tl.constexpr(UINT8)
 _UINT16 = tl.constexpr(UINT16)

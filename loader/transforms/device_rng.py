@@ -1,4 +1,4 @@
-"""The same draws as `evofeed.loader.random`, made where the features are made."""
+"""The same draws as `evofeed.loader.counter_rng`, made where the features are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from evofeed.loader.random import MIX_1, MIX_2, STEP
+from evofeed.loader.counter_rng import MIX_1, MIX_2, STEP
 from evofeed.shapes import Integer
 
 _LOW_32: Final = (1 << 32) - 1
@@ -38,7 +38,7 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 
 def draws64(key: int, count: int, device: torch.device) -> Integer[Tensor, " count"]:
-    """`i64[count]`, the bit patterns of `evofeed.loader.random.draws64`."""
+    """`i64[count]`, the bit patterns of `evofeed.loader.counter_rng.draws64`."""
     z = _steps(count, device) + _signed(key)
     z = _shift_xor(z, 30).mul_(_signed(MIX_1))
     z = _shift_xor(z, 27).mul_(_signed(MIX_2))

@@ -11,9 +11,9 @@ from tests.loader.records import small_dataset
 from torch import Tensor
 
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.making import BatchMaker, FilledSlot, ReadyBatch
+from evofeed.loader.batch_maker import BatchMaker, FilledSlot, ReadyBatch
 from evofeed.loader.plan import BatchPlan
-from evofeed.loader.shelf import Shelf
+from evofeed.loader.ready_queue import ReadyQueue
 
 
 def batch(number: int) -> ReadyBatch:
@@ -23,13 +23,13 @@ def batch(number: int) -> ReadyBatch:
 class Feeding(threading.Thread):
     """Puts batches as long as there is room."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, queue: ReadyQueue) -> None:
         super().__init__(daemon=True)
-        self.shelf, self.made = shelf, 0
+        self.queue, self.made = queue, 0
 
     def run(self) -> None:
-        while self.shelf.wait_for_room():
-            self.shelf.put(batch(self.made))
+        while self.queue.wait_for_room():
+            self.queue.put(batch(self.made))
             self.made += 1
 
     def settled(self, made: int) -> bool:
@@ -48,55 +48,55 @@ def step_of(item: ReadyBatch | BaseException | None) -> int:
 
 
 def test_the_feeder_sleeps_until_one_is_left_and_the_consumer_has_what_it_took() -> None:
-    shelf = Shelf(3)
-    feeding = Feeding(shelf)
+    queue = ReadyQueue(3)
+    feeding = Feeding(queue)
     feeding.start()
     assert feeding.settled(3)
-    assert step_of(shelf.take(240.0)) == 0
-    shelf.refill()
+    assert step_of(queue.take(240.0)) == 0
+    queue.refill()
     assert feeding.settled(3)  # two are left
-    assert step_of(shelf.take(240.0)) == 1
+    assert step_of(queue.take(240.0)) == 1
     assert feeding.settled(3)  # one is left, but nobody said that it was handed over
-    shelf.refill()
+    queue.refill()
     assert feeding.settled(5)
-    assert [step_of(shelf.take(240.0)) for _ in range(3)] == [2, 3, 4]
-    shelf.close()
+    assert [step_of(queue.take(240.0)) for _ in range(3)] == [2, 3, 4]
+    queue.close()
     feeding.join(240)
     assert not feeding.is_alive()
 
 
 def test_a_consumer_that_never_says_that_it_has_a_batch_is_not_left_waiting() -> None:
-    shelf = Shelf(2)
-    feeding = Feeding(shelf)
+    queue = ReadyQueue(2)
+    feeding = Feeding(queue)
     feeding.start()
-    assert [step_of(shelf.take(240.0)) for _ in range(7)] == list(range(7))
-    shelf.close()
+    assert [step_of(queue.take(240.0)) for _ in range(7)] == list(range(7))
+    queue.close()
     feeding.join(240)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_every_batch_comes_once_and_in_order_for_a_consumer_in_a_hurry(most: int) -> None:
-    shelf = Shelf(most)
-    feeding = Feeding(shelf)
+    queue = ReadyQueue(most)
+    feeding = Feeding(queue)
     feeding.start()
     taken = []
     for _ in range(500):
-        taken.append(step_of(shelf.take(240.0)))
-        shelf.refill()
-        assert len(shelf) <= most
+        taken.append(step_of(queue.take(240.0)))
+        queue.refill()
+        assert len(queue) <= most
     assert taken == list(range(500))
-    shelf.close()
+    queue.close()
     feeding.join(240)
     assert not feeding.is_alive()
 
 
 def test_a_consumer_waits_no_longer_than_it_wants_and_gets_errors_too() -> None:
-    shelf = Shelf(2)
+    queue = ReadyQueue(2)
     begun = time.monotonic()
-    assert shelf.take(0.05) is None
+    assert queue.take(0.05) is None
     assert time.monotonic() - begun > 0.04
-    shelf.put(KeyError("why"))
-    assert isinstance(shelf.take(240.0), KeyError)
+    queue.put(KeyError("why"))
+    assert isinstance(queue.take(240.0), KeyError)
 
 
 def test_nothing_is_made_while_a_batch_is_handed_over(

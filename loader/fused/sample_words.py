@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["INT32", "RANGE", "UINT8", "UINT16", "Recycle", "Sample", "Spans"]
+__all__ = ["INT32", "RANGE", "UINT8", "UINT16", "Recycle", "Sample", "RowSpans"]
 
 INT32, UINT8, UINT16, RANGE = range(4)
 """How a column of integers is stored."""
@@ -113,7 +113,7 @@ class Recycle(NamedTuple):
     kept_extra: int
 
 
-class Spans(NamedTuple):
+class RowSpans(NamedTuple):
     """Rows that block deletion left: `starts[i]` is the row of kept number `firsts[i]`."""
 
     firsts: tuple[int, ...]

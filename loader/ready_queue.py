@@ -7,15 +7,15 @@ import time
 from collections import deque
 from typing import Final
 
-from evofeed.loader.making import ReadyBatch
+from evofeed.loader.batch_maker import ReadyBatch
 
-__all__ = ["Shelf"]
+__all__ = ["ReadyQueue"]
 
 _LEFT: Final = 1
-"""Batches still there when the feeder is woken to fill the shelf again."""
+"""Batches still there when the feeder is woken to fill the queue again."""
 
 
-class Shelf:
+class ReadyQueue:
     """Finished batches, at most `most` of them. The feeder puts, the consumer takes.
 
     The feeder sleeps until all but one are gone and then makes several in a row: waking a
@@ -65,7 +65,7 @@ class Shelf:
             self._wanted.notify()
 
     def wait_for_room(self) -> bool:
-        """Sleep while enough is there; False once the shelf is closed."""
+        """Sleep while enough is there; False once the queue is closed."""
         with self._lock:
             while not self._filling and not self._closed:
                 self._wanted.wait()

@@ -59,7 +59,7 @@ class ReadRequest(NamedTuple):
     templates: bool
     offset: int
     nbytes: int
-    witness: ChainPlace | None = None
+    probe: ChainPlace | None = None
     """A chain of the same dataset that could be read: it tells an outage from a bad chain."""
 
 
@@ -105,7 +105,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.
-        ChainRefused: the storage does not answer, and does for the request's witness.
+        ChainRefused: the storage does not answer, and does for the request's probe.
         AccessDenied: the storage does not let us read.
         StoreError: the storage does not answer.
     """
@@ -117,9 +117,9 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
                 storage.forget(request.place.key)
             return _read_once(storage, request, slot)
     except StoreError as error:
-        witness = request.witness
+        probe = request.probe
         passing = type(error) in (StoreError, AccessDenied)
-        if passing and witness and answers(storage, witness.key, witness.offset):
+        if passing and probe and answers(storage, probe.key, probe.offset):
             raise ChainRefused(error.message, path=error.path, item=error.item) from None
         raise
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.features import BATCH, Feature
+from evofeed.loader import pseudo_beta
 from evofeed.residues import GAP
 from evofeed.trainer.model.constants import table
-from evofeed.trainer.model.embedders import pseudo_beta
 from evofeed.trainer.model.primitives import one_hot
 from evofeed.trainer.model.rigid import Rigid, quaternion_to_matrix, to_4x4
 from evofeed.trainer.model.torsion import (

@@ -19,9 +19,9 @@ from tests.loader.streams import open_loader, sample_digests
 from evofeed.errors import WorkerDied
 from evofeed.loader import LoaderConfig
 from evofeed.loader.arena import Arena, Pulse
-from evofeed.loader.catalog import Catalog
-from evofeed.loader.readers import SILENCE_SECONDS, ProcessReaders
-from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.catalog import ChainCatalog
+from evofeed.loader.read_chain import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.reader_pool import SILENCE_SECONDS, ProcessReaders
 from evofeed.store import Dataset
 
 
@@ -119,9 +119,9 @@ def test_a_frozen_reader_that_takes_no_more_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not waited for: the message is larger than what fits between the two."""
-    monkeypatch.setattr("evofeed.loader.readers._TAKING_SECONDS", 2.0)
+    monkeypatch.setattr("evofeed.loader.reader_pool._TAKING_SECONDS", 2.0)
     dataset = small_dataset(tmp_path / "d", 1)
-    catalog = Catalog(dataset, 0, LoaderConfig())
+    catalog = ChainCatalog(dataset.index, 0, LoaderConfig())
     nbytes = slot_nbytes(catalog.place(0), True)
     arena = Arena(2 * nbytes)
     offset = arena.allocate(nbytes)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.features import ChainRecord
 from evofeed.residues import GAP, RESTYPES
 from evofeed.store import DatasetWriter
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 
 def synthetic_record(

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.loader import draws
 from evofeed.loader.arena import Arena
-from evofeed.loader.batch import blocks_of, empty_batch, put
-from evofeed.loader.catalog import Catalog
+from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
+from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.featurise import constant_features, recycle_features
+from evofeed.loader.draws import draw_crop, use_clamped_fape
+from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.reading import Slab
+from evofeed.loader.read_chain import Slab
 from evofeed.loader.unpack import unpack_chain
 
 __all__ = ["BatchMaker", "FilledSlot", "ReadyBatch", "can_fuse"]
@@ -85,7 +85,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        catalogs: Sequence[Catalog],
+        catalogs: Sequence[ChainCatalog],
         config: LoaderConfig,
         arena: Arena,
         device: torch.device,
@@ -153,7 +153,7 @@ class BatchMaker:
         config, sample = self._config, slot.sample
         catalog = self._catalogs[sample.dataset]
         sizes = catalog.sizes(sample.row)
-        crop = draws.draw_crop(config, sample.key, sizes[0], sizes[3])
+        crop = draw_crop(config, sample.key, sizes[0], sizes[3])
         chain = unpack_chain(
             slot.slab,
             self._copy(slot),
@@ -162,23 +162,20 @@ class BatchMaker:
             resolution=float(catalog.resolution[sample.row]),
             is_distillation=bool(catalog.is_distillation[sample.row]),
         )
-        put(tensors, constant_features(chain, crop, config), number)
-        scalars = {
-            "seq_length": crop.length,
-            "resolution": chain.resolution,
-            "is_distillation": float(chain.is_distillation),
-            "use_clamped_fape": draws.use_clamped_fape(config, sample.key),
-        }
-        for name, value in scalars.items():
-            tensors[name][number].fill_(value)
-        for recycle in range(recycles):
-            source = draws.RecycleDraws(config, sample.key, recycle, self._device)
-            put(tensors, recycle_features(chain, crop, source, config), recycle, number)
+        fill_sample(
+            tensors,
+            number,
+            chain,
+            crop,
+            [RecycleDraws(config, sample.key, r, self._device) for r in range(recycles)],
+            config,
+            use_clamped_fape=use_clamped_fape(config, sample.key),
+        )
 
     def _fill_fused(
         self, tensors: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
     ) -> None:
-        from evofeed.loader.fused.run import plan_sample
+        from evofeed.loader.fused.sample_kernels import plan_sample
 
         sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
         kernels, words = plan_sample(

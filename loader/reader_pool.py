@@ -29,8 +29,8 @@ from typing import IO, Final, Protocol, runtime_checkable
 import evofeed
 from evofeed.errors import WorkerDied
 from evofeed.loader.arena import Arena, Pulse
-from evofeed.loader.reader import Result, read_request
-from evofeed.loader.reading import ReadRequest
+from evofeed.loader.read_chain import ReadRequest
+from evofeed.loader.reader_process import Result, read_request
 from evofeed.store.storage import Storage
 
 SILENCE_SECONDS: Final = 60.0
@@ -131,7 +131,8 @@ class ProcessReaders:
         pipe, arena = theirs.fileno(), self._arena.descriptor
         code = (
             f"import sys; sys.path += [p for p in {paths!r} if p not in sys.path]; "
-            f"from evofeed.loader.reader import main; main({pipe}, {arena}, {self._arena.nbytes})"
+            f"from evofeed.loader.reader_process import main; "
+            f"main({pipe}, {arena}, {self._arena.nbytes})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],

@@ -16,9 +16,9 @@ from tests.loader.records import small_dataset
 
 from evofeed.loader import LoaderConfig
 from evofeed.loader.arena import Pulse
-from evofeed.loader.catalog import Catalog
-from evofeed.loader.reader import _serve
-from evofeed.loader.reading import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.catalog import ChainCatalog
+from evofeed.loader.read_chain import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.reader_process import _serve
 from evofeed.store import Dataset
 from evofeed.store.storage import LocalStorage
 
@@ -42,7 +42,7 @@ class Serving:
     """`_serve` in a thread, with four threads of its own."""
 
     def __init__(self, dataset: Dataset, stuck: tuple[int, ...]) -> None:
-        catalog = Catalog(dataset, 0, LoaderConfig())
+        catalog = ChainCatalog(dataset.index, 0, LoaderConfig())
         places = [catalog.place(int(row)) for row in catalog.rows]
         gates = [places[number] for number in stuck]
         self.storage = Gated(

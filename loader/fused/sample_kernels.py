@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evofeed.loader import draws as drawing
+from evofeed.features import SUPERVISED
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.draws import RecycleDraws
+from evofeed.loader.draws import draw_crop
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
 from evofeed.loader.fused.filling import pack_words, recycle_words, sample_words
-from evofeed.loader.fused.launch import Kernel
+from evofeed.loader.fused.launch import CompiledKernel
+from evofeed.loader.fused.sample_words import Recycle, RowSpans, Sample
 from evofeed.loader.fused.tables import residue_tables
-from evofeed.loader.fused.words import Recycle, Sample, Spans
-from evofeed.loader.reading import Slab
+from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.loader.read_chain import Slab
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK
 
@@ -26,14 +27,14 @@ _CODES = MASK + 1
 _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""
 # Frames of nearly straight lines amplify rounding: there it is that of the plain operators.
-_UNPACK_AND_SHUFFLE = Kernel(stages.unpack_and_shuffle)
-_ADD_EXCEPTIONS = Kernel(coordinates.add_exceptions)
-_GATHER_ROWS = Kernel(rows.gather_rows)
-_CONSTANT_FEATURES = Kernel(stages.constant_features, enable_fp_fusion=False)
-_MASK_AND_EMIT_EXTRA = Kernel(stages.mask_and_emit_extra)
-_CLUSTER_ROWS = Kernel(clusters.cluster_rows)
-_ADD_DELETIONS = Kernel(clusters.add_deletions)
-_EMIT_MSA = Kernel(emit.emit_msa)
+_UNPACK_AND_SHUFFLE = CompiledKernel(stages.unpack_and_shuffle)
+_ADD_EXCEPTIONS = CompiledKernel(coordinates.add_exceptions)
+_GATHER_ROWS = CompiledKernel(rows.gather_rows)
+_CONSTANT_FEATURES = CompiledKernel(stages.constant_features, enable_fp_fusion=False)
+_MASK_AND_EMIT_EXTRA = CompiledKernel(stages.mask_and_emit_extra)
+_CLUSTER_ROWS = CompiledKernel(clusters.cluster_rows)
+_ADD_DELETIONS = CompiledKernel(clusters.add_deletions)
+_EMIT_MSA = CompiledKernel(emit.emit_msa)
 
 
 def plan_sample(
@@ -50,7 +51,7 @@ def plan_sample(
     device: torch.device,
 ) -> tuple[SampleKernels, np.ndarray]:
     """What to launch for a sample, and the words to put behind its bytes."""
-    crop = drawing.draw_crop(config, key, sizes[0], sizes[3])
+    crop = draw_crop(config, key, sizes[0], sizes[3])
     each = [
         recycle_words(
             sizes[1],
@@ -71,7 +72,7 @@ def prepare(
     sizes: tuple[int, int, int, int],
     crop: Crop,
     config: LoaderConfig,
-    each: Sequence[tuple[Recycle, Spans]],
+    each: Sequence[tuple[Recycle, RowSpans]],
     *,
     key: int,
     number: int,
@@ -226,7 +227,7 @@ class SampleKernels:
             *(words, data, *residue_tables(self.device), self.xyz, self.known),
             *(batch[name] for name in _OF_RESIDUES),
             *(batch[name] for name in _OF_TEMPLATES),
-            *(batch.get(name, absent) for name in _OF_STRUCTURE),
+            *(batch.get(name, absent) for name in SUPERVISED),
             SUPERVISED=int(self.config.supervised),
             BLOCK=8,
         )
@@ -243,11 +244,6 @@ _OF_MSA = "msa_feat msa_mask msa_row_mask bert_mask true_msa".split()
 _OF_RESIDUES = """aatype residue_index seq_mask target_feat atom14_atom_exists atom37_atom_exists
     residx_atom14_to_atom37 residx_atom37_to_atom14 seq_length resolution is_distillation
     use_clamped_fape""".split()
-_OF_STRUCTURE = """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
-    atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous rigidgroups_gt_frames
-    rigidgroups_gt_exists rigidgroups_group_exists rigidgroups_group_is_ambiguous
-    rigidgroups_alt_gt_frames pseudo_beta pseudo_beta_mask backbone_rigid_tensor
-    backbone_rigid_mask chi_angles_sin_cos chi_mask""".split()
 _OF_TEMPLATES = """template_aatype template_all_atom_positions template_all_atom_mask
     template_sum_probs template_mask template_pseudo_beta template_pseudo_beta_mask
     template_torsion_angles_sin_cos template_alt_torsion_angles_sin_cos

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from evofeed.features import ChainRecord
-from evofeed.loader import LoaderConfig
-from evofeed.loader.batch import empty_batch, put
-from evofeed.loader.draws import MsaDraws, RecycleDraws, draw_crop, sample_key
-from evofeed.loader.featurise import Chain, constant_features, recycle_features
+from evofeed.loader.batch import empty_batch, fill_sample
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.draws import draw_crop, sample_key
+from evofeed.loader.features import ChainTensors
+from evofeed.loader.msa_draws import MsaDraws, RecycleDraws
 from evofeed.loader.transforms.crop import Crop
 
 __all__ = ["record_batch", "sample_batch"]
@@ -55,20 +56,15 @@ def sample_batch(
     chain = _chain(record, crop.templates, supervised=config.supervised)
     num_res = config.crop_size or record.num_res
     batch = empty_batch(config, num_res=num_res, batch_size=1, recycles=len(draws), device=_CPU)
-    put(batch, constant_features(chain, crop, config), 0)
-    batch["seq_length"].fill_(crop.length)
-    batch["resolution"].fill_(record.resolution)
-    batch["use_clamped_fape"].fill_(1.0)
-    for recycle, drawn in enumerate(draws):
-        put(batch, recycle_features(chain, crop, drawn, config), recycle, 0)
+    fill_sample(batch, 0, chain, crop, draws, config, use_clamped_fape=1.0)
     return batch
 
 
-def _chain(record: ChainRecord, templates: tuple[int, ...], *, supervised: bool) -> Chain:
+def _chain(record: ChainRecord, templates: tuple[int, ...], *, supervised: bool) -> ChainTensors:
     chosen = list(templates)
     positions, mask = record.all_atom_positions, record.all_atom_mask
     known = supervised and positions is not None and mask is not None
-    return Chain(
+    return ChainTensors(
         aatype=torch.from_numpy(record.aatype),
         residue_index=torch.from_numpy(record.residue_index),
         msa=torch.from_numpy(record.msa),

@@ -1,0 +1,111 @@
+"""The service, the command and the loader give one answer to which rank reads what."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.loader.records import small_dataset
+
+from evofeed.cli import main
+from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.service import serving
+from evofeed.store import Dataset
+
+CHAINS = 23
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dataset, str]]:
+    """A dataset whose chains have structures, and the URL of its plans."""
+    folder = tmp_path_factory.mktemp("planned")
+    dataset = small_dataset(folder, CHAINS)
+    with serving({"demo": folder}) as url:
+        yield dataset, f"{url}/v1/datasets/demo/snapshots/{dataset.digest}/plan"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_service_command_and_loader_name_the_same_chains(
+    planned: tuple[Dataset, str], capsys: pytest.CaptureFixture[str], batch_size: int
+) -> None:
+    dataset, url = planned
+    asked = {"world_size": 3, "seed": 5, "epoch": 2, "start": 1, "batches": 4}
+    asked["batch_size"] = batch_size
+    served = httpx.get(url, params=asked, timeout=300).json()
+    assert served["snapshot"] == dataset.digest
+
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    with pytest.raises(SystemExit):
+        main(["plan", dataset.uri, *words, "--json"])
+    assert json.loads(capsys.readouterr().out) == served["samples"]
+
+    for rank in range(3):
+        mine = [row for row in served["samples"] if row["rank"] == rank]
+        alone = httpx.get(url, params={**asked, "rank": rank}, timeout=300).json()
+        assert alone["samples"] == mine
+        config = LoaderConfig.initial_training(batch_size=batch_size)
+        loader = FeatureLoader(dataset, config, rank=rank, world_size=3, seed=5, device="cpu")
+        stream = loader.planner.batches(2, loader.planner.width)
+        batches = list(itertools.islice(stream, 4))
+        samples = [sample for batch in batches for sample in batch.samples]
+        ids = dataset.index["chain_id"]
+        assert [row["chain_id"] for row in mine] == [ids[one.row].as_py() for one in samples]
+        assert [row["position"] for row in mine] == [one.position for one in samples]
+        assert [row["epoch"] for row in mine] == [one.epoch for one in samples]
+        recycles = [row["recycling_iters"] + 1 for row in mine[::batch_size]]
+        assert recycles == [batch.recycles for batch in batches]
+
+
+def test_a_planned_sample_names_the_bytes_of_its_chain(planned: tuple[Dataset, str]) -> None:
+    dataset, url = planned
+    rows = {row["chain_id"]: row for row in dataset.index.to_pylist()}
+    answer = httpx.get(url, params={"world_size": 2, "batches": 3}, timeout=300)
+    for sample in answer.json()["samples"]:
+        row = rows[sample["chain_id"]]
+        assert {name: row[name] for name in ("shard", "offset", "nbytes")} == {
+            name: sample[name] for name in ("shard", "offset", "nbytes")
+        }
+    again = httpx.get(
+        url,
+        params={"world_size": 2, "batches": 3},
+        headers={"If-None-Match": answer.headers["etag"]},
+        timeout=300,
+    )
+    assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("", "world_size"),
+        ("world_size=0", "world_size"),
+        ("world_size=65537", "world_size"),
+        ("world_size=2&rank=2", "ranks are 0 to 1"),
+        ("world_size=2&rank=-1", "rank"),
+        ("world_size=2&seed=-1", "seed"),
+        ("world_size=2&x=1", "x"),
+        (f"world_size=2&epoch={2**63}", "epoch"),
+        ("world_size=2&preset=replace", "initial_training"),
+        ("world_size=2&global_batch_size=3", "no multiple"),
+        ("world_size=2&start=99", "an epoch has"),
+        ("world_size=200&batches=51", "one rank"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_422(planned: tuple[Dataset, str], query: str, says: str) -> None:
+    answer = httpx.get(f"{planned[1]}?{query}", timeout=300)
+    assert answer.status_code == 422
+    assert says in answer.text
+
+
+def test_the_service_plans_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import evofeed.service.app, evofeed.loader.plan\n"
+        "from evofeed.loader import LoaderConfig, plan_samples\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
