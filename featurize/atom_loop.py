@@ -219,7 +219,7 @@ def loop_end(data: Any, start: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _decimal(data: Any, start: Any, end: Any) -> Any:
+def decimal(data: Any, start: Any, end: Any) -> Any:
     """`(value, ok)` of plain decimal text, rounded as `float` does: both parts are exact."""
     mantissa = np.int64(0)
     digits = 0
@@ -294,14 +294,14 @@ def read_rows(
                     key = (key << np.uint64(8)) | np.uint64(data[i])
                 texts[place, row] = key
             elif place < 20:
-                value, ok = _decimal(data, first, last)
+                value, ok = decimal(data, first, last)
                 if not ok:
                     return -1
                 floats[place - 10, row] = value
             elif last - first == 1 and (data[first] == 46 or data[first] == 63):
                 ints[place - 20, row] = -(1 << 62)
             else:
-                value, ok = _decimal(data, first, last)
+                value, ok = decimal(data, first, last)
                 if not ok or value != np.floor(value):
                     return -1
                 for i in range(first, last):

@@ -13,7 +13,7 @@ from evofeed.errors import MmcifError
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.structure import Chain
 from evofeed.residues import ATOM37_NUM, ATOM_ORDER
-from evofeed.shapes import Bool, Float, Int
+from evofeed.shapes import Bool, Float, Int, UInt8
 
 _UNSET: Final = (".", "?")
 _NO_START: Final = -(1 << 40)
@@ -45,6 +45,8 @@ class AtomSites:
     insertions: list[str]
     author_of: dict[str, str]
     """Author's chain id of every internal one, polymer or not."""
+    b_factor: Float[np.ndarray, " A"] | None = None
+    """Where it was asked for: predictions have their confidence there."""
 
 
 def read_atom_sites(block: Any, path: str, caps: InputCaps) -> AtomSites:
@@ -177,6 +179,7 @@ def place_chain(
     starts: Mapping[str, int],
     sequence: str,
     prefer: Mapping[int, str] | None = None,
+    confidence_threshold: float | None = None,
 ) -> Chain:
     """Atoms of an author's chain on the positions of its sequence.
 
@@ -192,6 +195,7 @@ def place_chain(
         starts: first residue number of each internal chain under that author id.
         sequence: what to place on.
         prefer: residue name to take at a position that has atoms of several.
+        confidence_threshold: residues none of whose B factors exceeds it lose their atoms.
     """
     num_res = len(sequence)
     first = np.full(len(sites.internals), _NO_START, np.int64)
@@ -220,6 +224,10 @@ def place_chain(
     found = best >= 0
     positions[found] = sites.positions[rows[best[found]]]
     mask = found.astype(np.uint8)
+    notes = _notes(int((~inside).sum()), int((~same).sum()))
+    if confidence_threshold is not None and sites.b_factor is not None:
+        confidence = np.where(found, sites.b_factor[rows[best]], -np.inf).max(-1)
+        notes += mask_unconfident(mask, confidence, confidence_threshold)
     if "ARG" in sites.components:
         arginine = observed & (sites.component[last] == sites.components.index("ARG"))
         _fix_arginines(positions, mask, arginine)
@@ -234,8 +242,24 @@ def place_chain(
         insertion_codes={
             int(i): sites.insertions[c] for i, c in zip(where, codes[codes != _BLANK], strict=True)
         },
-        notes=_notes(int((~inside).sum()), int((~same).sum())),
+        notes=notes,
     )
+
+
+def mask_unconfident(
+    mask: UInt8[np.ndarray, "L 37"], confidence: Float[np.ndarray, " L"], threshold: float
+) -> tuple[str, ...]:
+    """Take away the atoms of residues whose confidence does not exceed it; says how many."""
+    seen = mask.any(-1)
+    unsure = seen & ~(confidence > threshold)
+    mask[unsure] = 0
+    if not unsure.any():
+        return ()
+    notes = [f"{unsure.sum()} residues below confidence"]
+    highest = confidence[seen].max()
+    if highest <= 1:
+        notes.append(f"the highest confidence is {highest:.3g}: pLDDT goes to 100")
+    return tuple(notes)
 
 
 def _of_preferred(

@@ -76,6 +76,11 @@ class FeaturizeConfig:
     strict_pdb: bool = False
     """OpenFold refuses legacy PDB files with several models, insertion codes, or chain
     ids other than A-Z. Ours: first model, all residues in order, any id."""
+    all_pdb_residues: bool = False
+    """OpenFold takes every residue of a legacy PDB chain that has one of the 37 atoms: waters,
+    ligands, nucleotides and modified residues as X, and reads nothing but atoms. Right for
+    predictions. Ours: amino acids only, placed on SEQRES where it is given, modified ones as
+    in mmCIF; dates, method and resolution too; a blank chain id is the first free letter."""
     confidence_threshold: float = 50.0
     """Distillation only: a residue is kept if any atom's B factor (pLDDT) exceeds this."""
 
@@ -137,6 +142,7 @@ class FeaturizeConfig:
             "strict_component_types": True,
             "collapse_heterogeneity": False,
             "strict_pdb": True,
+            "all_pdb_residues": True,
             "max_templates": 4,
             "exclude_same_pdb": False,
             "released_before_days": None,

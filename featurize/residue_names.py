@@ -1,10 +1,19 @@
-"""Three-letter residue names to one letter, modified residues to their parent."""
+"""Three-letter residue names: one letter, modified ones to their parent, and what kind they are."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from evofeed.residues import RESTYPE_3, RESTYPES
+
+_FORCE_FIELD: Final = {
+    **dict.fromkeys(("HSD", "HSP", "HID", "HIE"), "H"),
+    **{"CYX": "C", "ASH": "D"},
+}
+"""Protonation states as CHARMM and Amber name them, where they are no names of the PDB."""
+_WATERS: Final = frozenset(("TIP", "TP3", "SOL", "SPC", "T3P", "T4P"))
+"""Names of water outside the PDB."""
 
 
 @cache
@@ -20,9 +29,38 @@ def one_letter(name: str) -> str:
     return letter if len(letter) == 1 else "X"
 
 
+def model_letter(name: str) -> str:
+    """Letter in a legacy PDB file, where simulation programs have names of their own."""
+    return _FORCE_FIELD.get(name) or one_letter(name)
+
+
 def standard_letter(name: str) -> str:
     """Letter of one of the twenty amino acids, X for all others."""
     return _STANDARD.get(name, "X")
+
+
+@cache
+def is_amino_acid(name: str) -> bool:
+    """Whether a residue of that name is known to be an amino acid, modified ones included."""
+    from gemmi import find_tabulated_residue
+
+    return model_letter(name) != "X" or bool(find_tabulated_residue(name).is_amino_acid())
+
+
+@cache
+def is_water(name: str) -> bool:
+    """Whether a residue of that name is water."""
+    from gemmi import find_tabulated_residue
+
+    return name in _WATERS or bool(find_tabulated_residue(name).is_water())
+
+
+@cache
+def is_nucleotide(name: str) -> bool:
+    """Whether a residue of that name is one of DNA or RNA."""
+    from gemmi import find_tabulated_residue
+
+    return bool(find_tabulated_residue(name).is_nucleic_acid())
 
 
 _STANDARD = dict(zip(RESTYPE_3, RESTYPES, strict=True))

@@ -157,9 +157,10 @@ def test_a_pdb_chain_is_what_is_seen_of_it() -> None:
     data = pdb(
         ("CA", "ALA", "A", "1 ", 9), ("ZZ", "GLY", "A", "2 ", 9), ("CA", "MSE", "A", "9 ", 9)
     )
-    chain = parse_pdb(data, file_id="t").chain("A")
-    assert chain.sequence == "AX"  # none of the 37 atoms in the second; twenty letters only
-    assert chain.positions[1, ATOM_ORDER["CA"], 0] == 3.0
+    for config, sequence in ((OURS, "AM"), (THEIRS, "AX")):  # none of the 37 in the second
+        chain = parse_pdb(data, file_id="t", config=config).chain("A")
+        assert chain.sequence == sequence
+        assert chain.positions[1, ATOM_ORDER["CA"], 0] == 3.0
 
 
 def test_one_confident_atom_keeps_a_predicted_residue() -> None:

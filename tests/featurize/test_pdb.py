@@ -1,0 +1,351 @@
+"""Legacy PDB files: as the wwPDB has them, as programs write them, and as OpenFold reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import gemmi
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.featurize.golden import INPUTS
+
+from evofeed.errors import InputError, MmcifError
+from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.pdb import parse_pdb
+from evofeed.featurize.pdb_atoms import hybrid36
+from evofeed.featurize.pdb_reference import parse_pdb_as_openfold
+from evofeed.featurize.seqres import place_on_sequence
+from evofeed.featurize.structure import Structure
+from evofeed.residues import ATOM_ORDER
+
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("*.cif"))]
+REAL = [path for root in INPUTS for path in sorted(root.rglob("*.pdb"))]
+OPENFOLD = FeaturizeConfig.openfold()
+LAX = OPENFOLD.replace(strict_pdb=False)
+
+
+def line(
+    atom: str,
+    residue: str,
+    chain: str,
+    number: str,
+    *,
+    hetero: bool = False,
+    x: str = "1.000",
+    b: float = 90,
+    altloc: str = " ",
+) -> str:
+    """One atom record; `number` with its insertion code or a blank."""
+    kind = "HETATM" if hetero else "ATOM"
+    return (
+        f"{kind:6}    1 {' ' + atom:4}{altloc}{residue:3}{chain:>2}{number:>5}   "
+        f"{x:>8}   2.000   3.000  1.00{b:6.2f}           {atom[0]}\n"
+    )
+
+
+def residue(name: str, chain: str, number: str, **more: object) -> str:
+    return "".join(line(atom, name, chain, number, **more) for atom in ("N", "CA", "C", "O"))  # type: ignore[arg-type]
+
+
+def protein(chain: str = "A", names: str = "ALA GLY SER", start: int = 1, **more: object) -> str:
+    numbers = range(start, start + len(names.split()))
+    return "".join(
+        residue(name, chain, f"{number} ", **more)
+        for name, number in zip(names.split(), numbers, strict=True)
+    )
+
+
+def water(chain: str, number: int) -> str:
+    return line("O", "HOH", chain, f"{number} ", hetero=True)
+
+
+def parsed(text: str, **more: object) -> Structure:
+    return parse_pdb(text.encode(), file_id="t", **more)  # type: ignore[arg-type]
+
+
+# against mmCIF, and against Biopython
+
+
+def as_pdb(path: Path) -> bytes | None:
+    """The entry as gemmi writes it; None if it has chains that the format cannot name."""
+    structure = gemmi.read_structure(str(path))
+    try:
+        return structure.make_pdb_string().encode()
+    except (RuntimeError, ValueError):
+        return None
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
+def test_an_entry_is_the_same_as_pdb_and_as_mmcif(path: Path, golden: Path) -> None:
+    data = as_pdb(path)
+    assert data is not None
+    try:
+        want = parse_mmcif(path.read_bytes(), file_id="t")
+    except MmcifError:
+        with pytest.raises(MmcifError, match="no protein in it"):
+            parse_pdb(data, file_id="t")
+        return
+    got = parse_pdb(data, file_id="t")
+    assert got.sequences == {name: want.sequences[name] for name in got.sequences}
+    assert got.sequences.keys() == want.sequences.keys()
+    for name in want.sequences:
+        one, two = got.chain(name), want.chain(name)
+        assert np.array_equal(one.mask, two.mask)
+        assert np.array_equal(one.positions, two.positions)
+        assert one.insertion_codes == two.insertion_codes
+
+
+def disturbed(data: bytes) -> list[bytes]:
+    """The file, and what a column reader could read otherwise than Biopython does."""
+    rows = data.splitlines(keepends=True)
+    atoms = [i for i, row in enumerate(rows) if row.startswith((b"ATOM", b"HETATM"))]
+    first, last = atoms[0], atoms[-1]
+
+    def changed(at: int, change: Callable[[bytes], bytes]) -> bytes:
+        return b"".join([*rows[:at], change(rows[at]), *rows[at + 1 :]])
+
+    return [
+        data,
+        data.replace(b"\n", b"\r\n"),
+        data.rstrip(b"\n"),
+        b"".join(rows[first : last + 1]),
+        changed(first, lambda row: row[:16] + b"A" + row[17:]),
+        changed(first, lambda row: row + row.replace(b"  1.00", b"  0.50")),
+        changed(last, lambda row: row + rows[first]),
+        changed(first + 5, lambda row: row[:26] + b"B" + row[27:]),
+        changed(first, lambda row: row[:54].rstrip() + b"\n"),
+        changed(first, lambda row: row[:40] + b"\n"),
+        changed(first, lambda row: row[:30] + b"     nan" + row[38:]),
+        changed(first, lambda row: b"MODEL        7\n" + row),
+        changed(last, lambda row: b"ENDMDL\n" + row),
+        changed(last, lambda row: b"END   \n" + row),
+        changed(last, lambda row: b"CONECT    1    2\n" + row),
+        changed(last, lambda row: b"TER\n" + row + b"MODEL        2\n" + row),
+        changed(first + 1, lambda row: row[:12] + b"C  A" + row[16:]),
+        changed(first, lambda row: row[:20] + b"Z" + row[21:]),
+        changed(first, lambda row: row[:80].rstrip(b"\n") + "é\n".encode()),
+    ]
+
+
+def outcome(data: bytes, by_column: bool, config: FeaturizeConfig, prediction: bool) -> object:
+    try:
+        structure = parse_pdb_as_openfold(
+            data, file_id="t", config=config, is_distillation=prediction, by_column=by_column
+        )
+    except MmcifError:
+        return "refused"
+    return [
+        (
+            *(name, sequence, chain.positions.tobytes(), chain.mask.tobytes(), chain.notes),
+            *(chain.insertion_codes, chain.observed.tolist()),
+        )
+        for name, sequence in structure.sequences.items()
+        for chain in [structure.chain(name)]
+    ]
+
+
+@pytest.mark.parametrize("config", [OPENFOLD, LAX], ids=["strict", "lax"])
+def test_reading_by_column_is_biopythons_reading_to_the_bit(
+    config: FeaturizeConfig, golden: Path
+) -> None:
+    made = protein("A") + "TER\n" + protein("B", "MSE TRP HOH") + water("A", 9) + "END\n"
+    smallest = min(ENTRIES, key=lambda path: path.stat().st_size)
+    files = [*disturbed(made.encode()), *[path.read_bytes() for path in REAL]]
+    files += disturbed(as_pdb(smallest) or made.encode())
+    read = 0
+    for text in files:
+        for prediction in (False, True):
+            want = outcome(text, False, config, prediction)
+            assert outcome(text, True, config, prediction) == want
+            read += want != "refused"
+    assert read > 20
+
+
+# what a chain is
+
+
+def test_waters_ligands_and_nucleotides_are_no_residues_and_are_listed(tmp_path: Path) -> None:
+    text = protein("A") + "TER\n" + residue("DA", "B", "1 ") + "TER\n"
+    text += line("FE", "HEM", "A", "200 ", hetero=True) + water("A", 301) + water("A", 302)
+    text += water("W", 1)
+    (tmp_path / "1abc.pdb").write_text(text)
+    (source,) = discover(tmp_path)
+    record = featurize_chain(source)
+    assert (source.chain_id, record.sequence) == ("1abc_A", "AGS")
+    dropped = "; ".join(record.dropped)
+    assert "residues that are none of the chain: 2 HOH, 1 HEM" in dropped
+    assert "no proteins: chain B (1 DA), W (1 HOH)" in dropped
+    theirs = parsed(text, config=LAX)
+    assert theirs.sequences == {"A": "AGSXX", "B": "X", "W": "X"}
+
+
+def test_a_file_without_protein_says_what_it_has() -> None:
+    with pytest.raises(MmcifError, match=r"no protein in it, only chain W \(2 HOH\)"):
+        parsed(water("W", 1) + water("W", 2))
+
+
+def test_modified_residues_are_part_of_the_chain_until_it_ends() -> None:
+    text = residue("ALA", "A", "1 ") + residue("MSE", "A", "2 ", hetero=True)
+    text += line("SE", "MSE", "A", "2 ", hetero=True, x="7.000")
+    text += residue("ZZZ", "A", "3 ", hetero=True) + residue("HSD", "A", "4 ") + "TER\n"
+    text += residue("GLY", "A", "9 ", hetero=True)  # a ligand
+    chain = parsed(text).chain("A")
+    assert chain.sequence == "AMXH"
+    assert chain.positions[1, ATOM_ORDER["SD"], 0] == 7.0
+
+
+SEQRES = "SEQRES   1 A    7  MET ALA GLY SER ALA GLY SER\n"
+
+
+def test_seqres_is_the_sequence_and_what_is_seen_goes_to_its_place() -> None:
+    for start, names, places in (
+        (1, "MET ALA", [0, 1]),
+        (2, "ALA GLY SER", [1, 2, 3]),
+        (5, "ALA GLY SER", [4, 5, 6]),
+        (95, "SER ALA GLY SER", [3, 4, 5, 6]),
+    ):
+        chain = parsed(SEQRES + protein("A", names, start)).chain("A")
+        assert chain.sequence == "MAGSAGS"
+        assert np.flatnonzero(chain.mask.any(-1)).tolist() == places
+        assert chain.missing == [i for i in range(7) if i not in places]
+
+
+def test_a_gap_in_the_numbers_says_which_of_equal_residues_is_missing() -> None:
+    text = SEQRES + protein("A", "MET ALA", 11) + protein("A", "SER", 17)
+    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [0, 1, 6]
+
+
+def test_the_list_of_missing_residues_settles_repeats() -> None:
+    unseen = "".join(
+        f"REMARK 465     {name} A {number:5}\n"
+        for name, number in (("MET", 401), ("ALA", 402), ("GLY", 403), ("SER", 404))
+    )
+    text = unseen + SEQRES + protein("A", "ALA GLY SER", 405)
+    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [4, 5, 6]
+    text = SEQRES + protein("A", "ALA GLY SER", 405)  # without it, the first place
+    assert np.flatnonzero(parsed(text).chain("A").mask.any(-1)).tolist() == [1, 2, 3]
+
+
+def test_seqres_of_another_protein_is_not_believed_and_a_variant_is_noted() -> None:
+    chain = parsed(SEQRES + protein("A", "TRP TRP LYS LYS", 1)).chain("A")
+    assert chain.sequence == "WWKK" and "SEQRES has other residues" in " ".join(chain.notes)
+    names = "MET ALA GLY SER ALA GLY TRP"
+    chain = parsed(SEQRES + protein("A", names, 1)).chain("A")
+    assert chain.sequence == "MAGSAGS" and chain.mask.any(-1).all()
+    assert "1 residues are others than SEQRES says" in chain.notes
+
+
+@given(st.data())
+def test_residues_seen_are_found_again_by_their_numbers(data: st.DataObject) -> None:
+    names = st.sampled_from(["ALA", "GLY", "SER"])
+    sequence = data.draw(st.lists(names, min_size=1, max_size=40))
+    kept = data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1))
+    seen = [(place + 1, " ", sequence[place]) for place in sorted(kept)]
+    found = place_on_sequence(seen, sequence)
+    assert found is not None and found.tolist() == sorted(kept)
+    offset = data.draw(st.integers(-50, 900))
+    moved = [(number + offset, " ", name) for number, _, name in seen]
+    unseen = [(i + 1 + offset, " ", n) for i, n in enumerate(sequence) if i not in kept]
+    found = place_on_sequence(moved, sequence, unseen)
+    assert found is not None and found.tolist() == sorted(kept)
+
+
+@given(st.data())
+def test_residues_with_odd_numbers_keep_their_order_and_their_names(data: st.DataObject) -> None:
+    names = st.sampled_from(["ALA", "GLY", "SER", "TRP"])
+    sequence = data.draw(st.lists(names, min_size=1, max_size=30))
+    kept = sorted(data.draw(st.sets(st.integers(0, len(sequence) - 1), min_size=1)))
+    numbers = data.draw(st.lists(st.integers(-5, 60), min_size=len(kept), max_size=len(kept)))
+    seen = [(number, " ", sequence[i]) for number, i in zip(numbers, kept, strict=True)]
+    found = place_on_sequence(seen, sequence)
+    assert found is not None
+    placed = found[found >= 0]
+    assert (np.diff(placed) > 0).all() and placed.max(initial=0) < len(sequence)
+    same = [sequence[i] == name for i, (_, _, name) in zip(found, seen, strict=True) if i >= 0]
+    assert sum(same) > len(same) / 2
+
+
+def test_without_seqres_gaps_and_breaks_are_noted() -> None:
+    text = protein("A", "ALA GLY", 1) + "TER\n" + protein("A", "SER", 9)
+    chain = parsed(text).chain("A")
+    assert chain.sequence == "AGS"
+    assert any("1 gaps in the numbers" in note for note in chain.notes)
+    assert any("1 TER records inside" in note for note in chain.notes)
+
+
+# what the header says
+
+
+def test_dates_method_and_resolution_are_read(tmp_path: Path) -> None:
+    header = "HEADER    HYDROLASE                               17-JUL-84   1ABC\n"
+    header += "EXPDTA    X-RAY DIFFRACTION; NEUTRON DIFFRACTION\n"
+    header += "REVDAT   2   24-FEB-09 1ABC    1       VERSN\nREVDAT   1   19-OCT-01 1ABC    0\n"
+    header += "REMARK   2 RESOLUTION.    1.74 ANGSTROMS.\n"
+    structure = parsed(header + protein())
+    assert structure.method == "x-ray diffraction,neutron diffraction"
+    assert (structure.release_date, structure.resolution) == ("2001-10-19", 1.74)
+    undated = re.sub("REVDAT.*\n", "", header).replace("1.74 ANGSTROMS", "NOT APPLICABLE")
+    structure = parsed(undated + protein())
+    assert (structure.release_date, structure.resolution) == ("1984-07-17", 0.0)
+    theirs = parsed(header + protein(), config=OPENFOLD)
+    assert (theirs.method, theirs.release_date, theirs.resolution) == ("", "", 0.0)
+
+
+# what other programs write
+
+
+@pytest.mark.parametrize(("taken", "name"), [("", "A"), ("A", "B"), ("B", "A")])
+def test_a_blank_chain_id_becomes_the_first_free_letter(
+    taken: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "T1026.pdb").write_text(protein(" ") + (protein(taken) if taken else ""))
+    records = {s.chain_id: featurize_chain(s) for s in discover(tmp_path)}
+    assert set(records) == {f"T1026_{c}" for c in (name, taken) if c}
+    assert f"{name!r} is the first free one" in "; ".join(records[f"T1026_{name}"].dropped)
+    assert featurize_chain(
+        ChainSource(f"T1026_{name}", structure=str(tmp_path / "T1026.pdb"))
+    ).sequence
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])
+def test_an_atom_without_coordinates_is_absent(value: str) -> None:
+    text = protein() + line("CB", "SER", "A", "3 ", x=value)
+    chain = parsed(text).chain("A")
+    assert chain.mask.sum() == 12 and "1 atoms without coordinates" in chain.notes
+
+
+def test_chain_ids_of_two_letters_and_residue_names_of_four() -> None:
+    structure = parsed(protein("AA") + protein("BA") + protein("A"))
+    assert list(structure.sequences) == ["AA", "BA", "A"]
+    tip3 = line("OH2", "TIP", "3A", "99 ")
+    assert parsed(protein("A") + tip3).sequences == {"A": "AGS"}
+
+
+def test_more_residues_than_four_digits() -> None:
+    text = protein("A", "ALA GLY", 9998) + residue("SER", "A", "A000 ")
+    chain = parsed(text).chain("A")
+    assert chain.sequence == "AGS" and not chain.notes
+    assert [hybrid36(t) for t in ("9999", "A000", "ZZZZ", "a000", "zzzz", "A0-0", "")] == [
+        *(9999, 10_000, 1_223_055, 1_223_056, 2_436_111, None, None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (line("CA", "ALA", "A", "1 ") + line("CA", "ALA", "A", "x "), ":2: residue number 'x'"),
+        (line("CA", "ALA", "A", "1 ", x="1.0.0"), r":1: x '1\.0\.0' is no number"),
+        (line("CA", "ALA", "A", "1 ", x="99999999"), "beyond"),
+        (line("CA", "ALA", "A", "1 ")[:40] + "\n", ":1: y '' is no number"),
+        ("ATOM  1 CA ALA A 1 1.0 2.0 3.0\n", ":1: .*not the columns of a PDB file"),
+        ("HEADER\n", "no ATOM record"),
+    ],
+)
+def test_a_damaged_record_is_one_error_with_its_line(text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        parsed(text, path="t.pdb")
