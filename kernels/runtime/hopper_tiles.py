@@ -86,7 +86,7 @@ def copy_columns(tile, PTR, first, M):
 def load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, COLS: gl.constexpr, stride):
     """Each row's row of the shared dropout mask, in the layout that `rows` is a slice of."""
     c = gl.arange(0, COLS, gl.SliceLayout(0, rows.type.layout.parent))
-    at = (rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows
+    at = ((rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows).to(gl.int64)
     return gl.load(DROP + (at[:, None] * stride + c[None, :]), mask=(rows < M)[:, None], other=0.0)
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from evofeed.errors import UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER
 
 __all__ = ["Launch", "launch"]
 
 MOST = 1 << 16
+MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 1
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -34,6 +36,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     """
     first = args[0]
     if INTERPRETER or type(first) not in _TENSORS:  # a fake tensor: somebody traces
+        _check(kernel, grid)
         kernel[grid](*args, **meta)
         return
     device = first.get_device()
@@ -74,9 +77,20 @@ def _launched_by_triton(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]
 ) -> tuple[Any, Any, Any, list[Any]]:
     """Launches, and says what the launcher needs to do it again, addresses and numbers apart."""
+    _check(kernel, grid)
     compiled = kernel[grid](*args, **meta)
     constants = [meta[name] for name in kernel.arg_names[len(args) :]]
     return compiled.run, compiled.function, compiled.packed_metadata, constants
+
+
+def _check(kernel: Any, grid: tuple[int, ...]) -> None:
+    """Raises `UnsupportedShape` for a grid that no GPU launches; sizes decide it, so once each."""
+    if grid[0] >= 2**31 or max(grid[1:], default=0) > MOST_PROGRAMS:
+        raise UnsupportedShape(
+            f"{kernel.__name__} would need a grid of {' x '.join(map(str, grid))} programs and a "
+            f"GPU launches {2**31 - 1} x {MOST_PROGRAMS} x {MOST_PROGRAMS} at most: pass fewer "
+            "sequences, residues or samples at once"
+        )
 
 
 class Launch:

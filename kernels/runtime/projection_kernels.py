@@ -76,7 +76,7 @@ def norm_rows_kernel(
         y = tl.dot(normed.to(w.dtype), tl.trans(w), input_precision=PRECISION) * pair_scale
         square = length * length
         at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, TRANSPOSE)
-        tl.store(YB + at[:, None] + h[None, :] * square, y.to(YB.dtype.element_ty),
+        tl.store(YB + at[:, None] + h.to(tl.int64)[None, :] * square, y.to(YB.dtype.element_ty),
                  mask=row_in[:, None] & (h < H)[None, :])  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def scaled_kernel(
         if KEEP:
             tl.store(DY + flat, y.to(DY.dtype.element_ty), mask=inside)
         sums += y
-    tl.store(PARTIAL + tl.program_id(0) * N + n, tl.sum(sums, 0), mask=n < N)
+    tl.store(PARTIAL + tl.program_id(0).to(tl.int64) * N + n, tl.sum(sums, 0), mask=n < N)
 
 
 @triton.jit
@@ -140,13 +140,13 @@ def relu_grad_kernel(
         k = first + tl.arange(0, BLOCK_K)
         a = tl.load(DY + rows64[:, None] * ds_m + k[None, :],
                     mask=row_in[:, None] & (k < K)[None, :], other=0.0)  # fmt: skip
-        b = tl.load(W + k[:, None] * ws_k + n[None, :],
+        b = tl.load(W + k.to(tl.int64)[:, None] * ws_k + n[None, :],
                     mask=(k < K)[:, None] & n_in[None, :], other=0.0)  # fmt: skip
         y = tl.dot(a, b, y, input_precision=PRECISION)
     hidden = tl.load(HIDDEN + at, mask=inside, other=0.0)
     y = tl.where(hidden > 0, y, 0.0).to(Y.dtype.element_ty)
     tl.store(Y + at, y, mask=inside)
-    tl.store(PARTIAL + tile * N + n, column_sum(y, PRECISION), mask=n_in)
+    tl.store(PARTIAL + tile.to(tl.int64) * N + n, column_sum(y, PRECISION), mask=n_in)
 
 
 @triton.jit

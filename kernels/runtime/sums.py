@@ -44,7 +44,7 @@ def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
         for first in tl.range(0, G, BLOCK_G, num_stages=4):
             g = first + tl.arange(0, BLOCK_G)
             inside = (g < G)[:, None] & (n < N)[None, :]
-            total += tl.load(P + g[:, None] * N + n[None, :], mask=inside, other=0.0)
+            total += tl.load(P + g.to(tl.int64)[:, None] * N + n[None, :], mask=inside, other=0.0)
         tl.store(OUT + n, tl.sum(total, 0).to(OUT.dtype.element_ty), mask=n < N)
     return block - tl.cdiv(N, BLOCK_N)
 

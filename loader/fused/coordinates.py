@@ -9,7 +9,7 @@ place 0 is the residue before the crop, zeros if there is none.
 import triton
 import triton.language as tl
 
-from evofeed.loader.fused.loads import of_sample, word
+from evofeed.loader.fused.loads import begin_of, of_sample, word
 from evofeed.loader.fused.sample_words import Sample
 
 __all__ = ["add_exceptions", "unpack_positions"]
@@ -42,7 +42,7 @@ def _group(words, structure):
 @triton.jit
 def _mask_bits(data, group, residue, live):
     """Which of 37 atoms each residue has, as bits of an i64."""
-    at = data + word(group, _MASK_AT)
+    at = data + begin_of(group, _MASK_AT)
     if word(group, _MASK_PACKED) != 0:
         low = tl.load(at.to(tl.pointer_type(tl.uint32)) + residue, mask=live, other=0)
         high = tl.load(at + 4 * word(group, 0) + residue, mask=live, other=0)
@@ -86,7 +86,7 @@ def unpack_positions(
     found = _mask_bits(data, group, residue, live)
     present = ((found[:, None] >> atom.to(tl.int64)) & 1) != 0
     present &= (atom < 37) & live[:, None]
-    at = data + word(group, _AT)
+    at = data + begin_of(group, _AT)
     out = (structure * out_residues + place)[:, None] * 37 + atom
     inside = (place < out_residues)[:, None] & (atom < 37)
     tl.store(known + out, present.to(tl.float32), mask=inside)
@@ -112,7 +112,7 @@ def unpack_positions(
         relative = tl.maximum(tl.minimum(relative, relatives - 1), 0)
         anchor_at = (at + 16).to(tl.pointer_type(tl.int32))
         relative_at = (at + 16 + 12 * anchors).to(tl.pointer_type(tl.int16))
-        centre = (data + word(words, _CENTER_AT)).to(tl.pointer_type(tl.float32))
+        centre = (data + begin_of(words, _CENTER_AT)).to(tl.pointer_type(tl.float32))
         number = tl.where(structure > 0, first // word(words, _RESIDUES), 0)
         for x in tl.static_range(3):
             base = tl.load(anchor_at + anchor * 3 + x, mask=live & (atoms > 0), other=0)
@@ -140,7 +140,7 @@ def add_exceptions(words, data, xyz, BLOCK: tl.constexpr):
     anchors = word(group, _ANCHORS)
     atoms = word(group, _ATOMS)
     tail = 16 + 12 * anchors + 6 * (atoms - anchors)
-    at = data + word(group, _AT) + ((tail + 3) // 4) * 4
+    at = data + begin_of(group, _AT) + ((tail + 3) // 4) * 4
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = is_there & (index < count)
     cell = tl.load(at.to(tl.pointer_type(tl.uint32)) + index, mask=live, other=0).to(tl.int64)

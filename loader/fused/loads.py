@@ -7,7 +7,16 @@ import triton.language as tl
 from evofeed.loader import counter_rng
 from evofeed.loader.fused.sample_words import RANGE, UINT8, UINT16, Recycle, Sample
 
-__all__ = ["bits", "integer", "of_recycle", "of_sample", "packed_code", "recycle", "word"]
+__all__ = [
+    "begin_of",
+    "bits",
+    "integer",
+    "of_recycle",
+    "of_sample",
+    "packed_code",
+    "recycle",
+    "word",
+]
 
 _STEP = tl.constexpr(counter_rng.STEP)
 _MIX_1 = tl.constexpr(counter_rng.MIX_1)
@@ -32,8 +41,14 @@ _RECYCLES_AT, _RECYCLE_WORDS = of_sample("recycles_at recycle_words")
 
 @triton.jit
 def word(words, number: tl.constexpr):
-    """A word as i32: everything but a key fits."""
+    """A word as i32: everything but keys and bytes' places fits."""
     return tl.load(words + number).to(tl.int32)
+
+
+@triton.jit
+def begin_of(words, number: tl.constexpr):
+    """Byte of the slot where a column begins, i64: a deep alignment may be larger than 2 GiB."""
+    return tl.load(words + number)
 
 
 @triton.jit
@@ -54,7 +69,7 @@ def bits(key, index):
 @triton.jit
 def integer(data, words, column: tl.constexpr, index, live):
     """Values `index` of a stored column of integers; word `column` says where, the next how."""
-    at = data + word(words, column)
+    at = data + begin_of(words, column)
     kind = word(words, column + 1)
     if kind == _UINT8:
         value = tl.load(at + index, mask=live, other=0).to(tl.int32)

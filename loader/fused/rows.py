@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.loads import (
+    begin_of,
     bits,
     integer,
     of_recycle,
@@ -127,7 +128,7 @@ def gather_rows(
         at = tl.load(stored + row, mask=live, other=0).to(tl.int64) * pitch_in
         pitch = word(words, _PITCH)
         window = word(words, _WINDOW)
-        line = data + word(words, _MSA_AT) + at
+        line = data + begin_of(words, _MSA_AT) + at
         out = codes + (r.to(tl.int64) * most + number) * pitch
         for chunk in range(0, pitch, COLUMNS):
             column = chunk + tl.arange(0, COLUMNS)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused import tables
-from evofeed.loader.fused.loads import integer, of_sample, packed_code, word
+from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code, word
 from evofeed.loader.fused.sample_words import Sample
 from evofeed.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
@@ -287,7 +287,7 @@ def template_features(
     number = tl.load(words + _TEMPLATES + slot, mask=is_there, other=0).to(tl.int32)
     pitch = word(words, _TEMPLATE_PITCH)
     line = tl.where(pitch > 0, pitch, word(words, _RESIDUES)) * number
-    codes = data + word(words, _TEMPLATE_CODES) + line
+    codes = data + begin_of(words, _TEMPLATE_CODES) + line
     code = packed_code(codes, word(words, _CROP_START) + place, pitch, live)
     code = tl.where(live, tl.minimum(code, _GAP), 0)
     out_slot = word(words, _SAMPLE).to(tl.int64) * word(words, _OUT_TEMPLATES) + slot
@@ -313,6 +313,6 @@ def template_features(
     tl.store(alt_torsion_sin_cos + out * 2 + 1, cosine * mirror, mask=wide)
     tl.store(torsion_mask + out, tl.where(there, is_known, 0.0), mask=wide)
     if block == 0:
-        at = (data + word(words, _SUM_PROBS)).to(tl.pointer_type(tl.float32)) + number
+        at = (data + begin_of(words, _SUM_PROBS)).to(tl.pointer_type(tl.float32)) + number
         tl.store(sum_probs + out_slot, tl.load(at, mask=is_there, other=0.0))
         tl.store(template_mask + out_slot, is_there.to(tl.float32))

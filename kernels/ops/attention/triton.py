@@ -16,6 +16,9 @@ its logits are. `mask_kernel` makes both from the mask.
 These run everywhere, in every precision. In 16 bits on a Hopper card
 `hopper/` does the same faster and is checked against them.
 
+A position's offset is found in 64 bits: down the columns of a long protein's pairs one axis
+alone spans more than 2^31 numbers.
+
 Letters: B batch, R rows that attend, N positions (Q queries, K keys), H heads,
 D head width; a program's tile is BLOCK_Q x BLOCK_K.
 """
@@ -51,7 +54,7 @@ def mask_kernel(
     most = tl.zeros([BLOCK_N], tl.float32)
     for first in range(0, ts_row, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
-        valid = tl.load(MASK + b * ms_b + i * ms_i + n * ms_n, mask=n < N, other=0.0)
+        valid = tl.load(MASK + b * ms_b + i * ms_i + n.to(tl.int64) * ms_n, mask=n < N, other=0.0)
         most = tl.maximum(most, valid.to(tl.float32))
         term = tl.where((valid > 0.5) | (n >= N), 0.0, masked)
         to = TERM + row.to(tl.int64) * ts_row + n
@@ -67,13 +70,13 @@ def _key_block(
     """Keys and values from `first` on, which there are, and the logits of queries with them."""
     cols = first + tl.arange(0, BLOCK_K)
     k_in = cols < NK
-    kv = start + cols[:, None] * qs_n + d[None, :]
+    kv = start + cols.to(tl.int64)[:, None] * qs_n + d[None, :]
     kv_in = k_in[:, None] & d_in[None, :]
     k = tl.load(K + kv, mask=kv_in, other=0.0)
     v = tl.load(V + kv, mask=kv_in, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if HAS_BIAS:
-        bias = tl.load(BIAS + bias_at + rows[:, None] * bs_q + cols[None, :],
+        bias = tl.load(BIAS + bias_at + rows.to(tl.int64)[:, None] * bs_q + cols[None, :],
                        mask=(rows < NQ)[:, None] & k_in[None, :], other=0.0)  # fmt: skip
         s += bias.to(tl.float32)
     if HAS_MASK:
@@ -91,13 +94,14 @@ def forward_kernel(
 ):  # fmt: skip
     """One query tile of one row and head: the output and the log-sum-exp of its logits."""
     row = tl.program_id(0)  # fastest: rows that read the same bias tile run together
-    tile, h = tl.program_id(1), tl.program_id(2)
+    tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    rows64 = rows.to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     start = b * qs_b + i * qs_i + h * qs_h
-    q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :],
+    q = tl.load(Q + start + rows64 * qs_n + d[None, :],
                 mask=q_in[:, None] & d_in[None, :], other=0.0)  # fmt: skip
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
@@ -118,7 +122,7 @@ def forward_kernel(
         total = total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
-    out = OUT + b * os_b + i * os_i + h * os_h + rows[:, None] * os_n + d[None, :]
+    out = OUT + b * os_b + i * os_i + h * os_h + rows64 * os_n + d[None, :]
     tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty),
              mask=q_in[:, None] & d_in[None, :])  # fmt: skip
     tl.store(LSE + (row.to(tl.int64) * H + h) * NQ + rows, top + tl.log2(total), mask=q_in)
@@ -134,7 +138,7 @@ def delta_kernel(
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     h, d = tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
-    at = b * os_b + i * os_i + (n[:, None] * os_n + h[None, :] * os_h)[:, :, None] + d
+    at = b * os_b + i * os_i + (n.to(tl.int64)[:, None] * os_n + h[None, :] * os_h)[:, :, None] + d
     whole = (n < N)[:, None] & (h < H)[None, :]
     inside = whole[:, :, None] & (d < D)
     o = tl.load(OUT + at, mask=inside, other=0.0).to(tl.float32)
@@ -153,15 +157,16 @@ def backward_dq_kernel(
 ):  # fmt: skip
     """dq of one query tile of one row and head."""
     row = tl.program_id(0)
-    tile, h = tl.program_id(1), tl.program_id(2)
+    tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    rows64 = rows.to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     qd_in = q_in[:, None] & d_in[None, :]
     start = b * qs_b + i * qs_i + h * qs_h
-    q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :], mask=qd_in, other=0.0)
-    do = tl.load(DO + b * os_b + i * os_i + h * os_h + rows[:, None] * os_n + d[None, :],
+    q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
+    do = tl.load(DO + b * os_b + i * os_i + h * os_h + rows64 * os_n + d[None, :],
                  mask=qd_in, other=0.0)  # fmt: skip
     stat = (row.to(tl.int64) * H + h) * NQ + rows
     lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
@@ -181,7 +186,7 @@ def backward_dq_kernel(
         p = tl.exp2(s)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    to = b * gs_b + i * gs_i + h * gs_h + rows[:, None] * gs_n + d[None, :]
+    to = b * gs_b + i * gs_i + h * gs_h + rows64 * gs_n + d[None, :]
     tl.store(DQ + to, (dq * scale).to(DQ.dtype.element_ty), mask=qd_in)
 
 
@@ -198,32 +203,34 @@ def backward_dkv_kernel(
     A masked key only reaches its own dk and dv, which are set to 0 at the end.
     """
     row = tl.program_id(0)
-    tile, h = tl.program_id(1), tl.program_id(2)
+    tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     cols = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    cols64 = cols.to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK_D)
     k_in, d_in = cols < NK, d < D
     kv_in = k_in[:, None] & d_in[None, :]
     start = b * qs_b + i * qs_i + h * qs_h
     out_start = b * os_b + i * os_i + h * os_h
-    k = tl.load(K + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
-    v = tl.load(V + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
+    k = tl.load(K + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
+    v = tl.load(V + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
     dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     for first in range(0, NQ, BLOCK_Q):
         rows = first + tl.arange(0, BLOCK_Q)
+        rows64 = rows.to(tl.int64)[:, None]
         q_in = rows < NQ
         qd_in = q_in[:, None] & d_in[None, :]
-        q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :], mask=qd_in, other=0.0)
-        do = tl.load(DO + out_start + rows[:, None] * os_n + d[None, :], mask=qd_in, other=0.0)
+        q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
+        do = tl.load(DO + out_start + rows64 * os_n + d[None, :], mask=qd_in, other=0.0)
         stat = (row.to(tl.int64) * H + h) * NQ + rows
         lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
         delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if HAS_BIAS:
-            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
+            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows64 * bs_q + cols[None, :],
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             s += tl.trans(bias).to(tl.float32)
         # 100: a masked or padded key must not overflow before it is dropped
@@ -236,7 +243,7 @@ def backward_dkv_kernel(
         line = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
         keep = (line.to(tl.float32) * factor == 0.0)[:, None]  # valid, or no key is
         dk, dv = tl.where(keep, dk, 0.0), tl.where(keep, dv, 0.0)
-    to = b * gs_b + i * gs_i + h * gs_h + cols[:, None] * gs_n + d[None, :]
+    to = b * gs_b + i * gs_i + h * gs_h + cols64 * gs_n + d[None, :]
     tl.store(DK + to, (dk * scale).to(DK.dtype.element_ty), mask=kv_in)
     tl.store(DV + to, dv.to(DV.dtype.element_ty), mask=kv_in)
 
@@ -253,14 +260,15 @@ def backward_db_kernel(
     tiles_k = tl.cdiv(NK, BLOCK_K)
     rows = (tl.program_id(0) // tiles_k) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     cols = (tl.program_id(0) % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
-    h = tl.program_id(1)
+    rows64, cols64 = rows.to(tl.int64)[:, None], cols.to(tl.int64)[:, None]
+    h = tl.program_id(1).to(tl.int64)
     splits = tl.cdiv(R, rows_each)
     b, split = tl.program_id(2) // splits, tl.program_id(2) % splits
     batch = b.to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     q_in, k_in, d_in = rows < NQ, cols < NK, d < D
     qd_in, kv_in = q_in[:, None] & d_in[None, :], k_in[:, None] & d_in[None, :]
-    bias = tl.load(BIAS + batch * bs_b + h * bs_h + rows[:, None] * bs_q + cols[None, :],
+    bias = tl.load(BIAS + batch * bs_b + h * bs_h + rows64 * bs_q + cols[None, :],
                    mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
     db = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     for each in range(split * rows_each, tl.minimum((split + 1) * rows_each, R)):
@@ -268,10 +276,10 @@ def backward_db_kernel(
         i = row - batch * R
         start = batch * qs_b + i * qs_i + h * qs_h
         out_start = batch * os_b + i * os_i + h * os_h
-        q = tl.load(Q + start + rows[:, None] * qs_n + d[None, :], mask=qd_in, other=0.0)
-        k = tl.load(K + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
-        v = tl.load(V + start + cols[:, None] * qs_n + d[None, :], mask=kv_in, other=0.0)
-        do = tl.load(DO + out_start + rows[:, None] * os_n + d[None, :], mask=qd_in, other=0.0)
+        q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
+        k = tl.load(K + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
+        v = tl.load(V + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
+        do = tl.load(DO + out_start + rows64 * os_n + d[None, :], mask=qd_in, other=0.0)
         stat = (row * H + h) * NQ + rows
         lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
         delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
@@ -287,5 +295,5 @@ def backward_db_kernel(
                     s * factor - lse[:, None])  # fmt: skip
         db += p * (dp - delta[:, None])
     slab = ((batch * splits + split) * tl.num_programs(1) + h) * NQ * NK
-    to = PARTIAL_DB + slab + rows[:, None].to(tl.int64) * NK + cols[None, :]
+    to = PARTIAL_DB + slab + rows64 * NK + cols[None, :]
     tl.store(to, db, mask=q_in[:, None] & k_in[None, :])

@@ -74,10 +74,10 @@ def gated_output_grad_kernel(
     dgate = grad * o * open_ * (1.0 - open_)
     tl.store(DGATE + rows64[:, None] * dg_m + k[None, :], dgate.to(DGATE.dtype.element_ty),
              mask=inside)  # fmt: skip
-    tl.store(PARTIAL + tl.program_id(0) * K + k, tl.sum(dgate, 0), mask=k_in)
+    tl.store(PARTIAL + tl.program_id(0).to(tl.int64) * K + k, tl.sum(dgate, 0), mask=k_in)
     delta = tl.sum(tl.reshape(do.to(tl.float32) * o, [BLOCK_M, HEADS, D]), 2)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     b, i, j = rows64 // (I_ * J_), (rows64 // J_) % I_, rows64 % J_
     at = b * ds_b + i * ds_i + j * ds_j
-    tl.store(DELTA + at[:, None] + h[None, :] * ds_h, delta,
+    tl.store(DELTA + at[:, None] + h.to(tl.int64)[None, :] * ds_h, delta,
              mask=row_in[:, None] & (h * D < K)[None, :])  # fmt: skip

@@ -38,7 +38,7 @@ def _square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):
     `whole` is N down to a multiple of 16: only then are the loads 16 bytes wide.
     """
     total = tl.zeros([BLOCK], tl.float32)
-    for first in range(tl.program_id(0) * BLOCK, whole, tl.num_programs(0) * BLOCK):
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, whole, tl.num_programs(0) * BLOCK):
         at = first + tl.arange(0, BLOCK)
         grad = tl.load(GRAD + at, mask=at < whole, other=0.0).to(tl.float32)
         total += grad * grad

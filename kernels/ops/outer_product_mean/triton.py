@@ -41,7 +41,7 @@ def masked_halves_kernel(
     to = TO + half.to(tl.int64) * ts_h + rows64 * ts_m + e[None, :]
     tl.store(to, y.to(TO.dtype.element_ty), mask=inside)
     if SUMS:
-        tl.store(PARTIAL + (tl.program_id(0) * 2 + half) * E + e, tl.sum(y, 0))
+        tl.store(PARTIAL + (tl.program_id(0).to(tl.int64) * 2 + half) * E + e, tl.sum(y, 0))
 
 
 @triton.jit

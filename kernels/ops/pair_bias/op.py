@@ -35,8 +35,9 @@ def _heads_last_kernel(
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     h = tl.arange(0, BLOCK_H)
     row_in, square = rows < M, length * length
+    h64 = h.to(tl.int64)[None, :]
     at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, TRANSPOSE)
-    x = tl.load(SOURCE + at[:, None] + h[None, :] * square,
+    x = tl.load(SOURCE + at[:, None] + h64 * square,
                 mask=row_in[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
     to = TO + rows.to(tl.int64)[:, None] * ts_m + h[None, :]
     tl.store(to, x.to(TO.dtype.element_ty), mask=row_in[:, None] & (h < WIDTH)[None, :])
@@ -79,7 +80,7 @@ def pair_norm_backward_kernel(
         flat = rows.to(tl.int64)[:, None] * C + c[None, :]
         z = tl.load(Z + flat, mask=inside, other=0.0).to(tl.float32)
         at = (rows // square).to(tl.int64) * H * square + rows % square
-        d = tl.load(DBIAS + at[:, None] + h[None, :] * square,
+        d = tl.load(DBIAS + at[:, None] + h.to(tl.int64)[None, :] * square,
                     mask=row_in[:, None] & h_in[None, :], other=0.0)  # fmt: skip
         d = (d.to(tl.float32) * scale).to(w.dtype)
         mean = tl.load(STATS + rows, mask=row_in, other=0.0)

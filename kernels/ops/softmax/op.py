@@ -76,7 +76,7 @@ def softmax_forward_kernel(
     last = tl.minimum((tl.program_id(2) + 1) * rows_each, R)
     for row in tl.range(tl.program_id(2) * rows_each, last, num_stages=STAGES):
         at = (((b * R + row) * H + h) * Q + q) * K
-        mask = MASK + b * ms_b + row * ms_r if HAS_MASK else MASK
+        mask = MASK + b * ms_b + (b * 0 + row) * ms_r if HAS_MASK else MASK  # in b's 64 bits
         s0 = _logits(X, mask, bias0, at, k0, lines_in, K, HAS_BIAS, HAS_MASK)
         most = tl.max(s0, 1)
         if THREE:

@@ -88,7 +88,7 @@ def triangle_in_grad_kernel(
         tl.store(to, dp, mask=inside)
         dg = (dy * p * open_ * (1.0 - open_)).to(DP.dtype.element_ty)
         tl.store(to + E, dg, mask=inside)
-        sums = PARTIAL + tl.program_id(0) * 4 * E + half * 2 * E + e
+        sums = PARTIAL + tl.program_id(0).to(tl.int64) * 4 * E + half * 2 * E + e
         tl.store(sums, column_sum(dp, PRECISION), mask=e < E)
         tl.store(sums + E, column_sum(dg, PRECISION), mask=e < E)
 
@@ -189,7 +189,7 @@ def triangle_out_grad_kernel(
         mean_gx = tl.sum(dxn * xhat, 1) / E
         dx = rstd[:, None] * (dxn - mean_g[:, None] - xhat * mean_gx[:, None])
         tl.store((DXT + column_start) + rows[:, None], dx.to(DXT.dtype.element_ty), mask=xt_in)
-    to = PARTIAL + program * (2 * E + 2 * C)
+    to = PARTIAL + program.to(tl.int64) * (2 * E + 2 * C)
     tl.store(to + e, dgamma, mask=e_in)
     tl.store(to + E + e, dbeta, mask=e_in)
     tl.store(to + 2 * E + c, sum_y, mask=c_in)

@@ -90,7 +90,7 @@ def backward_kernel(
     of_logits: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     of_key: gl.constexpr = gl.SliceLayout(1, mma)
     K_SLOTS: gl.constexpr = K_TILES if RESIDENT else 2
-    row, h = gl.program_id(0), gl.program_id(1)
+    row, h = gl.program_id(0), gl.program_id(1).to(gl.int64)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     to = (b * gs_b + i * gs_i + h * gs_h) * 8

@@ -25,7 +25,7 @@ def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr):
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     q = first_q + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     k = first_k + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    at = BIAS + (q[:, None] * stride + k[None, :])
+    at = BIAS + (q.to(gl.int64)[:, None] * stride + k[None, :])
     if PAD:
         cp.async_copy_global_to_shared(tile, at, mask=(q < N)[:, None] & (k < stride)[None, :])
     else:
@@ -97,7 +97,7 @@ def bias_gradient_kernel(
     tiles_k = gl.cdiv(N, BLOCK_K)
     q0 = (gl.program_id(0) // tiles_k) * BLOCK_Q
     k0 = (gl.program_id(0) % tiles_k) * BLOCK_K
-    h = gl.program_id(1)
+    h = gl.program_id(1).to(gl.int64)
     splits = gl.cdiv(R, rows_each)
     b, split = (gl.program_id(2) // splits).to(gl.int64), gl.program_id(2) % splits
     start = (b * qs_b + h * qs_h) * 8

@@ -35,6 +35,7 @@ __all__ = [
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
+MOST_ROWS = 128  # rows or columns of any saved tile
 
 
 def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
@@ -50,13 +51,18 @@ def backward_fits(given: Given) -> bool:
 
 
 def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
-    """Hopper, 16 bits, as many queries as keys, and rows that start at multiples of 16 bytes."""
+    """Hopper, 16 bits, as many queries as keys, rows that start at multiples of 16 bytes.
+
+    A tile's rows, at most `MOST_ROWS`, span fewer than 2^31 numbers.
+    """
     return (
         on_hopper(q, q.dtype)
         and q.shape[2] == k.shape[2]
         and q.shape[-1] % 8 == 0
         and all(
-            t.storage_offset() % 8 == 0 and all(s % 8 == 0 for s in t.stride()[:4])
+            t.storage_offset() % 8 == 0
+            and all(s % 8 == 0 for s in t.stride()[:4])
+            and t.stride(2) * MOST_ROWS < 2**31
             for t in (q, k, *others)
         )
     )

@@ -84,26 +84,33 @@ def in_turn(SIZE: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _copy(tile, PTR, rows, N, stride, D: gl.constexpr, layout: gl.constexpr):
+def _row(PTR, first, stride):
+    """Where row `first` begins: from there on, 32 bits will do for the rows of a tile."""
+    return PTR + gl.to_tensor(first).to(gl.int64) * stride
+
+
+@gluon.jit
+def _copy(tile, PTR, first, rows, N, stride, D: gl.constexpr, layout: gl.constexpr):
     d = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    inside = (rows < N)[:, None] & (d < D)[None, :]
-    cp.async_copy_global_to_shared(tile, PTR + (rows[:, None] * stride + d[None, :]), mask=inside)
+    inside = (rows < N - first)[:, None] & (d < D)[None, :]
+    at = _row(PTR, first, stride) + (rows[:, None] * stride + d[None, :])
+    cp.async_copy_global_to_shared(tile, at, mask=inside)
 
 
 @gluon.jit
 def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr):
     """Starts the copy of rows of D numbers into a tile; what lies outside is 0."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
-    rows = first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, rows, N, stride, D, layout)
+    rows = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
+    _copy(tile, PTR, first, rows, N, stride, D, layout)
 
 
 @gluon.jit
 def copy_in_turn(tile, PTR, first, N, stride, D: gl.constexpr):
     """`copy_rows` in the order of `in_turn`."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
-    rows = first + in_turn(tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, rows, N, stride, D, layout)
+    rows = in_turn(tile.shape[0], gl.SliceLayout(1, layout))
+    _copy(tile, PTR, first, rows, N, stride, D, layout)
 
 
 @gluon.jit
@@ -121,25 +128,25 @@ def copy_line_in_turn(line, PTR, first, N):
 
 
 @gluon.jit
-def _put(PTR, x, rows, N, stride, layout: gl.constexpr, D: gl.constexpr):
+def _put(PTR, x, first, rows, N, stride, layout: gl.constexpr, D: gl.constexpr):
     d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
-    inside = (rows < N)[:, None] & (d < D)[None, :]
-    to = PTR + (rows[:, None] * stride + d[None, :])
+    inside = (rows < N - first)[:, None] & (d < D)[None, :]
+    to = _row(PTR, first, stride) + (rows[:, None] * stride + d[None, :])
     gl.store(to, x.to(PTR.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
 def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
     """Stores rows of D numbers."""
-    rows = first + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, rows, N, stride, layout, D)
+    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+    _put(PTR, x, first, rows, N, stride, layout, D)
 
 
 @gluon.jit
 def put_in_turn(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
     """`put` of rows that lie in the order of `in_turn`."""
-    rows = first + in_turn(x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, rows, N, stride, layout, D)
+    rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
+    _put(PTR, x, first, rows, N, stride, layout, D)
 
 
 @gluon.jit

@@ -169,7 +169,8 @@ def gated_output_grad_kernel(
         h = part * HEADS + gl.arange(0, HEADS, gl.SliceLayout(0, heads))
         i = m // J_
         b = i // I_
-        to = b.to(gl.int64) * ds_b + (i - b * I_) * ds_i + (m - i * J_) * ds_j
+        j, i, b = (m - i * J_).to(gl.int64), (i - b * I_).to(gl.int64), b.to(gl.int64)
+        to = b * ds_b + i * ds_i + j * ds_j
         gl.store(DELTA + (to[:, None] + h[None, :] * ds_h), gl.convert_layout(delta, heads),
                  mask=(m < M)[:, None])  # fmt: skip
         dw = hopper.warpgroup_mma_wait(0, [dw_next])

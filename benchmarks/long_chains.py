@@ -1,0 +1,100 @@
+"""Fused inference of the whole model on ever longer chains: time, memory, and whether it holds.
+
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 512 1024 2048 3072 4096 \
+        --out benchmarks/results/long_chains_h200.json
+
+One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`, every size in a process of
+its own: after an illegal access a process can do nothing more. From about 2,048 residues on,
+tensors hold more than 2^31 numbers. Proof on a laptop: `--device cpu --model tiny --sizes 16 24`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from evofeed.trainer.synthetic_batch import synthetic_batch
+
+from evofeed.kernels import to_fused
+from evofeed.trainer import AlphaFold, initial_training, tiny
+
+ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
+
+
+def once(size: int, model_name: str, device: str) -> dict[str, Any]:
+    """One pass at one size."""
+    config, _ = {"initial_training": initial_training, "tiny": tiny}[model_name]()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = to_fused(AlphaFold(config).eval())
+    seq, extra, templates = ROWS[model_name]
+
+    def run(num_res: int) -> tuple[float, dict[str, Any]]:
+        batch = synthetic_batch(
+            num_res=num_res, num_seq=seq, num_extra_seq=extra, num_templates=templates,
+            device=device,
+        )  # fmt: skip
+        half = torch.autocast(device, torch.bfloat16) if device == "cuda" else nullcontext()
+        with torch.no_grad(), half:
+            if device == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            outputs = model(batch)
+            if device == "cuda":
+                torch.cuda.synchronize()
+        return time.perf_counter() - began, outputs
+
+    first, _ = run(size)  # compiles for these sizes
+    seconds, outputs = run(size)
+    found: dict[str, Any] = {"residues": size, "seconds": seconds, "first_seconds": first}
+    if device == "cuda":
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
+    found["finite"] = all(bool(torch.isfinite(outputs[name]).all()) for name in names)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 2048, 3072])
+    parser.add_argument("--model", choices=list(ROWS), default="initial_training")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one size")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print("found " + json.dumps(once(options.one, options.model, options.device)))
+        return
+    rows = []
+    for size in options.sizes:
+        command = [sys.executable, __file__, "--one", str(size), "--model", options.model]
+        command += ["--device", options.device]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+            lines = done.stdout.splitlines()
+            row = next((json.loads(t[6:]) for t in lines if t.startswith("found ")), None)
+            row = row or {"residues": size, "error": done.stderr.strip()[-2000:]}
+        except subprocess.TimeoutExpired:
+            row = {"residues": size, "error": f"more than {options.limit} s"}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if options.out:
+        card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+        result = {
+            "command": " ".join(sys.argv), "card": card, "torch": torch.__version__, "rows": rows,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

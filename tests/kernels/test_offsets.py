@@ -1,0 +1,185 @@
+"""Offsets beyond 2^31 numbers: in the source of every kernel, and by attention down far strides."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import evofeed.kernels
+from evofeed.errors import UnsupportedShape
+from evofeed.kernels import reference
+from evofeed.kernels.ops.attention.op import (
+    Given,
+    output_delta,
+    prepare_mask,
+    run_backward,
+    run_forward,
+)
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.tiles import AttentionTiles
+
+ROOM = Path(evofeed.kernels.__file__).parent
+STRIDE = re.compile(r"(?!\w+_each)[a-z]+s_[a-z0-9]+|[a-z_]*stride|[dg]+_m|s[01]|square")
+LOCAL, POSITION, WIDE = range(3)
+"""Numbers within a tile; numbers of the whole, in 32 bits; numbers in 64 bits."""
+
+
+def _kernels() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in sorted(ROOM.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(d) in ("triton.jit", "gluon.jit") for d in node.decorator_list
+            ):
+                yield f"{path.relative_to(ROOM)}:{node.name}", node
+
+
+class _Widths(ast.NodeVisitor):
+    """Products of a stride and a position in 32 bits, in one function.
+
+    Args:
+        names: what its parameters are, where that is known.
+        calls: filled with what it hands to the functions that it calls.
+    """
+
+    def __init__(self, names: dict[str, int], calls: dict[str, list[list[int]]]) -> None:
+        self.names, self.calls = dict(names), calls
+        self.found: list[str] = []
+
+    def kind(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, LOCAL if node.id.isupper() else POSITION)
+        if isinstance(node, ast.Constant):
+            return LOCAL
+        if isinstance(node, ast.Call):
+            text = ast.unparse(node)
+            if "int64" in text:
+                return WIDE
+            if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith("in_turn("):
+                return LOCAL
+            return POSITION
+        if isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.Mod) and self.kind(node.right) == LOCAL:
+                return LOCAL
+            return max(self.kind(node.left), self.kind(node.right))
+        if isinstance(node, ast.Subscript | ast.Attribute):
+            return self.kind(node.value)
+        return POSITION
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            for to, value in pairs:
+                if isinstance(to, ast.Name):
+                    self.names[to.id] = self.kind(value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        handed = [self.kind(argument) for argument in node.args]
+        self.calls.setdefault(ast.unparse(node.func), []).append(handed)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Mult):
+            return
+        sides = (node.left, node.right)
+        strides = [isinstance(s, ast.Name) and STRIDE.fullmatch(s.id) is not None for s in sides]
+        kinds = [self.kind(s) for s in sides]
+        if any(strides) and WIDE not in kinds:
+            other = kinds[0] if strides[1] else kinds[1]
+            if other == POSITION:
+                self.found.append(f"line {node.lineno}: {ast.unparse(node)}")
+
+
+def test_a_position_times_a_stride_is_64_bits_wide_in_every_kernel() -> None:
+    functions = dict(_kernels())
+    known: dict[str, dict[str, int]] = {}
+    for _ in range(3):  # helpers of helpers
+        calls: dict[str, list[list[int]]] = {}
+        found = {}
+        for name, node in functions.items():
+            widths = _Widths(known.get(node.name, {}), calls)
+            widths.visit(node)
+            if widths.found:
+                found[name] = widths.found
+        for node in functions.values():
+            handed = calls.get(node.name, [])
+            names = [argument.arg for argument in node.args.args]
+            known[node.name] = {
+                name: min(kinds) for name, *kinds in zip(names, *handed, strict=False) if kinds
+            }
+    assert len(functions) > 60
+    assert not found
+
+
+FAR, N, D = 2**24 - 64, 144, 16
+"""Numbers between two positions, positions, head width: the last position is beyond 2^31."""
+FIELDS = ("q", "k", "v", "out", "do", "dq", "dk", "dv")
+
+
+@pytest.fixture
+def apart(device: str, half: torch.dtype) -> dict[str, Tensor]:
+    """Views `[1, 1, N, 1, D]` of one memory with that stride, of which little is ever touched.
+
+    They begin in its middle: an offset that wraps round reads zeros there, not another's memory.
+    """
+    memory = torch.empty(2**31 + N * FAR, dtype=half, device=device)
+    views = {}
+    for number, name in enumerate(FIELDS):
+        at = 2**31 + number * D
+        views[name] = memory.as_strided((1, 1, N, 1, D), (D, D, FAR, D, 1), at)
+        views[name].copy_(torch.randn(1, 1, N, 1, D))
+        for n in range(2**31 // FAR, N):
+            memory[at + n * FAR - 2**32 :][:D] = 0
+    return views
+
+
+@pytest.mark.parametrize("tiles", [None, AttentionTiles()], ids=["chosen", "on any card"])
+def test_attention_down_an_axis_longer_than_32_bits(
+    apart: dict[str, Tensor], tiles: AttentionTiles | None, device: str
+) -> None:
+    scale = D**-0.5
+    q, k, v, do = (apart[name].clone().float().requires_grad_() for name in ("q", "k", "v", "do"))
+    bias = torch.randn(1, 1, N, N, device=device, requires_grad=True)
+    valid = (torch.arange(N, device=device) % 5 > 0).float().view(1, 1, N)
+    ready = (bias.detach() / scale).to(apart["q"].dtype)
+    masked = prepare_mask(valid, scale, ready.dtype)
+    qkv = [apart[name] for name in "qkv"]
+    lse = run_forward(*qkv, ready, masked, scale, apart["out"], tiles)
+    exact = reference.biased_attention(q, k, v, bias, valid)
+    torch.testing.assert_close(apart["out"].float(), exact.detach(), atol=2e-2, rtol=2e-2)
+    grads = (apart["dq"], apart["dk"], apart["dv"])
+    delta = output_delta(apart["out"], apart["do"])
+    db = run_backward(
+        Given(apart["do"], *qkv, ready, masked, lse, delta, scale, grads), tiles
+    )  # fmt: skip
+    expected = torch.autograd.grad(exact, [q, k, v, bias], do.detach())
+    assert db is not None
+    for ours, theirs in zip((*grads, db), expected, strict=True):
+        torch.testing.assert_close(ours.float(), theirs, atol=3e-2, rtol=3e-2)
+
+
+class Kernel:
+    """Whatever it is launched with, it runs."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **meta: None
+
+    __name__ = "some_kernel"
+
+
+def test_a_grid_that_no_gpu_launches_is_refused_before_it() -> None:
+    with pytest.raises(UnsupportedShape, match=r"some_kernel.*1 x 65536.*fewer"):
+        launch(Kernel(), (1, 65536), (torch.ones(1),), {})
