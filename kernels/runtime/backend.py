@@ -9,14 +9,11 @@ interpreter and only inside `interpreted()`: it is for tests, and slow.
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = [
     "HAS_GLUON",
@@ -29,7 +26,6 @@ __all__ = [
     "gluon",
     "hopper",
     "interpreted",
-    "nothing_launched",
     "on_hopper",
     "sm_count",
     "tl",
@@ -73,7 +69,6 @@ class _Triton:
 try:
     import triton as _package
     import triton.language as tl
-    from triton.runtime.interpreter import InterpretedFunction
 
     HAS_TRITON = True
     triton: Any = _Triton(_package)
@@ -107,31 +102,6 @@ def interpreted() -> Iterator[None]:
         yield
     finally:
         _interpreting = before
-
-
-_quieting = threading.RLock()
-
-
-@contextlib.contextmanager
-def nothing_launched() -> Iterator[None]:
-    """Kernel launches on fake tensors do nothing inside: only shapes are wanted."""
-    if not HAS_TRITON:
-        yield
-        return
-    with _quieting, contextlib.ExitStack() as stack:
-        for cls in (triton.runtime.JITFunction, InterpretedFunction):
-            stack.enter_context(mock.patch.object(cls, "run", _unless_fake(cls.run)))
-        yield
-
-
-def _unless_fake(run):
-    def quiet(self, *args, **kwargs):
-        # other threads go on launching for real
-        if any(isinstance(arg, FakeTensor) for arg in args):
-            return None
-        return run(self, *args, **kwargs)
-
-    return quiet
 
 
 def usable(*tensors: Tensor | None) -> bool:

@@ -6,6 +6,7 @@ H heads, D head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +28,13 @@ from evofeed.kernels.runtime.checks import check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = [
     "Given",
     "Masked",
     "biased_attention",
+    "fake_mask",
     "output_delta",
     "prepare_mask",
     "run_backward",
@@ -68,6 +70,16 @@ def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
         {"BLOCK_N": min(1024, padded(N)), "num_warps": 4},
     )  # fmt: skip
     return Masked(term, factor)
+
+
+def fake_mask(mask: Tensor, dtype: torch.dtype) -> Masked:
+    """The shapes of what `prepare_mask` makes."""
+    B, R, N = mask.shape
+    width = triton.cdiv(N, 64) * 64
+    return Masked(
+        mask.new_empty((B * R, width), dtype=dtype),
+        mask.new_empty(B * R, dtype=torch.float32),
+    )
 
 
 def run_forward(
@@ -237,32 +249,52 @@ def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor
     return None if bias is None else (bias * (1 / scale)).to(dtype).contiguous()
 
 
-@operator("biased_attention")
-class _BiasedAttention(torch.autograd.Function):
+class _BiasedAttention(Operator, name="biased_attention"):
+    options = "float scale"
+    kept, keeps_result = (0, 1, 2), True
+
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
-        scale: float,
-    ) -> Tensor:  # fmt: skip
-        if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    def forward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+        q, k, v, bias, mask = tensors
         ready = scaled_bias(bias, scale, q.dtype)
         masked = None if mask is None else prepare_mask(mask, scale, q.dtype)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = run_forward(q, k, v, ready, masked, scale, out)
-        ctx.save_for_backward(q, k, v, ready, out, lse, *(masked or (None, None)))
-        ctx.scale, ctx.bias_dtype = scale, None if bias is None else bias.dtype
-        return out
+        return [out, lse, ready, *(masked or (None, None))]
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, lse, term, factor = ctx.saved_tensors
+    def forward_fake(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+        q, _, _, bias, mask = tensors
+        B, R, N, H, _ = q.shape
+        return [
+            q.new_empty(q.shape), q.new_empty((B * R, H, N), dtype=torch.float32),
+            None if bias is None else q.new_empty(bias.shape),
+            *((None, None) if mask is None else fake_mask(mask, q.dtype)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+        do, q, k, v, out, lse, bias, term, factor = tensors
         masked = None if term is None else Masked(term, factor)
         do = do.contiguous()
-        dq, dk, dv = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
+        grads = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
+        dq, dk, dv = grads
         delta = output_delta(out, do)
-        db = run_backward(Given(do, q, k, v, bias, masked, lse, delta, ctx.scale, (dq, dk, dv)))
-        return dq, dk, dv, None if db is None else db.to(ctx.bias_dtype), None, None
+        given = Given(do, q, k, v, bias, masked, lse, delta, scale, (dq, dk, dv))
+        return [grads, run_backward(given)]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
+        _, q, _, _, _, _, bias, _, _ = tensors
+        db = None if bias is None else bias.new_empty(bias.shape, dtype=torch.float32)
+        return [q.new_empty((3, *q.shape)), db]
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dqkv, db = found
+        return [*dqkv.unbind(), db, None]
 
 
 def biased_attention(
@@ -295,4 +327,6 @@ def biased_attention(
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
     if not fits or not usable(q, k, v, bias, mask):
         return reference.biased_attention(q, k, v, bias, mask, scale)
-    return _BiasedAttention.apply(q, k, v, bias, mask, scale)  # type: ignore[no-any-return,no-untyped-call]
+    if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    return _BiasedAttention.apply((scale,), q, k, v, bias, mask)

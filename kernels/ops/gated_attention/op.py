@@ -12,8 +12,9 @@ Letters: B batch, R and N the two position axes, C channels, H heads, D head wid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
     Given,
     Masked,
+    fake_mask,
     prepare_mask,
     run_backward,
     run_forward,
@@ -49,7 +51,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
 
@@ -78,15 +80,19 @@ class AttentionWeights:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
+    """What is no tensor of one call."""
+
     heads: int
     eps: float
     columns: bool  # axis R attends, not axis N
     residual: bool
-    drop: Drop
-    dtype: torch.dtype
+    drop_columnwise: bool
     bias_scale: float
+    dtype: torch.dtype
+
+    def drop(self, mask: Tensor | None, x: Tensor) -> Drop:
+        return Drop(mask, (x.shape[1], x.shape[2]), self.drop_columnwise)
 
 
 def _attending(t: Tensor, plan: _Plan) -> Tensor:
@@ -104,14 +110,19 @@ def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
-@operator("gated_attention", _Plan, Drop)
-class _GatedAttention(torch.autograd.Function):
+class _GatedAttention(Operator, name="gated_attention"):
+    options = (
+        "int heads, float eps, bool columns, bool residual, bool drop_columnwise, "
+        "float bias_scale, ScalarType dtype"
+    )
+    kept = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
+
     @staticmethod
-    def forward(
-        ctx: Any, plan: _Plan, x: Tensor, bias: Tensor | None, mask: Tensor | None,
-        norm_weight: Tensor, norm_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-        g_bias: Tensor, o: Tensor, o_bias: Tensor, pair: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        plan = _Plan(*options)
+        (
+            x, bias, mask, norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias, pair, drop_mask,
+        ) = tensors  # fmt: skip
         B, R, N, C = x.shape
         width = q.shape[0]
         D = width // plan.heads
@@ -134,49 +145,67 @@ class _GatedAttention(torch.autograd.Function):
             *_split(qkvg, attended, plan), ready, masked, D**-0.5, _attending(attended, plan),
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
-        result = _gated_output(attended, qkvg, g_bias, out_weight, o_bias, x, plan)
-        ctx.save_for_backward(
-            x, ready, norm_weight, norm_bias, packed_w, stats, qkvg, attended, lse, out_weight,
-            g_bias, plan.drop.mask, *(masked or (None, None)),
-        )  # fmt: skip
-        ctx.plan, ctx.own_bias = plan, pair is not None
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.dtypes = [t.dtype for t in (norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias)]
-        return result
+        drop = plan.drop(drop_mask, x)
+        result = _gated_output(attended, qkvg, g_bias, out_weight, o_bias, x, plan, drop)
+        return [
+            result, ready, packed_w, stats, qkvg, attended, lse, out_weight,
+            *(masked or (None, None)),
+        ]  # fmt: skip
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        plan = _Plan(*options)
+        x, bias, mask, _, _, q, _, _, _, _, o, _, pair, _ = tensors
+        B, R, N, C = x.shape
+        width, H, M = q.shape[0], plan.heads, B * R * N
+        rows, length = (N, R) if plan.columns else (R, N)
+        ready = None
+        if bias is not None or pair is not None:
+            ready = x.new_empty((B, H, length, length), dtype=plan.dtype)
+        packed_rows = 4 * width + (0 if pair is None else H + -H % 16)
+        masked = None if mask is None else fake_mask(_attending(mask, plan), plan.dtype)
+        return [
+            x.new_empty(x.shape), ready, q.new_empty((packed_rows, C), dtype=plan.dtype),
+            x.new_empty((2, M), dtype=torch.float32),
+            x.new_empty((M, 4 * width), dtype=plan.dtype),
+            x.new_empty((B, R, N, H, width // H), dtype=plan.dtype),
+            x.new_empty((B * rows, H, length), dtype=torch.float32),
+            o.new_empty(o.shape, dtype=plan.dtype), *(masked or (None, None)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        plan = _Plan(*options)
         (
-            x, ready, gamma, beta, packed_w, stats, qkvg, attended, lse, out_weight, g_bias, _,
-            term, factor,
-        ) = ctx.saved_tensors  # fmt: skip
+            dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, qkvg, attended, lse,
+            out_weight, term, factor,
+        ) = tensors  # fmt: skip
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
-        width, M = H * D, B * R * N
-        columns = 4 * width + (H if ctx.own_bias else 0)
+        width, M, drop = H * D, B * R * N, plan.drop(drop_mask, x)
+        own_bias = packed_w.shape[0] > 4 * width
         flat, dout = x.view(M, C), dout.contiguous().view(M, C)
         dpacked = torch.empty((M, packed_w.shape[0]), dtype=plan.dtype, device=x.device)
         do = torch.empty_like(attended)
-        residual_sums = False
+        residual_sums = _norm_sums_residual(x, dout, drop_mask, width, plan)
         if hopper.fits(x, width, plan.dtype):
             delta, weight_sums, *out_sums = hopper.run_output_grad(
-                dout, plan.drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
+                dout, drop, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
                 dpacked[:, 3 * width : 4 * width], plan.columns,
             )  # fmt: skip
             of_weight = [weight_sums]
         else:
             of_weight = []
-            residual_sums = plan.residual and plan.drop.mask is None and dout.dtype is plan.dtype
             dwo, delta, out_sums = _output_grads(
-                dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, not residual_sums
-            )
+                dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, drop,
+                not residual_sums,
+            )  # fmt: skip
         masked = None if term is None else Masked(term, factor)
         dbias = run_backward(Given(
             _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
             D**-0.5, _split(dpacked, attended, plan),
         ))  # fmt: skip
-        if ctx.own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
+        if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
             heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
             dbias = None
@@ -185,24 +214,57 @@ class _GatedAttention(torch.autograd.Function):
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, normed, residual_sum=residual_sums,
         )  # fmt: skip
-        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
+        dw = weight_grad(dpacked, normed)
         parts = [norm_sums, *out_sums]
         of_norm, dg_bias, *rest = column_sums(
-            [*parts, *of_weight], *[ctx.dtypes[0] for _ in parts], *[plan.dtype for _ in of_weight]
+            [*parts, *of_weight], *[gamma.dtype for _ in parts], *[plan.dtype for _ in of_weight]
         )
-        dbo = of_norm[2 * C :] if residual_sums else rest[0]
         if of_weight:
             dwo = rest[1].view(out_weight.shape)
-        dq, dk, dv, dg = (dw[n * width : (n + 1) * width] for n in range(4))
-        dgamma, dbeta = of_norm[:C], of_norm[C : 2 * C]
-        grads = [dgamma, dbeta, dq, dk, dv, dg, dg_bias, dwo, dbo]
-        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        dpair = dw[4 * width : columns] if ctx.own_bias else None
-        if dbias is not None:
-            dbias = (dbias / plan.bias_scale).to(ctx.bias_dtype)
-        return (
-            None, dx.view(x.shape), dbias, None, *grads, dpair,
-        )  # fmt: skip
+        dbo = None if residual_sums else rest[0]
+        return [dx.view(x.shape), dbias, dw, of_norm, dg_bias, dwo, dbo]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        plan = _Plan(*options)
+        (
+            dout, x, gamma, _, _, drop_mask, ready, packed_w, _, _, _, _, out_weight, _, _,
+        ) = tensors  # fmt: skip
+        C, width = out_weight.shape
+        given_bias = ready is not None and packed_w.shape[0] == 4 * width
+        residual_sums = _norm_sums_residual(x, dout, drop_mask, width, plan)
+        return [
+            x.new_empty(x.shape),
+            ready.new_empty(ready.shape, dtype=torch.float32) if given_bias else None,
+            packed_w.new_empty(packed_w.shape),
+            gamma.new_empty((3 if residual_sums else 2) * C), gamma.new_empty(width),
+            out_weight.new_empty(out_weight.shape),
+            None if residual_sums else gamma.new_empty(C),
+        ]  # fmt: skip
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        plan = _Plan(*options)
+        dx, dbias, dw, of_norm, dg_bias, dwo, dbo = found
+        C, width = dwo.shape
+        dgamma, dbeta, *last = torch.split(of_norm, C)
+        dw = dw.to(kinds[5])  # one cast for all that it holds
+        dpair = None if kinds[12] is None else dw[4 * width : 4 * width + plan.heads]
+        return [
+            dx, None if dbias is None else dbias / plan.bias_scale, None, dgamma, dbeta,
+            *torch.split(dw[: 4 * width], width), dg_bias, dwo, last[0] if dbo is None else dbo,
+            dpair, None,
+        ]  # fmt: skip
+
+
+def _norm_sums_residual(
+    x: Tensor, dout: Tensor, drop_mask: Tensor | None, width: int, plan: _Plan
+) -> bool:
+    """Whether dout is summed for the last bias where the norm's backward pass reads it."""
+    plain = plan.residual and drop_mask is None and dout.dtype is plan.dtype
+    return plain and not hopper.fits(x, width, plan.dtype)
 
 
 def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -218,17 +280,15 @@ def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dty
 
 def _gated_output(
     attended: Tensor, qkvg: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
-    plan: _Plan,
+    plan: _Plan, drop: Drop,
 ) -> Tensor:  # fmt: skip
     C, K = weight.shape
     if hopper.fits(x, K, weight.dtype):
         gate = qkvg[:, 3 * K :]
-        return hopper.run_output(
-            attended, gate, gate_bias, weight, bias, x, plan.drop, plan.residual
-        )
+        return hopper.run_output(attended, gate, gate_bias, weight, bias, x, drop, plan.residual)
     M = attended.numel() // K
     out = torch.empty_like(x)
-    block, drop = tile("gated_output", K, weight.dtype), plan.drop
+    block = tile("gated_output", K, weight.dtype)
     launch(
         gated_output_kernel, (triton.cdiv(M, block.rows),),
         (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, C,
@@ -243,7 +303,7 @@ def _gated_output(
 
 def _output_grads(
     dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
-    dpacked: Tensor, plan: _Plan, sums: bool,
+    dpacked: Tensor, plan: _Plan, drop: Drop, sums: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """Fills `do` and the gate's part of `dpacked`.
 
@@ -251,7 +311,7 @@ def _output_grads(
     gate's bias and (with `sums`) of the output's.
     """
     gated = torch.empty_like(attended)
-    dy, *out_sums = scaled(dout, plan.dtype, plan.drop) if sums else (dout,)
+    dy, *out_sums = scaled(dout, plan.dtype, drop) if sums else (dout,)
     delta, gate_sums = _gated_output_grad(
         torch.mm(dy, weight), attended, qkvg, gate_bias, do, dpacked, gated, plan
     )
@@ -339,10 +399,8 @@ def gated_attention(
     check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
     check_device("gated_attention", x, weights.q, bias, mask, drop_mask)
     dtype = compute_dtype(x)
-    drop = Drop(drop_mask, (x.shape[1], x.shape[2]), drop_columnwise)
-    plan = _Plan(heads, eps, columns, residual, drop, dtype, bias_scale)
+    plan = _Plan(heads, eps, columns, residual, drop_columnwise, float(bias_scale), dtype)
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = _GatedAttention.apply(  # type: ignore[no-untyped-call]
-            plan, x.contiguous(), bias, mask, *weights.tensors()
+        return _GatedAttention.apply(
+            plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
         )
-    return result

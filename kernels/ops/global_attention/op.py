@@ -8,8 +8,8 @@ Letters: B batch, S sequences, R residues, C channels, H heads, D head width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usa
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["global_attention_fits", "global_column_attention"]
 
@@ -38,21 +38,23 @@ BLOCK_S = 128
 ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
+    """What is no tensor of one call."""
+
     heads: int
     eps: float
     residual: bool
     dtype: torch.dtype
 
 
-@operator("global_column_attention", _Plan)
-class _GlobalColumnAttention(torch.autograd.Function):
+class _GlobalColumnAttention(Operator, name="global_column_attention"):
+    options = "int heads, float eps, bool residual, ScalarType dtype"
+    kept = (0, 2, 7)  # xn, mask, g_bias
+
     @staticmethod
-    def forward(
-        ctx: Any, plan: _Plan, xn: Tensor, x: Tensor, mask: Tensor, q: Tensor, k: Tensor,
-        v: Tensor, g: Tensor, g_bias: Tensor, o: Tensor, o_bias: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        plan = _Plan(*options)
+        xn, x, mask, q, k, v, g, g_bias, o, o_bias = tensors
         B, S, R, C = xn.shape
         K, H = q.shape[0], plan.heads
         packed = pack([g, k, v], plan.dtype)
@@ -78,19 +80,30 @@ class _GlobalColumnAttention(torch.autograd.Function):
             {"BLOCK_M": ROWS, "BLOCK_K": padded(K), "BLOCK_N": padded(C),
              "HAS_RES": plan.residual, "PRECISION": precision(plan.dtype), "num_warps": 4},
         )  # fmt: skip
-        ctx.save_for_backward(
-            xn, mask, packed, gkv, count, share, mean, wq, query, attended, lse, wo, g_bias
-        )
-        ctx.plan = plan
-        ctx.dtypes = [t.dtype for t in (q, k, v, g, g_bias, o, o_bias)]
-        return out
+        return [out, packed, gkv, count, share, mean, wq, query, attended, lse, wo]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        plan = _Plan(*options)
+        xn, x, _, q, _, _, _, _, o, _ = tensors
+        (B, S, R, C), (K, H), dtype = xn.shape, (q.shape[0], plan.heads), plan.dtype
+        query = (B, R, H, K // H)
+        return [
+            x.new_empty(x.shape), q.new_empty((K + 2 * (K // H), C), dtype=dtype),
+            xn.new_empty((B * S * R, K + 2 * (K // H)), dtype=dtype),
+            xn.new_empty((B, R), dtype=torch.float32),
+            xn.new_empty((B, R, 1), dtype=torch.float32), xn.new_empty((B, R, C), dtype=dtype),
+            q.new_empty(q.shape, dtype=dtype), xn.new_empty(query, dtype=dtype),
+            xn.new_empty(query, dtype=dtype), xn.new_empty((B, R, H), dtype=torch.float32),
+            o.new_empty(o.shape, dtype=dtype),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        plan = _Plan(*options)
         (
-            xn, mask, packed, gkv, count, share, mean, wq, query, attended, lse, wo, g_bias,
-        ) = ctx.saved_tensors  # fmt: skip
+            dout, xn, mask, g_bias, packed, gkv, count, share, mean, wq, query, attended, lse, wo,
+        ) = tensors  # fmt: skip
         B, S, R, C = xn.shape
         H, D = query.shape[2:]
         K = H * D
@@ -126,13 +139,27 @@ class _GlobalColumnAttention(torch.autograd.Function):
         )  # fmt: skip
         dpacked = torch.mm(dgkv.t(), xn.view(-1, C))
         flat = dout.view(-1, C).to(plan.dtype)
-        dg_bias, do_bias = torch.split(column_sums([sums], torch.float32)[0], [K, C])
-        grads = [
-            torch.mm(dquery.t(), mean.view(-1, C)), dpacked[K : K + D], dpacked[K + D :],
-            dpacked[:K], dg_bias, torch.mm(flat.t(), gated), do_bias,
+        dq, dwo = torch.mm(dquery.t(), mean.view(-1, C)), torch.mm(flat.t(), gated)
+        return [dxn, dq, dpacked, dwo, *column_sums([sums], torch.float32)]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        _, xn, _, _, packed, gkv, _, _, _, wq, _, _, _, wo = tensors
+        return [
+            gkv.new_empty(xn.shape), wq.new_empty(wq.shape), packed.new_empty(packed.shape),
+            wo.new_empty(wo.shape), gkv.new_empty(sum(wo.shape), dtype=torch.float32),
         ]  # fmt: skip
-        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        return None, dxn, dout if plan.residual else None, None, *grads
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dxn, dq, dpacked, dwo, sums = found
+        K, C = dq.shape
+        dg, dk, dv = torch.split(dpacked, [K, (len(dpacked) - K) // 2, (len(dpacked) - K) // 2])
+        dg_bias, do_bias = torch.split(sums, [K, C])
+        residual = grad if _Plan(*options).residual else None
+        return [dxn, residual, None, dq, dk, dv, dg, dg_bias, dwo, do_bias]
 
 
 def _pooled(xn: Tensor, mask: Tensor) -> Tensor:
@@ -209,8 +236,7 @@ def global_column_attention(
     with torch.autocast(x.device.type, enabled=False):
         x = x.contiguous()
         xn = layer_norm(x.to(dtype), w.norm_weight, w.norm_bias, norm_eps)
-        result: Tensor = _GlobalColumnAttention.apply(  # type: ignore[no-untyped-call]
+        return _GlobalColumnAttention.apply(
             _Plan(heads, eps, residual, dtype), xn, x, mask.contiguous(), w.q, w.k, w.v, w.g,
             w.g_bias, w.o, w.o_bias,
         )  # fmt: skip
-    return result

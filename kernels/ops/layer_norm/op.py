@@ -7,6 +7,7 @@ and whose other axes collapse to two strides (a transposed MSA is one).
 Letters: M rows, C channels.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from evofeed.kernels.runtime.backend import sm_count, usable
 from evofeed.kernels.runtime.checks import check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["fused_layer_norm", "layer_norm", "layer_norm_backward", "supported"]
 
@@ -93,8 +94,8 @@ def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
 
 def _normalised(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, for_backward: bool
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int, int]]:
-    """The result; for the backward pass x as it was read, statistics, and n1, s0 and s1."""
+) -> tuple[Tensor, Tensor | None]:
+    """The result; for the backward pass statistics and tickets."""
     C = x.shape[-1]
     x, n1, s0, s1 = rows_and_strides(x)
     M, plain = x.numel() // C, x.is_contiguous()
@@ -107,7 +108,7 @@ def _normalised(
         (M, n1, s0, s1, C, eps), plain, keep, TICKETS if for_backward else 0,
     )  # fmt: skip
     run(x, weight, bias, y, stats)
-    return y, x, stats, (n1, s0, s1)
+    return y, stats
 
 
 @lru_cache(maxsize=SHAPES)
@@ -124,23 +125,42 @@ def _forward_launch(
     return Launch(norm_forward_kernel, -(-numbers[0] // sizes["BLOCK_M"]), numbers, meta)
 
 
-@operator("layer_norm")
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        y, x, stats, ctx.rows = _normalised(x, weight, bias, eps, True)
-        ctx.save_for_backward(x, weight, bias, stats)
-        ctx.eps = eps
-        return y
+class _LayerNorm(Operator, name="layer_norm"):
+    options = "float eps"
+    kept = (0, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats = ctx.saved_tensors
+    def forward(tensors: Sequence[Any], eps: float) -> list[Tensor | None]:
+        x, weight, bias = tensors
+        return [*_normalised(x, weight, bias, eps, True)]
+
+    @staticmethod
+    def forward_fake(tensors: Sequence[Any], eps: float) -> list[Tensor]:
+        x = tensors[0]
+        row_bytes = x.shape[-1] * x.itemsize
+        stats = (0 if _found_again(row_bytes) else 2 * (x.numel() // x.shape[-1])) + TICKETS
+        return [x.new_empty(x.shape), x.new_empty(stats, dtype=torch.float32)]
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], eps: float) -> list[Tensor]:
+        dy, x, weight, bias, stats = tensors
         sums = torch.empty_like(weight), torch.empty_like(bias)
+        x, n1, s0, s1 = rows_and_strides(x)
         dx, _ = layer_norm_backward(
-            dy.contiguous(), x, weight, bias, stats, ctx.rows, sums=sums, eps=ctx.eps
+            dy.contiguous(), x, weight, bias, stats, (n1, s0, s1), sums=sums, eps=eps
         )
-        return dx, *sums, None
+        return [dx, *sums]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], eps: float) -> list[Tensor]:
+        _, x, weight, bias, _ = tensors
+        return [x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)]
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> Sequence[Tensor]:
+        return found
 
 
 def layer_norm_backward(
@@ -246,7 +266,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`layer_norm` of what `supported` says yes to."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return,no-untyped-call]
+        return _LayerNorm.apply((eps,), x, weight, bias)
     return _normalised(x, weight, bias, eps, False)[0]
 
 

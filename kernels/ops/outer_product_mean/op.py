@@ -10,6 +10,7 @@ E channels of a projection, N channels of the pairs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +36,8 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.through import through
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = [
     "OuterWeights",
@@ -97,12 +97,15 @@ def _options(op: str, E: int, N: int, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Function(torch.autograd.Function):
+class _OuterProductMean(Operator, name="outer_product_mean"):
+    options = "float eps, float norm_eps, ScalarType dtype"
+    kept = (0, 1, 3, 4, 9)  # m, mask, norm_weight, norm_bias, out
+
     @staticmethod
     def forward(
-        ctx: Any, m: Tensor, mask: Tensor, z: Tensor | None, eps: float, norm_eps: float,
-        dtype: torch.dtype, *weights: Tensor,
-    ) -> Tensor:  # fmt: skip
+        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        m, mask, z, *weights = tensors
         w = OuterWeights(*weights)
         B, S, R, C = m.shape
         E, N = w.w1.shape[0], w.out.shape[0]
@@ -123,18 +126,31 @@ class _Function(torch.autograd.Function):
             (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
         )  # fmt: skip
         kept = outer if S >= KEPT_FROM else None
-        ctx.save_for_backward(
-            m, rows, w.norm_weight, w.norm_bias, packed_w, out_w, ab, norm, stats, kept
-        )
-        ctx.residual, ctx.dtypes = z is not None, [t.dtype for t in weights]
-        return out
+        return [out, packed_w, out_w, ab, norm, stats, kept]
+
+    @staticmethod
+    def forward_fake(
+        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        m, _, z, *weights = tensors
+        w = OuterWeights(*weights)
+        (B, S, R, C), E, N = m.shape, w.w1.shape[0], w.out.shape[0]
+        rows = B * S * R
+        return [
+            m.new_empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype),
+            m.new_empty((2 * E, C), dtype=dtype), m.new_empty((E * E, N), dtype=dtype),
+            m.new_empty((2, rows, E), dtype=dtype), m.new_empty((B, R, R), dtype=torch.float32),
+            m.new_empty((2, rows), dtype=torch.float32),
+            m.new_empty((B, R * E, R * E), dtype=dtype) if S >= KEPT_FROM else None,
+        ]  # fmt: skip
 
     @staticmethod
     def backward(
-        ctx: Any, dout: Tensor, dm_after: Tensor | None = None
-    ) -> tuple[Tensor | None, ...]:
-        """`dm_after` is added to the gradient of m."""
-        m, mask, gamma, beta, packed_w, out_w, ab, norm, stats, outer = ctx.saved_tensors
+        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype,
+        later: Tensor | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """`later` is added to the gradient of m."""
+        dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, outer = tensors
         B, S, R, C = m.shape
         E, N = packed_w.shape[0] // 2, out_w.shape[1]
         dout = dout.contiguous()
@@ -154,29 +170,41 @@ class _Function(torch.autograd.Function):
         torch.bmm(a, douter, out=db)
         del douter
         outer = _outer(ab, B, S) if outer is None else outer
-        d_out_w = _outer_dw(outer, scaled, B, R, E, N, ctx.dtypes[6])
+        d_out_w = _outer_dw(outer, scaled, B, R, E, N, weight.dtype)
         del outer
         masked = torch.empty((B * S * R, 2, E), dtype=dab.dtype, device=dab.device)
-        ab_sums = _masked(dab, mask, masked.transpose(0, 1), sums=True)
+        ab_sums = _masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
         normed = torch.empty_like(flat, dtype=packed_w.dtype)
         dm, norm_sums = norm_rows_grad(
             torch.mm(dab, packed_w), flat, stats, gamma, beta,
-            None if dm_after is None else dm_after.contiguous().view(-1, C), normed,
+            None if later is None else later.contiguous().view(-1, C), normed,
         )  # fmt: skip
-        dw = weight_grad(dab, normed)
-        of_norm, of_ab, dbias_out = column_sums([norm_sums, ab_sums, out_sums], ctx.dtypes[0])
-        grads = [
-            *torch.split(of_norm, C), dw[:E], of_ab[:E], dw[E:], of_ab[E:], d_out_w.t(), dbias_out,
+        sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
+        return [dm.view(m.shape), weight_grad(dab, normed), *sums, d_out_w]
+
+    @staticmethod
+    def backward_fake(
+        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+    ) -> list[Tensor]:
+        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _ = tensors
+        (E2, C), N = packed_w.shape, out_w.shape[1]
+        return [
+            m.new_empty(m.shape), packed_w.new_empty(packed_w.shape), gamma.new_empty(2 * C),
+            gamma.new_empty(E2), gamma.new_empty(N), weight.new_empty(out_w.shape),
         ]  # fmt: skip
-        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        dz = dout if ctx.residual else None
-        return dm.view(m.shape), None, dz, None, None, None, *grads
 
-
-_OuterProductMean = operator("outer_product_mean")(_Function)
-_OuterProductMeanThrough = through(_Function)
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dm, dw, of_norm, of_ab, dbias_out, d_out_w = found
+        E = dw.shape[0] // 2
+        return [
+            dm, None, None if kinds[2] is None else grad, *torch.split(of_norm, dm.shape[-1]),
+            dw[:E], of_ab[:E], dw[E:], of_ab[E:], d_out_w.t(), dbias_out,
+        ]  # fmt: skip
 
 
 def _outer_dw(
@@ -216,24 +244,17 @@ def outer_product_mean_through(
     norm_eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
-    if torch.compiler.is_compiling():
-        return outer_product_mean(m, weights, mask, z=z, eps=eps, norm_eps=norm_eps), m
-    result: tuple[Tensor, Tensor] = _apply(
-        _OuterProductMeanThrough, m, weights, mask, z, eps, norm_eps
-    )
-    return result
-
-
-def _apply(
-    function: Any, m: Tensor, weights: OuterWeights, mask: Tensor, z: Tensor | None, eps: float,
-    norm_eps: float,
-) -> Any:  # fmt: skip
-    dtype = compute_dtype(m)
+    arguments = _arguments(m, weights, mask, z, eps, norm_eps)
     with torch.autocast(m.device.type, enabled=False):
-        return function.apply(
-            m.contiguous(), mask.contiguous(), None if z is None else z.contiguous(), eps,
-            norm_eps, dtype, *weights.tensors(),
-        )  # fmt: skip
+        return _OuterProductMean.apply_and_pass_on(*arguments)
+
+
+def _arguments(
+    m: Tensor, weights: OuterWeights, mask: Tensor, z: Tensor | None, eps: float, norm_eps: float
+) -> tuple[Any, ...]:
+    z = None if z is None else z.contiguous()
+    options = (eps, norm_eps, compute_dtype(m))
+    return options, m.contiguous(), mask.contiguous(), z, *weights.tensors()
 
 
 def outer_product_mean(
@@ -264,5 +285,6 @@ def outer_product_mean(
     check_shape("outer_product_mean", "mask", mask, B, S, R)
     check_shape("outer_product_mean", "z", z, B, R, R, weights.out.shape[0])
     check_device("outer_product_mean", m, weights.w1, mask, z)
-    result: Tensor = _apply(_OuterProductMean, m, weights, mask, z, eps, norm_eps)
-    return result
+    arguments = _arguments(m, weights, mask, z, eps, norm_eps)
+    with torch.autocast(m.device.type, enabled=False):
+        return _OuterProductMean.apply(*arguments)

@@ -9,6 +9,7 @@ Letters: M = B * L * L pairs, C channels, H heads, L residues.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +21,8 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.runtime.projection_kernels import pair_offset
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.through import through
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["heads_last", "pair_bias", "pair_bias_through"]
 
@@ -106,27 +106,40 @@ def pair_norm_backward_kernel(
     tl.store(to + (2 + h)[:, None] * C + c[None, :], dw, mask=w_in)
 
 
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, eps: float,
-        scale: float, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        C = z.shape[-1]
-        packed = pack([weight], dtype)
-        _, stats, bias = norm_rows(
-            z.view(-1, C), gamma, beta, eps, dtype, keep=False, pair_weight=packed,
-            pair_length=z.shape[-2], pair_scale=scale,
-        )  # fmt: skip
-        assert bias is not None
-        ctx.save_for_backward(z, gamma, beta, packed, stats)
-        ctx.weight_dtype, ctx.scale = weight.dtype, scale
-        return bias
+class _PairBias(Operator, name="pair_bias"):
+    options = "float eps, float scale, ScalarType dtype"
+    kept = (0, 1, 2)  # z, gamma, beta
 
     @staticmethod
-    def backward(ctx: Any, dbias: Tensor, dz: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """`dz` is added to the gradient of z."""
-        z, gamma, beta, packed, stats = ctx.saved_tensors
+    def forward(
+        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        z, gamma, beta, weight = tensors
+        packed = pack([weight], dtype)
+        _, stats, bias = norm_rows(
+            z.view(-1, z.shape[-1]), gamma, beta, eps, dtype, keep=False, pair_weight=packed,
+            pair_length=z.shape[-2], pair_scale=scale,
+        )  # fmt: skip
+        return [bias, packed, stats]
+
+    @staticmethod
+    def forward_fake(
+        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
+    ) -> list[Tensor]:
+        z, _, _, weight = tensors
+        (B, L, _, _), H = z.shape, weight.shape[0]
+        return [
+            z.new_empty((B, H, L, L), dtype=dtype), weight.new_empty(weight.shape, dtype=dtype),
+            z.new_empty((2, B * L * L), dtype=torch.float32),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(
+        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype,
+        later: Tensor | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """`later` is added to the gradient of z."""
+        dbias, z, gamma, beta, packed, stats = tensors
         H, C = packed.shape
         M = z.numel() // C
         block = tile("pair_bias_grad", C, packed.dtype)
@@ -137,19 +150,29 @@ class _Function(torch.autograd.Function):
         launch(
             pair_norm_backward_kernel, (programs,),
             (dbias.contiguous(), z, gamma, beta, stats, packed,
-             None if dz is None else dz.contiguous(), out, partial, M, C, H, z.shape[-2],
-             float(ctx.scale), triton.cdiv(tiles, programs)),
+             None if later is None else later.contiguous(), out, partial, M, C, H, z.shape[-2],
+             float(scale), triton.cdiv(tiles, programs)),
             {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(H),
-             "HAS_RES": dz is not None, "PRECISION": precision(packed.dtype),
+             "HAS_RES": later is not None, "PRECISION": precision(packed.dtype),
              "STAGES": block.stages, "num_warps": block.warps, "num_stages": block.stages},
         )  # fmt: skip
-        (sums,) = column_sums([partial], gamma.dtype)
-        dw = sums[2 * C :].view(H, C).to(ctx.weight_dtype)
-        return out, sums[:C], sums[C : 2 * C].to(beta.dtype), dw, None, None, None
+        return [out, *column_sums([partial], gamma.dtype)]
 
+    @staticmethod
+    def backward_fake(
+        tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
+    ) -> list[Tensor]:
+        _, z, gamma, _, packed, _ = tensors
+        H, C = packed.shape
+        return [z.new_empty(z.shape), gamma.new_empty((2 + H) * C)]
 
-_PairBias = operator("pair_bias")(_Function)
-_PairBiasThrough = through(_Function)
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor]:
+        dz, sums = found
+        C = dz.shape[-1]
+        return [dz, sums[:C], sums[C : 2 * C], sums[2 * C :].view(-1, C)]
 
 
 def pair_bias_through(
@@ -161,14 +184,11 @@ def pair_bias_through(
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """As `pair_bias`, and z: used instead of z from here on, it saves adding two gradients."""
-    if torch.compiler.is_compiling():
-        return pair_bias(z, norm_weight, norm_bias, weight, eps, scale), z
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
-        result: tuple[Tensor, Tensor] = _PairBiasThrough.apply(
-            z.contiguous(), norm_weight, norm_bias, weight, eps, scale, dtype
+        return _PairBias.apply_and_pass_on(
+            (eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight
         )
-    return result
 
 
 def pair_bias(
@@ -193,7 +213,4 @@ def pair_bias(
     check_device("pair_bias", z, norm_weight, weight)
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _PairBias.apply(
-            z.contiguous(), norm_weight, norm_bias, weight, eps, scale, dtype
-        )
-    return result
+        return _PairBias.apply((eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight)

@@ -8,6 +8,7 @@ A tile's width must be a power of two: 384 keys are three tiles of 128, not one 
 Letters: B batch, R rows that attend, H heads, Q queries, K keys.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from evofeed.kernels.runtime.checks import check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["masked_softmax"]
 
@@ -154,11 +155,13 @@ def _grid(op: str, x: Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]
     return (lines, B * H, triton.cdiv(R, rows_each)), rows_each, options
 
 
-@operator("masked_softmax")
-class _MaskedSoftmax(torch.autograd.Function):
+class _MaskedSoftmax(Operator, name="masked_softmax"):
+    options = "bool has_bias"
+    keeps_result = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-        x = x.contiguous()
+    def forward(tensors: Sequence[Any], has_bias: bool) -> list[Tensor]:
+        x, mask, bias = tensors
         y = torch.empty_like(x)
         grid, rows_each, options = _grid("softmax", x)
         mask = None if mask is None else mask.contiguous()
@@ -167,16 +170,18 @@ class _MaskedSoftmax(torch.autograd.Function):
             softmax_forward_kernel, grid,
             (x, mask, None if bias is None else bias.contiguous(), y, *strides, *x.shape[1:],
              rows_each),
-            {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, **options},
+            {"HAS_BIAS": has_bias, "HAS_MASK": mask is not None, **options},
         )  # fmt: skip
-        ctx.save_for_backward(y)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return y
+        return [y]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (y,) = ctx.saved_tensors
-        dx, has_bias = torch.empty_like(y), ctx.bias_dtype is not None
+    def forward_fake(tensors: Sequence[Any], has_bias: bool) -> list[Tensor]:
+        return [torch.empty_like(tensors[0])]
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], has_bias: bool) -> list[Tensor | None]:
+        dy, y = tensors
+        dx = torch.empty_like(y)
         grid, rows_each, options = _grid("softmax_grad", y)
         B, _, H, Q, K = y.shape
         partial = None
@@ -187,7 +192,21 @@ class _MaskedSoftmax(torch.autograd.Function):
             (y, dy.contiguous(), dx, partial, *y.shape[1:], rows_each),
             {"HAS_BIAS": has_bias, **options},
         )  # fmt: skip
-        return dx, None, None if partial is None else partial.sum(1).to(ctx.bias_dtype)
+        return [dx, None if partial is None else partial.sum(1)]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], has_bias: bool) -> list[Tensor | None]:
+        y = tensors[1]
+        B, _, H, Q, K = y.shape
+        db = y.new_empty((B, H, Q, K), dtype=torch.float32) if has_bias else None
+        return [torch.empty_like(y), db]
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dx, db = found
+        return [dx, None, db]
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -207,4 +226,4 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = 
     check_shape("masked_softmax", "bias", bias, B, H, Q, K)
     if x.shape[-1] > MAX_KEYS or x.dtype is torch.float64 or not usable(x, mask, bias):
         return reference.masked_softmax(x, mask, bias)
-    return _MaskedSoftmax.apply(x, mask, bias)  # type: ignore[no-any-return]
+    return _MaskedSoftmax.apply((bias is not None,), x.contiguous(), mask, bias)

@@ -8,6 +8,7 @@ Letters: M rows, C channels, N hidden channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["TransitionWeights", "transition", "transition_fits"]
 
@@ -51,13 +52,15 @@ class TransitionWeights:
         return self.norm_weight, self.norm_bias, self.w1, self.b1, self.w2, self.b2
 
 
-@operator("transition")
-class _Transition(torch.autograd.Function):
+class _Transition(Operator, name="transition"):
+    options = "float eps, bool residual, ScalarType dtype"
+    kept = (0, 1, 2, 3, 5)  # x, mask, gamma, beta, b1
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mask: Tensor | None, gamma: Tensor, beta: Tensor, w1: Tensor,
-        b1: Tensor, w2: Tensor, b2: Tensor, eps: float, residual: bool, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        x, mask, gamma, beta, w1, b1, w2, b2 = tensors
         C = x.shape[-1]
         packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
@@ -69,20 +72,30 @@ class _Transition(torch.autograd.Function):
             del normed
             out = out if rows is None else out * rows[:, None].to(out.dtype)
             out = flat + out if residual else out.to(x.dtype)
-        ctx.save_for_backward(x, rows, gamma, beta, packed1, b1, packed2, stats)
-        ctx.options = eps, residual, [t.dtype for t in (gamma, beta, w1, b1, w2, b2)]
-        return out.view(x.shape)
+        return [out.view(x.shape), packed1, packed2, stats]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, gamma, beta, w1, b1, w2, stats = ctx.saved_tensors
-        eps, residual, dtypes = ctx.options
+    def forward_fake(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        x, _, _, _, w1, _, w2, _ = tensors
+        rows = x.numel() // x.shape[-1]
+        return [
+            x.new_empty(x.shape), w1.new_empty(w1.shape, dtype=dtype),
+            w2.new_empty(w2.shape, dtype=dtype), x.new_empty((2, rows), dtype=torch.float32),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        dout, x, mask, gamma, beta, b1, w1, w2, stats = tensors
         C = x.shape[-1]
+        own_sums = _sums_of_its_own(dout, mask, residual, dtype)
+        mask = None if mask is None else mask.reshape(-1)
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
-        # else the norm's backward pass reads dout, and sums it too
-        own_sums = mask is not None or not residual or dout.dtype is not w2.dtype
-        dy, *out_sums = scaled(dout, w2.dtype, mask=mask) if own_sums else (dout,)
-        normed, _, _ = norm_rows(flat, gamma, beta, eps, w1.dtype)
+        dy, *out_sums = scaled(dout, dtype, mask=mask) if own_sums else (dout,)
+        normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
         if hopper.fits(normed, w1):
             dhidden, *of_weights, hidden_sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
         else:
@@ -97,14 +110,37 @@ class _Transition(torch.autograd.Function):
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]
         of_norm, db1, *rest = column_sums(
-            [*parts, *of_weights], *[dtypes[0] for _ in parts], *[w1.dtype for _ in of_weights]
+            [*parts, *of_weights], *[gamma.dtype for _ in parts], *[dtype for _ in of_weights]
         )
         if of_weights:
             *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
-        dgamma, dbeta, db2 = (*torch.split(of_norm, C), *rest)
-        grads = [dgamma, dbeta, dw1, db1, dw2, db2]
-        grads = [grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
-        return dx.view(x.shape), None, *grads, None, None, None
+        return [dx.view(x.shape), of_norm, dw1, db1, dw2, rest[0] if own_sums else None]
+
+    @staticmethod
+    def backward_fake(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        dout, x, mask, gamma, _, _, w1, w2, _ = tensors
+        own_sums = _sums_of_its_own(dout, mask, residual, dtype)
+        N, C = w1.shape
+        return [
+            x.new_empty(x.shape), gamma.new_empty((2 if own_sums else 3) * C),
+            w1.new_empty(w1.shape), gamma.new_empty(N), w2.new_empty(w2.shape),
+            gamma.new_empty(C) if own_sums else None,
+        ]  # fmt: skip
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dx, of_norm, dw1, db1, dw2, db2 = found
+        dgamma, dbeta, *last = torch.split(of_norm, dx.shape[-1])
+        return [dx, None, dgamma, dbeta, dw1, db1, dw2, last[0] if db2 is None else db2]
+
+
+def _sums_of_its_own(dout: Tensor, mask: Tensor | None, residual: bool, dtype: torch.dtype) -> bool:
+    """Whether dout is summed for the last bias here, not by the norm, which reads dout too."""
+    return mask is not None or not residual or dout.dtype is not dtype
 
 
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:
@@ -141,7 +177,4 @@ def transition(
     check_device("transition", x, weights.w1, mask)
     dtype = compute_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = _Transition.apply(  # type: ignore[no-untyped-call]
-            x.contiguous(), mask, *weights.tensors(), eps, residual, dtype
-        )
-    return result
+        return _Transition.apply((eps, residual, dtype), x.contiguous(), mask, *weights.tensors())

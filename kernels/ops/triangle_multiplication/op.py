@@ -8,8 +8,9 @@ Letters: B batch, R residues, M = B * R * R pairs, C pair channels, E hidden cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from evofeed.kernels.runtime.projection import (
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
-from evofeed.kernels.runtime.torch_library import operator
+from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["TriangleWeights", "triangle_multiplication", "triangle_multiplication_fits"]
 
@@ -65,11 +66,11 @@ class TriangleWeights:
         return tuple(getattr(self, name) for name in self.__slots__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
+    """What is no tensor of one call."""
+
     outgoing: bool
     residual: bool
-    drop: Drop
     eps: float
     dtype: torch.dtype
 
@@ -96,11 +97,15 @@ def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
     return programs
 
 
-@operator("triangle_multiplication", _Plan, Drop)
-class _TriangleMultiplication(torch.autograd.Function):
+class _TriangleMultiplication(Operator, name="triangle_multiplication"):
+    options = "bool outgoing, bool residual, float eps, ScalarType dtype"
+    kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
+
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, z: Tensor, mask: Tensor, *weights: Tensor) -> Tensor:
-        w = TriangleWeights(*weights)
+    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        plan = _Plan(*options)
+        z, mask, drop_mask, *weights = tensors
+        w, drop = TriangleWeights(*weights), Drop(drop_mask, (z.shape[1], z.shape[2]))
         B, R, _, C = z.shape
         E = w.a_p.shape[0]
         M = B * R * R
@@ -125,30 +130,39 @@ class _TriangleMultiplication(torch.autograd.Function):
         if on_hopper:
             hopper.run_out(
                 xt, *norm_out, wz, w.z_bias, z, stats, *norm_in, packed_w[4 * E :], w.g_bias,
-                plan.drop, plan.residual, out, plan.eps,
+                drop, plan.residual, out, plan.eps,
             )  # fmt: skip
         else:
             _run(
                 triangle_out_kernel, "triangle_out",
                 (xt, *norm_out, wz, w.z_bias, z, *norm_in, packed_w[4 * E :], w.g_bias,
-                 plan.drop.mask, out, stats[1]),
-                sizes, plan.dtype, (plan.eps, *plan.drop.strides()),
-                HAS_DROP=plan.drop.mask is not None, HAS_RES=plan.residual,
+                 drop_mask, out, stats[1]),
+                sizes, plan.dtype, (plan.eps, *drop.strides()),
+                HAS_DROP=drop_mask is not None, HAS_RES=plan.residual,
             )  # fmt: skip
-        ctx.save_for_backward(
-            z, mask, w.norm_in_weight, w.norm_in_bias, w.norm_out_weight, w.norm_out_bias,
-            packed_w, packed_b, wz, w.z_bias, w.g_bias, ab, stats,
-        )  # fmt: skip
-        ctx.plan, ctx.dtypes = plan, [t.dtype for t in weights]
-        return out
+        return [out, packed_w, packed_b, wz, ab, stats]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+    def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        dtype = _Plan(*options).dtype
+        z, _, _, *weights = tensors
+        w = TriangleWeights(*weights)
+        (B, R, _, C), E = z.shape, w.a_p.shape[0]
+        return [
+            z.new_empty(z.shape), z.new_empty((4 * E + C, C), dtype=dtype),
+            w.a_p_bias.new_empty(4 * E), z.new_empty((C, E), dtype=dtype),
+            z.new_empty((2, E * B, R, R), dtype=dtype),
+            z.new_empty((2, 2, B * R * R), dtype=torch.float32),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        plan = _Plan(*options)
         (
-            z, mask, gamma_in, beta_in, gamma_out, beta_out, packed_w, packed_b, wz, z_bias,
-            g_bias, ab, stats,
-        ) = ctx.saved_tensors  # fmt: skip
+            dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
+            packed_w, packed_b, wz, ab, stats,
+        ) = tensors  # fmt: skip
+        drop = Drop(drop_mask, (z.shape[1], z.shape[2]))
         C, E = wz.shape
         M = z.numel() // C
         dout = dout.contiguous().view(M, C)
@@ -159,12 +173,12 @@ class _TriangleMultiplication(torch.autograd.Function):
         if on_hopper:
             dwz, of_out = hopper.run_out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, stats, gamma_in, beta_in,
-                packed_w[4 * E :], g_bias, plan.drop, dxt, dpacked[:, 4 * E :], ctx.dtypes[0],
+                packed_w[4 * E :], g_bias, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
             )  # fmt: skip
         else:
             dwz, of_out = _out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in,
-                packed_w[4 * E :], g_bias, plan, dxt, dpacked[:, 4 * E :], ctx.dtypes[0],
+                packed_w[4 * E :], g_bias, plan, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
             )  # fmt: skip
         del xt
         a, b = ab
@@ -193,16 +207,32 @@ class _TriangleMultiplication(torch.autograd.Function):
             torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, normed,
         )  # fmt: skip
-        dw = weight_grad(dpacked, normed).to(ctx.dtypes[2])  # one cast for all that it holds
-        of_norm, of_in = column_sums([norm_sums, in_sums], ctx.dtypes[0])
+        of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)
+        return [dz.view(z.shape), weight_grad(dpacked, normed), of_norm, of_in, dwz, of_out]
+
+    @staticmethod
+    def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+        _, z, _, _, gamma, _, _, _, _, _, packed_w, _, wz, _, _ = tensors
+        C, E = wz.shape
+        return [
+            z.new_empty(z.shape), packed_w.new_empty(packed_w.shape), gamma.new_empty(2 * C),
+            gamma.new_empty(4 * E), wz.new_empty(wz.shape), gamma.new_empty(2 * (C + E)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dz, dw, of_norm, of_in, dwz, of_out = found
+        C, E = dwz.shape
+        dw = dw.to(kinds[5])  # one cast for all that it holds
         dws, dbs = torch.split(dw, [E, E, E, E, C]), torch.split(of_in, E)
         dgamma_out, dbeta_out, dbz, dbg = torch.split(of_out, [E, E, C, C])
-        grads = [
-            *torch.split(of_norm, C), *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
+        return [
+            dz, None, None, *torch.split(of_norm, C),
+            *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
             dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
         ]  # fmt: skip
-        grads = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
-        return None, dz.view(z.shape), None, *grads
 
 
 def _product(ab: Tensor, outgoing: bool) -> Tensor:
@@ -213,10 +243,10 @@ def _product(ab: Tensor, outgoing: bool) -> Tensor:
 
 def _out_grad(
     dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
-    gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, plan: _Plan, dxt: Tensor,
-    dgate: Tensor, dtype: torch.dtype,
+    gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, plan: _Plan, drop: Drop,
+    dxt: Tensor, dgate: Tensor, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `hopper_triangle.run_out_grad`."""
+    """As `hopper.run_out_grad`."""
     (M, C), E = dout.shape, wz.shape[1]
     dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
     normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
@@ -225,10 +255,10 @@ def _out_grad(
     sums = torch.empty((programs, 2 * (C + E)), dtype=torch.float32, device=z.device)
     _run(
         triangle_out_grad_kernel, "triangle_out_grad",
-        (dout, xt, gamma_x, beta_x, wz, bz, z, gamma_z, beta_z, wg, bg, plan.drop.mask, dxt, dy,
+        (dout, xt, gamma_x, beta_x, wz, bz, z, gamma_z, beta_z, wg, bg, drop.mask, dxt, dy,
          dgate, normed, sums),
-        sizes, plan.dtype, (dgate.stride(0), plan.eps, *plan.drop.strides(), 1),
-        HAS_DROP=plan.drop.mask is not None,
+        sizes, plan.dtype, (dgate.stride(0), plan.eps, *drop.strides(), 1),
+        HAS_DROP=drop.mask is not None,
     )  # fmt: skip
     return weight_grad(dy, normed), column_sums([sums], dtype)[0]
 
@@ -270,9 +300,8 @@ def triangle_multiplication(
     check_device("triangle_multiplication", z, weights.norm_in_weight, mask, drop_mask)
     dtype = compute_dtype(z)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
-    plan = _Plan(outgoing, residual, Drop(drop_mask, (z.shape[1], z.shape[2])), eps, dtype)
+    plan = _Plan(outgoing, residual, eps, dtype)
     with torch.autocast(z.device.type, enabled=False):
-        result: Tensor = _TriangleMultiplication.apply(  # type: ignore[no-untyped-call]
-            plan, z.contiguous(), mask, *weights.tensors()
+        return _TriangleMultiplication.apply(
+            plan, z.contiguous(), mask, drop_mask, *weights.tensors()
         )
-    return result

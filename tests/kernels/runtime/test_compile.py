@@ -10,20 +10,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import layer_norm, masked_softmax, to_fused
+from evofeed.kernels import layer_norm, masked_softmax, pair_bias, to_fused
 from evofeed.kernels.ops.attention.op import biased_attention
-from evofeed.kernels.runtime.torch_library import Operator, _encode, named
-from evofeed.trainer.model import evoformer, extra_msa, msa_attention, transition, triangle
-from evofeed.trainer.model import outer_product_mean as opm
+from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
+from evofeed.kernels.ops.global_attention.op import global_column_attention
+from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
+from evofeed.kernels.ops.transition.op import TransitionWeights, transition
+from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.trainer.model import evoformer, extra_msa
+from evofeed.trainer.model.transition import MSATransition
 
 S, R, C_M, C_Z = 2, 3, 16, 16
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK = {
     "c_m": C_M, "c_z": C_Z, "c_hidden_msa_att": 8, "c_hidden_opm": 16, "c_hidden_mul": 16,
     "c_hidden_pair_att": 8, "no_heads_msa": 2, "no_heads_pair": 2, "transition_n": 2,
     "msa_dropout": 0.15, "pair_dropout": 0.25,
 }  # fmt: skip
 
-Call = tuple[Any, list[Tensor], str]
+Call = tuple[Any, tuple[Any, ...], tuple[Tensor | None, ...]]
+Case = tuple[Callable[..., Tensor], list[Tensor]]
 
 
 def _inputs(names: list[str], device: str) -> list[Tensor]:
@@ -35,62 +42,187 @@ def _inputs(names: list[str], device: str) -> list[Tensor]:
     return [made[name].to(device) for name in names]
 
 
-OPS: dict[str, Callable[[], tuple[nn.Module, list[str]]]] = {
-    "transition": lambda: (transition.MSATransition(C_M, 2), ["m", "msa_mask"]),
-    "gated_attention": lambda: (
-        triangle.TriangleAttentionEndingNode(C_Z, 8, 2), ["z", "pair_mask"],
+def _linear(out: int, into: int) -> list[Tensor]:
+    return [torch.randn(out, into) * into**-0.5, torch.randn(out)]
+
+
+def _norm(C: int) -> list[Tensor]:
+    return [1 + 0.1 * torch.randn(C), 0.1 * torch.randn(C)]
+
+
+def _mask(*shape: int) -> Tensor:
+    return (torch.rand(*shape, device=DEVICE) > 0.3).float()
+
+
+def _gated(x: Tensor, pair: bool, **options: Any) -> Case:
+    C, H, K = x.shape[-1], 2, 16
+    weights = [
+        *_norm(C),
+        *(0.2 * torch.randn(K, C) for _ in range(4)),
+        torch.randn(K),
+        *_linear(C, K),
+    ]
+    inputs = [x, *weights, *([torch.randn(H, C)] if pair else [])]
+    return lambda x, *w: gated_attention(x, AttentionWeights(*w), H, **options), inputs
+
+
+def _triangle(**options: Any) -> Case:
+    projections = [t for _ in range(4) for t in _linear(16, 32)]
+    weights = _norm(32) + projections + _norm(16) + _linear(32, 16) + _linear(32, 32)
+    return (
+        lambda z, *w: triangle_multiplication(z, TriangleWeights(*w), outgoing=True, **options),
+        [torch.randn(2, R, R, 32), *weights],
+    )
+
+
+def _transition(C: int, **options: Any) -> Case:
+    weights = _norm(C) + _linear(2 * C, C) + _linear(C, 2 * C)
+    return (
+        lambda x, *w: transition(x, TransitionWeights(*w), **options),
+        [torch.randn(2, R, C), *weights],
+    )
+
+
+def _outer(residual: bool) -> Case:
+    weights = _norm(32) + _linear(16, 32) + _linear(16, 32) + _linear(16, 256)
+    mask = _mask(1, S, R)
+    return (
+        lambda m, z, *w: outer_product_mean(m, OuterWeights(*w), mask, z=z if residual else None),
+        [torch.randn(1, S, R, 32), torch.randn(1, R, R, 16), *weights],
+    )
+
+
+def _global(residual: bool) -> Case:
+    C, K = 32, 16
+    kv = [torch.randn(8, C) for _ in range(2)]
+    weights = [*_norm(C), torch.randn(K, C), *kv, torch.randn(K, C), torch.randn(K), *_linear(C, K)]
+    mask = _mask(1, S, R)
+    return (
+        lambda x, *w: global_column_attention(x, AttentionWeights(*w), 2, mask, residual=residual),
+        [torch.randn(1, S, R, C), *weights],
+    )
+
+
+def _qkv() -> list[Tensor]:
+    return [torch.randn(1, S, R, 2, 8) for _ in range(3)]
+
+
+def _attention(mask: Tensor) -> Case:
+    return lambda q, k, v, b: biased_attention(q, k, v, b, mask), [*_qkv(), torch.randn(1, 2, R, R)]
+
+
+def _softmax(mask: Tensor) -> Case:
+    inputs = [torch.randn(1, S, 2, R, R), torch.randn(1, 2, R, R)]
+    return lambda x, bias: masked_softmax(x, mask, bias), inputs
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "layer norm": lambda: (layer_norm, [torch.randn(3, 16), *_norm(16)]),
+    "layer norm of a view": lambda: (
+        lambda x, w, b: layer_norm(x.transpose(0, 1), w, b), [torch.randn(3, 5, 64), *_norm(64)],
     ),
-    "pair_bias": lambda: (
-        msa_attention.MSARowAttentionWithPairBias(C_M, C_Z, 8, 2), ["m", "z", "msa_mask"],
+    "softmax": lambda: (masked_softmax, [torch.randn(1, S, 2, R, R)]),
+    "softmax, mask and bias": lambda: _softmax(_mask(1, S, R)),
+    "attention": lambda: (biased_attention, _qkv()),
+    "attention, mask and bias": lambda: _attention(_mask(1, S, R)),
+    "gated": lambda: _gated(torch.randn(1, S, R, 32), False),
+    "gated, columns": lambda: _gated(
+        torch.randn(1, S, R, 32), False, columns=True, residual=True, mask=_mask(1, S, R),
+        drop_mask=_mask(1, S, 32), drop_columnwise=True,
     ),
-    "triangle_multiplication": lambda: (
-        triangle.TriangleMultiplicationOutgoing(C_Z, 16), ["z", "pair_mask"],
+    "gated, bias": lambda: _gated(
+        torch.randn(1, S, R, 32), False, bias=torch.randn(1, 2, R, R, device=DEVICE), residual=True
     ),
-    "outer_product_mean": lambda: (opm.OuterProductMean(C_M, C_Z, 16), ["m", "msa_mask"]),
+    "gated, own pairs": lambda: _gated(
+        torch.randn(1, R, R, 32), True, mask=_mask(1, R, R), drop_mask=_mask(1, R, 32)
+    ),
+    "triangle": _triangle,
+    "triangle, all": lambda: _triangle(
+        mask=_mask(2, R, R), residual=True, drop_mask=_mask(2, R, 32)
+    ),
+    "transition": lambda: _transition(16),
+    "transition, residual": lambda: _transition(16, residual=True),
+    "transition, wide": lambda: _transition(256, mask=_mask(2, R)),
+    "outer": lambda: _outer(False),
+    "outer, residual": lambda: _outer(True),
+    "pair bias": lambda: (
+        lambda z, *w: pair_bias(z, *w, scale=2.0),
+        [torch.randn(2, R, R, 16), *_norm(16), torch.randn(2, 16)],
+    ),
+    "global": lambda: _global(False),
+    "global, residual": lambda: _global(True),
 }  # fmt: skip
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Call]:
-    """Operators that were applied, by name, with the arguments their operator would get."""
+    """Operators that were applied, by name, with their options and tensors."""
     calls: dict[str, Call] = {}
-    plain = Operator.apply
+    for how in ("apply", "apply_and_pass_on"):
+        plain = getattr(Operator, how).__func__
 
-    def spy(self: Operator, *arguments: Any) -> Any:
-        tensors: list[Tensor] = []
-        call = _encode(arguments, tensors)
-        calls[self.name] = (getattr(torch.ops.evofeed, self.name).default, tensors, call)
-        return plain(self, *arguments)
+        def spy(cls: type[Operator], options: Any, *tensors: Any, plain: Any = plain) -> Any:
+            calls[cls.compiled._schema.name.removeprefix("evofeed::")] = (cls, options, tensors)
+            return plain(cls, options, *tensors)
 
-    monkeypatch.setattr(Operator, "apply", spy)
+        monkeypatch.setattr(Operator, how, classmethod(spy))
     return calls
 
 
 def _check(call: Call, *tests: str) -> None:
-    op, tensors, text = call
-    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    made = named(op._schema.name.removeprefix("evofeed::"))._forward.layout(leaves, text).made
-    torch.library.opcheck(op, (leaves, text, made), test_utils=tests)
+    """The forward and the backward operator keep the contract of `torch.library`."""
+    op, options, tensors = call
+    leaves = [
+        torch.empty(0, device=tensors[0].device)  # type: ignore[union-attr]
+        if t is None
+        else t.detach().clone().requires_grad_(t.requires_grad)
+        for t in tensors
+    ]
+    torch.library.opcheck(op.compiled, (leaves, *options), test_utils=tests)
+    made = op.compiled(leaves, *options)
+    saved = [leaves[n] for n in op.kept] + list(made[0 if op.keeps_result else 1 :])
+    backward = getattr(torch.ops.evofeed, f"{op.compiled._schema.name[9:]}_backward").default
+    inputs = [torch.randn_like(made[0]), *(t.detach() for t in saved)]
+    torch.library.opcheck(
+        backward, (inputs, *options), test_utils=("test_schema", "test_faketensor")
+    )
 
 
-@pytest.mark.parametrize("name", list(OPS))
-def test_an_operator_of_a_module_keeps_its_contract(
-    name: str, seen: dict[str, Call], device: str
+@pytest.mark.parametrize("precise", [True, False])
+@pytest.mark.parametrize("name", list(CASES))
+def test_an_operator_keeps_its_contract(
+    name: str, precise: bool, seen: dict[str, Call], half: torch.dtype, device: str
 ) -> None:
-    module, names = OPS[name]()
-    to_fused(module.to(device))(*_inputs(names, device))
-    _check(seen[name], "test_schema", "test_autograd_registration", "test_faketensor")
+    """Written shapes are those of the kernels, no result shares memory with another."""
+    op, inputs = CASES[name]()
+    dtype = torch.float32 if precise else half
+    op(*(t.to(device, dtype).requires_grad_() for t in inputs))
+    assert seen
+    for call in seen.values():
+        _check(call, "test_schema", "test_autograd_registration", "test_faketensor")
 
 
-def test_the_stand_alone_operators_keep_their_contract(seen: dict[str, Call], device: str) -> None:
-    x, w, b = (torch.randn(*n, device=device, requires_grad=True) for n in ((3, 16), (16,), (16,)))
-    layer_norm(x, w, b)
-    masked_softmax(torch.randn(1, 2, 2, 5, 5, device=device, requires_grad=True))
-    q, k, v = (torch.randn(1, 2, 5, 2, 8, device=device, requires_grad=True) for _ in range(3))
-    biased_attention(q, k, v, torch.randn(1, 2, 5, 5, device=device, requires_grad=True))
-    for name in ("layer_norm", "masked_softmax", "biased_attention"):
-        _check(seen[name], "test_schema", "test_autograd_registration", "test_faketensor")
-    _check(seen["layer_norm"], "test_aot_dispatch_dynamic")  # symbolic sizes become numbers
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_compiled_operator_gives_the_eager_gradients(name: str, device: str) -> None:
+    torch._dynamo.reset()
+    op, inputs = CASES[name]()
+    leaves = [t.to(device).requires_grad_() for t in inputs]
+    compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (op, compiled):
+        out = call(*leaves)
+        weight = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+        grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
+        results.append([out, *(g for g in grads if g is not None)])
+    assert len(results[0]) == len(results[1])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_symbolic_sizes_go_through(seen: dict[str, Call], device: str) -> None:
+    op, inputs = CASES["layer norm"]()
+    op(*(t.to(device).requires_grad_() for t in inputs))
+    _check(seen["layer_norm"], "test_aot_dispatch_dynamic")
 
 
 def _grads(module: nn.Module, call: Any, names: list[str], device: str) -> list[Tensor]:
@@ -124,7 +256,7 @@ class _Graphs:
 
 def test_a_compiled_module_has_no_break_and_equal_results(device: str) -> None:
     torch._dynamo.reset()
-    module = nn.Sequential(nn.LayerNorm(C_M), transition.MSATransition(C_M, 2)).to(device)
+    module = nn.Sequential(nn.LayerNorm(C_M), MSATransition(C_M, 2)).to(device)
     fused, graphs = to_fused(module), _Graphs()
     compiled = torch.compile(fused, fullgraph=True, backend=graphs)
     eager = _grads(fused, fused, ["m"], device)
