@@ -5,7 +5,7 @@
     pip install -r benchmarks/store_peers.txt  first, in an environment of its own, for all peers
 
 A crop is 256 residues x 1152 random rows of MSA and deletions, 4 templates and
-the structure, into preallocated buffers, one thread, page cache warm. Peers come one
+the structure, one thread, page cache warm. Peers come one
 after the other, each deleted when it is done, so that page cache and disk hold it; within
 each repeat evofeed and the peer take turns, so that noise of the machine hits both alike.
 A chain's time is the best of its repeats. CPU is that of the process, helper threads included.
@@ -39,30 +39,10 @@ from evofeed.features import RECORD, ChainRecord
 from evofeed.store import Dataset, DatasetWriter
 
 WIDTH, ROWS = 256, 1152
-TARGETS = {
-    "ratio": 0.27,
-    "zstd_ratio": 0.15,
-    "cpu_us": 120,
-    "verified_cpu_us": 190,
-    "p99_us": 450,
-    "exact_cpu_us": 400,
-}
 Plan = tuple[int, dict[str, np.ndarray], int, int, np.ndarray]
-PACKED = (
-    "aatype",
-    "residue_index",
-    "hhblits_profile_counts",
-    "msa_order",
-    "deletion_row",
-    "deletion_column",
-    "deletion_count",
-    "msa",
-    "all_atom_mask",
-    "all_atom_positions",
-    "template_aatype",
-    "template_center",
-    "template_all_atom_mask",
-    "template_all_atom_positions",
+COLUMNS = (
+    *("msa", "deletion_matrix", "template_all_atom_positions", "template_all_atom_mask"),
+    *("all_atom_positions", "all_atom_mask"),
 )
 
 
@@ -93,7 +73,6 @@ def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
     dims = dataset.spans.dims
     made = plans([(int(L), int(N)) for L, N in dims[:, :2]])
     crops = timed(our_ways(dataset, zipped), made, repeats)
-    exact = exact_times(dataset, repeats)
     read_raw = PEERS["Arrow IPC raw"]()[1](folder / "Arrow IPC raw")
     beside, missing = {}, {}
     for name in sorted(PEERS, key=lambda name: name == "Arrow IPC raw"):  # last: others read it
@@ -122,7 +101,6 @@ def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
         "load": {"before": load, "after": os.getloadavg()},
         "versions": versions(
             "numpy",
-            "numba",
             "pyarrow",
             "safetensors",
             "pylance",
@@ -137,13 +115,11 @@ def measure(folder: Path, chains: int, repeats: int) -> dict[str, Any]:
             "crop": [ROWS, WIDTH],
             "repeats": repeats,
         },
-        "targets": TARGETS,
         "missing": missing,
         "ratio": {name: size / totals["raw_nbytes"] for name, size in sizes.items()},
         "write_seconds": seconds,
         "crop_us": crops,
         "evofeed_in_the_same_turns_us": beside,
-        "exact_us": exact,
     }
 
 
@@ -220,23 +196,18 @@ def views(pool: Mapping[str, np.ndarray], R: int, W: int) -> dict[str, np.ndarra
 
 
 def our_ways(dataset: Dataset, zipped: Dataset) -> dict[str, Callable[[Plan], None]]:
-    """The crop our ways: checked and not, packed, and from the compact tier."""
+    """A checked crop of each tier, by `Dataset.read`."""
 
-    def ours(of: Dataset, verify: bool) -> Callable[[Plan], None]:
+    def ours(of: Dataset) -> Callable[[Plan], None]:
         def crop(plan: Plan) -> None:
             number, out, start, stop, rows = plan
-            of.read_into(number, out, residues=(start, stop), rows=rows, verify=verify)
+            (found,) = of.read([number], COLUMNS, slice(start, stop), rows)
+            for name, array in out.items():
+                array[...] = found[name]
 
         return crop
 
-    largest = max(dataset.packed_nbytes(number, PACKED) for number in range(len(dataset)))
-    buffer = memoryview(bytearray(largest))
-    return {
-        "evofeed, unverified": ours(dataset, False),
-        "evofeed": ours(dataset, True),
-        "evofeed packed read": lambda plan: void(dataset.read_packed(plan[0], PACKED, buffer)),
-        "evofeed zstd": ours(zipped, True),
-    }
+    return {"evofeed": ours(dataset), "evofeed zstd": ours(zipped)}
 
 
 def peer_way(read: Callable[[int], Mapping[str, np.ndarray]]) -> Callable[[Plan], None]:
@@ -249,10 +220,6 @@ def peer_way(read: Callable[[int], Mapping[str, np.ndarray]]) -> Callable[[Plan]
     return crop
 
 
-def void(_: object) -> None:
-    return None
-
-
 def check(way: Callable[[Plan], None], reference: Callable[[Plan], None], plan: Plan) -> None:
     """Every format must give the same crop."""
     reference(plan)
@@ -260,29 +227,6 @@ def check(way: Callable[[Plan], None], reference: Callable[[Plan], None], plan: 
     way(plan)
     for name, array in plan[1].items():
         assert np.array_equal(array, right[name]), name
-
-
-def exact_times(dataset: Dataset, repeats: int) -> dict[str, dict[str, float]]:
-    """All rows, full length, everything decoded, into preallocated buffers."""
-    dims = dataset.spans.dims
-    L, N = int(dims[:, 0].max()), int((dims[:, 0] * dims[:, 1]).max())
-    pool = {
-        "msa": np.zeros(N, np.uint8),
-        "deletion_matrix": np.zeros(N, np.uint8),
-        "template_all_atom_positions": np.zeros(4 * L * 111, np.float32),
-        "template_all_atom_mask": np.zeros(4 * L * 37, np.uint8),
-        "all_atom_positions": np.zeros(L * 111, np.float32),
-        "all_atom_mask": np.zeros(L * 37, np.uint8),
-    }
-    whole = [
-        (n, views(pool, int(dims[n, 1]), int(dims[n, 0])), 0, int(dims[n, 0]), np.zeros(0))
-        for n in range(len(dims))
-    ]
-    ways = {
-        "evofeed": lambda plan: dataset.read_into(plan[0], plan[1]),
-        "evofeed, unverified": lambda plan: dataset.read_into(plan[0], plan[1], verify=False),
-    }
-    return timed(ways, whole, repeats)
 
 
 def timed(
@@ -375,17 +319,11 @@ def markdown(report: Mapping[str, Any]) -> str:
     ]
     beside = report["evofeed_in_the_same_turns_us"]
     for name, t in sorted(report["crop_us"].items(), key=lambda item: item[1]["cpu_mean"]):
-        stored = (
-            "evofeed zstd" if name == "evofeed zstd" else name.split(",")[0].split(" packed")[0]
-        )
         turn = f"{beside[name]['cpu_mean']:.0f}" if name in beside else ""
         lines.append(
-            f"| {name} | {report['ratio'][stored]:.3f} | {t['cpu_mean']:.0f} | {t['cpu_p50']:.0f} "
+            f"| {name} | {report['ratio'][name]:.3f} | {t['cpu_mean']:.0f} | {t['cpu_p50']:.0f} "
             f"| {t['cpu_p99']:.0f} | {t['wall_mean']:.0f} | {t['wall_p99']:.0f} | {turn} |"
         )
-    lines += ["", "Exact read (all rows, full length):", ""]
-    for name, t in report["exact_us"].items():
-        lines.append(f"- {name}: CPU {t['cpu_mean']:.0f} µs mean, p99 {t['cpu_p99']:.0f}")
     lines += ["", f"Versions: {', '.join(f'{n} {v}' for n, v in report['versions'].items())}."]
     notes = [f"{name}: {note}" for name, note in NOTES.items() if name in report["crop_us"]]
     lines += ["", *notes] if notes else []

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         replace_chains,
         tag,
     )
-    from evofeed.store.spans import PackedSlice
     from evofeed.store.writer import DatasetWriter
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "Manifest",
     "Snapshot",
     "Diff",
-    "PackedSlice",
     "add_shards",
     "remove_chains",
     "replace_chains",
@@ -55,7 +53,6 @@ __getattr__ = names_from(
         "Manifest": "manifest",
         "Snapshot": "history",
         "Diff": "history",
-        "PackedSlice": "spans",
         "add_shards": "snapshots",
         "remove_chains": "snapshots",
         "replace_chains": "snapshots",

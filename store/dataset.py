@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
@@ -30,11 +30,14 @@ from evofeed.store.html import describe_html
 from evofeed.store.index import read_index
 from evofeed.store.manifest import MEND, Manifest
 from evofeed.store.shard import shard_index, shard_key
-from evofeed.store.spans import PackedSlice, Spans
+from evofeed.store.spans import Spans
 from evofeed.store.storage import LocalStorage, Storage, open_storage
 
 REMOTE_READS = 16
 """Ranged reads of one `read` in flight at once, where they cross a network."""
+
+
+_SPARSE = frozenset({"deletion_row", "deletion_column", "deletion_count"})
 
 
 class Dataset:
@@ -166,75 +169,8 @@ class Dataset:
         residues: slice | None,
         rows: slice | Sequence[int] | np.ndarray | None,
     ) -> dict[str, np.ndarray]:
-        from evofeed.store.reading import read_features
-
-        num_res, num_alignments = self.spans.dims[row, :2].tolist()
-        start, stop, step = (residues or slice(None)).indices(num_res)
-        if step != 1:
-            raise ValueError("a residue window has step 1")
-        taken = np.arange(num_alignments)[rows if rows is not None else slice(None)]
-        stop = max(start, stop)
-        found, decoder = read_features(self.spans, row, span, wanted, start, stop, taken)
-        rest = [name for name in wanted if name not in found]
-        found |= crop_features(decoder, rest, slice(start, stop), taken)
-        return {name: found[name] for name in wanted if name in found}
-
-    def read_into(
-        self,
-        chain: str | int,
-        out: Mapping[str, np.ndarray],
-        *,
-        residues: tuple[int, int] | None = None,
-        rows: Sequence[int] | np.ndarray | None = None,
-        templates: Sequence[int] | np.ndarray | None = None,
-        verify: bool = True,
-    ) -> None:
-        """Fill the caller's arrays with a crop of a chain; compiled, without the GIL.
-
-        Args:
-            chain: chain id or row of the index.
-            out: contiguous arrays by feature name, of exactly the crop's shape; also
-                `deletion_matrix` [rows, residues]. A chain without a structure gives zeros.
-            residues: first residue and end; None for all.
-            rows: MSA rows in the record's own order, i64; None for all.
-            templates: which, each once; None for all.
-            verify: compare the span's checksum with the index. Without it wrong bytes
-                may give wrong values, never a crash.
-
-        Raises:
-            ValueError: a shape does not fit the crop, or a count its dtype.
-            ShardCorrupt, ShardMissing: the bytes are wrong or absent.
-        """
-        from evofeed.store.reading import read_into  # numba: half a second, only where needed
-
-        row = self.spans.row(chain)
-        num_res, _, _, num_templates = self.spans.dims[row].tolist()
-        start, stop = residues if residues is not None else (0, num_res)
-        if not 0 <= start <= stop <= num_res:
-            raise ValueError(f"residues {start}..{stop}: the chain has {num_res}")
-        chosen = np.arange(num_templates) if templates is None else np.asarray(templates, np.int64)
-        wanted = None if rows is None else np.asarray(rows, np.int64)
-        read_into(self.spans, row, out, start, stop, wanted, chosen, verify=verify)
-
-    def packed_nbytes(self, chain: str | int, columns: Sequence[str]) -> int:
-        """Bytes of buffer that `read_packed` needs, at most."""
-        return self.spans.packed_nbytes(self.spans.row(chain), columns)
-
-    def read_packed(
-        self, chain: str | int, columns: Sequence[str], out: memoryview
-    ) -> dict[str, PackedSlice]:
-        """Packed bytes of chosen columns into `out`, not decoded: `(offset, nbytes, codec)` each.
-
-        One ranged read from the first to the last of them in file order (columns in
-        between come along), each checked by its own checksum; zstd is undone. Offsets
-        are multiples of 8. The bits are in FORMAT.md; `evofeed.store.decode` is the
-        plain decoder.
-
-        Raises:
-            ValueError: `out` has fewer than `packed_nbytes` bytes.
-            ShardCorrupt, ShardMissing: the bytes are wrong or absent.
-        """
-        return self.spans.read_packed(self.spans.row(chain), columns, out)
+        decoder = self.spans.decoder(row, span)
+        return crop_features(decoder, wanted, residues, rows)
 
     def snapshots(self) -> list[Snapshot]:
         """Every snapshot of this dataset, children before their parents.
@@ -319,23 +255,29 @@ def crop_features(
     residues: slice | None,
     rows: slice | Sequence[int] | np.ndarray | None,
 ) -> dict[str, np.ndarray]:
-    """Chosen features of a chain within a window and a set of MSA rows: the plain way."""
+    """Chosen features of a chain within a window and a set of MSA rows."""
     start, stop, step = (residues or slice(None)).indices(decoder.dims["L"])
     if step != 1:
         raise ValueError("a residue window has step 1")
+    stop = max(start, stop)
     taken = np.arange(decoder.dims["N"])[rows if rows is not None else slice(None)]
     cropped: dict[str, np.ndarray] = {}
-    sparse = any(name.startswith("deletion_") for name in columns)
     whole = stop - start == decoder.dims["L"] and np.array_equal(
         taken, np.arange(decoder.dims["N"])
     )
-    if sparse and ("deletion_matrix" in columns or not whole):  # else they are there as stored
-        cropped |= _deletions(decoder, start, stop, taken)
+    sparse = not whole and any(name in _SPARSE for name in columns)  # else they are as stored
+    if sparse or "deletion_matrix" in columns:
+        cropped["deletion_matrix"] = decoder.deletion_matrix(taken)[:, start:stop]
+    if sparse:
+        cropped |= _renumbered(cropped["deletion_matrix"])
     for name in columns:
         if name in cropped:
             continue
         feature = FEATURES[name]
         if feature.stage == "structure" and not decoder.dims["has_structure"]:
+            continue
+        if name == "msa":  # deep: only the rows that are wanted
+            cropped[name] = decoder.msa_rows(taken)[:, start:stop]
             continue
         value = decoder.array(name) if feature.dtype != "str" else _texts(decoder, name)
         for axis, dim in enumerate(feature.dims):
@@ -352,13 +294,10 @@ def _texts(decoder: ChainDecoder, name: str) -> np.ndarray:
     return np.array(texts, dtype=np.str_)
 
 
-def _deletions(
-    decoder: ChainDecoder, start: int, stop: int, taken: np.ndarray
-) -> dict[str, np.ndarray]:
-    dense = decoder.deletion_matrix()[taken, start:stop]
+def _renumbered(dense: np.ndarray) -> dict[str, np.ndarray]:
+    """The sparse deletions of a crop, from the dense ones."""
     row, column = np.nonzero(dense)
     return {
-        "deletion_matrix": dense,
         "deletion_row": row.astype(np.int32),
         "deletion_column": column.astype(np.int32),
         "deletion_count": dense[row, column],

@@ -151,22 +151,28 @@ class ChainDecoder:
         return inverse
 
     def _msa(self) -> np.ndarray:
-        stored = self._rows("msa", self.dims["N"])
-        msa = np.empty_like(stored)
-        msa[self.order()] = stored
-        return msa
+        return self.msa_rows(np.arange(self.dims["N"]))
+
+    def msa_rows(self, taken: np.ndarray) -> np.ndarray:
+        """Chosen rows of the alignment, u8[R, L], by their numbers in the record's order."""
+        try:
+            return self._rows("msa", self.dims["N"], self.inverse()[taken])
+        except ValueError as error:
+            raise self.place.corrupt(f"column msa: {error}") from None
 
     def _template_aatype(self) -> np.ndarray:
         if self.columns["template_aatype"].codec == Codec.RAW:
             return self._plain(FEATURES["template_aatype"])
-        return self._rows("template_aatype", self.dims["T"])
+        return self._rows("template_aatype", self.dims["T"], np.arange(self.dims["T"]))
 
-    def _rows(self, name: str, rows: int) -> np.ndarray:
+    def _rows(self, name: str, rows: int, stored: np.ndarray) -> np.ndarray:
         column = self.raw(name)
         expected = rows * row_nbytes(self.dims["L"])
         if column.codec != Codec.MSA5 or len(column.payload) != expected:
             raise ValueError(f"{len(column.payload)} bytes are not {rows} rows in MSA5")
-        return unpack_rows(column.payload, rows, self.dims["L"])
+        packed = np.frombuffer(column.payload, np.uint8)
+        packed = packed.reshape(rows, row_nbytes(self.dims["L"]))[stored]
+        return unpack_rows(packed, self.dims["L"])
 
     def _msa_source(self) -> np.ndarray:
         self._backed(FEATURES["msa_source"], self.dims["N"])
@@ -199,15 +205,21 @@ class ChainDecoder:
             return values
         return np.asarray(values[reorder_runs(row_starts(counts), self.inverse())])
 
-    def deletion_matrix(self) -> np.ndarray:
-        """Deletions left of each cell, dense, i32[N, L], rows in the record's order."""
-        dense = np.zeros([self.dims["N"], self.dims["L"]], np.int32)
+    def deletion_matrix(self, taken: np.ndarray | None = None) -> np.ndarray:
+        """Deletions left of each cell, dense, i32[R, L], for some rows of the record, or all."""
+        L, N = self.dims["L"], self.dims["N"]
         row, column = self.array("deletion_row"), self.array("deletion_column")
-        try:
-            dense[row, column] = self.array("deletion_count")
-        except IndexError as error:
-            raise self.place.corrupt(f"column deletion_row: {error}") from None
-        return dense
+        count = self.array("deletion_count")
+        for values, bound in ((row, N), (column, L)):
+            if values.min(initial=0) < 0 or values.max(initial=0) >= bound:
+                raise self.place.corrupt("a deletion is outside the alignment")
+        once, again = np.unique(np.arange(N) if taken is None else taken, return_inverse=True)
+        place = np.full(N, -1)
+        place[once] = np.arange(len(once))
+        row = place[row]
+        dense = np.zeros([len(once), L], np.int32)
+        dense[row[row >= 0], column[row >= 0]] = count[row >= 0]
+        return dense if taken is None else dense[again]
 
     def _mask(self, feature: Feature) -> np.ndarray:
         column, residues = self.raw(feature.name), _size(feature, self.dims) // 37

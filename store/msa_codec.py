@@ -35,9 +35,9 @@ def pack_rows(codes: UInt8[np.ndarray, "R L"]) -> bytes:
     return packed[:, : row_nbytes(num_res)].tobytes()
 
 
-def unpack_rows(payload: bytes | memoryview, rows: int, num_res: int) -> UInt8[np.ndarray, "R L"]:
-    """The codes back: the plain reference for every faster decoder."""
-    packed = np.frombuffer(payload, np.uint8).reshape(rows, row_nbytes(num_res))
+def unpack_rows(packed: UInt8[np.ndarray, "R B"], num_res: int) -> UInt8[np.ndarray, "R L"]:
+    """The codes of packed rows: the plain reference of the device's decoders."""
+    rows = len(packed)
     groups = -(-num_res // 8)
     words = np.zeros([rows, groups, 8], np.uint8)
     five = packed[:, : groups * 5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,7 @@ import xxhash
 from evofeed.errors import ChainMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import (
-    COLUMN_NUMBER,
     COLUMNS,
-    Codec,
-    Compression,
-    PackedColumn,
     unpack_column,
 )
 from evofeed.store.shard import shard_key
@@ -31,15 +27,6 @@ GAP: Final = 256 << 10
 """Bytes nobody asked for that one remote read fetches rather than become two."""
 RUN: Final = 16 << 20
 """Bytes of one remote read of several chains, at most."""
-
-
-class PackedSlice(NamedTuple):
-    """A packed column in the caller's buffer."""
-
-    offset: int
-    """Of the payload's first byte; a multiple of 8 if the buffer's use began at one."""
-    nbytes: int
-    codec: Codec
 
 
 class Spans:
@@ -108,15 +95,12 @@ class Spans:
                 raise self.place(row).corrupt(error.message) from None
             raise
 
-    def read_span(
-        self, row: int, out: np.ndarray | None = None, *, verify: bool = True
-    ) -> np.ndarray:
+    def read_span(self, row: int, out: np.ndarray | None = None) -> np.ndarray:
         """All bytes of a chain, u8, by one ranged read; checked against the index.
 
         Args:
             row: row of the index.
             out: u8 buffer to use the front of, if it is large enough.
-            verify: compare the checksum.
 
         Raises:
             ShardCorrupt: they do not match; `ShardMissing`: the shard is not there.
@@ -129,7 +113,7 @@ class Spans:
         for _ in range(READS):
             try:
                 self.read_range(row, 0, span.data)
-                if not verify or xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
+                if xxhash.xxh3_64_intdigest(span.data) == self.checksum[row]:
                     return span
             except ShardCorrupt as error:
                 short = error
@@ -190,69 +174,6 @@ class Spans:
         if [decoder.dims[name] for name in "LNKT"] != self.dims[row].tolist():
             raise place.corrupt(f"it has {decoder.dims}, the index says {self.dims[row].tolist()}")
         return decoder
-
-    def packed_nbytes(self, row: int, columns: Sequence[str]) -> int:
-        """Bytes that `read_packed` needs for these columns, at most."""
-        first, last = _range(columns)
-        nbytes = int(self.starts[row, last]) - int(self.starts[row, first])
-        unzipped = int(self.raw_nbytes[row]) - int(self.nbytes[row])
-        return nbytes + (int(self.raw_nbytes[row]) if unzipped > 0 else 0)
-
-    def read_packed(
-        self, row: int, columns: Sequence[str], out: memoryview
-    ) -> dict[str, PackedSlice]:
-        """Packed bytes of some columns into `out`, by one ranged read, nothing decoded.
-
-        The range goes from the first to the last of them, so columns between come
-        along. Each wanted column is checked by its own checksum; zstd is undone.
-
-        Raises:
-            ValueError: `out` has fewer than `packed_nbytes` bytes.
-            ShardCorrupt, ShardMissing: as `read_span`.
-        """
-        if len(out) < self.packed_nbytes(row, columns):
-            need = self.packed_nbytes(row, columns)
-            raise ValueError(f"a buffer of {len(out)} bytes; {need} needed")
-        try:
-            return self._read_packed(row, columns, out)
-        except ShardCorrupt:
-            self._forget(row)
-            return self._read_packed(row, columns, out)
-
-    def _read_packed(
-        self, row: int, columns: Sequence[str], out: memoryview
-    ) -> dict[str, PackedSlice]:
-        first, last = _range(columns)
-        starts = self.starts[row].tolist()
-        base, used = starts[first], starts[last] - starts[first]
-        self.read_range(row, base, out[:used])
-        place, slices = self.place(row), {}
-        for name in columns:
-            start, stop = starts[COLUMN_NUMBER[name]], starts[COLUMN_NUMBER[name] + 1]
-            packed = unpack_column(
-                out[start - base : stop - base], place.chain_id, name, place.path
-            )
-            if packed.compression == Compression.NONE:
-                nbytes = len(packed.payload)
-                slices[name] = PackedSlice(start - base + 24, nbytes, packed.codec)
-                continue
-            offset = used + -used % 8
-            used = offset + self._unzip(row, name, packed, out[offset:])
-            slices[name] = PackedSlice(offset, used - offset, packed.codec)
-        return slices
-
-    def _unzip(self, row: int, name: str, packed: PackedColumn, out: memoryview) -> int:
-        dims = dict(zip("LNKT", self.dims[row].tolist(), strict=True)) | {"has_structure": 1}
-        plain = ChainDecoder({name: packed}, self.place(row), dims).raw(name).payload
-        if len(plain) > len(out):
-            raise self.place(row).corrupt(f"column {name} is larger than the index says")
-        out[: len(plain)] = plain
-        return len(plain)
-
-
-def _range(columns: Sequence[str]) -> tuple[int, int]:
-    numbers = [COLUMN_NUMBER[name] for name in columns]
-    return min(numbers), max(numbers) + 1
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:

@@ -43,16 +43,15 @@ def forget_stale_loops(room: Path) -> None:
 
     Numba looks at a loop's own file alone: a broken function elsewhere would not be noticed.
     """
-    sources = [path for path in room.glob("*.py") if re.search("numba|@compiled", path.read_text())]
+    sources = [path for path in room.rglob("*.py") if re.search("numba", path.read_text())]
     newest = max(path.stat().st_mtime for path in sources)
-    for kept in room.glob("__pycache__/*.nb[ic]"):
+    for kept in room.rglob("__pycache__/*.nb[ic]"):
         with contextlib.suppress(FileNotFoundError):  # another worker was first
             if kept.stat().st_mtime < newest:
                 kept.unlink()
 
 
-for _room in ("store", "featurize"):
-    forget_stale_loops(_LOADER.parent / _room)
+forget_stale_loops(_LOADER.parent / "featurize")
 
 
 def golden_root() -> Path | None:

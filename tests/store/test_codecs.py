@@ -35,7 +35,10 @@ def test_rows_of_any_length_survive_five_bits(rows, num_res, seed):
     codes = np.random.default_rng(seed).integers(0, 32, [rows, num_res]).astype(np.uint8)
     payload = pack_rows(codes)
     assert len(payload) == rows * row_nbytes(num_res) and row_nbytes(num_res) % 8 == 0
-    assert np.array_equal(unpack_rows(payload, rows, num_res), codes)
+    assert np.array_equal(
+        unpack_rows(np.frombuffer(payload, np.uint8).reshape(rows, row_nbytes(num_res)), num_res),
+        codes,
+    )
 
 
 def test_five_bit_rows_are_little_endian_bit_streams():
