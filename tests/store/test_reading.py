@@ -10,7 +10,7 @@ from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.codecs import pack_integers
 from evofeed.store.decode import ChainDecoder, Place
-from evofeed.store.layout import COLUMNS
+from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
 
 COLUMNS_READ = (
     "msa",
@@ -109,3 +109,12 @@ def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
     assert set(columns) == set(COLUMNS)
     with pytest.raises(ShardCorrupt, match="outside the alignment"):
         ChainDecoder(columns, Place("chain21_A", "here")).deletion_matrix(np.arange(3))
+
+
+def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(dataset):
+    row = dataset.row("chain21_A")
+    sound = dataset.spans.decoder(row, dataset.spans.read_span(row))
+    packed = PackedColumn(Codec.MSA5, memoryview(b"x"), Compression.ZSTD, raw_nbytes=1 << 40)
+    decoder = ChainDecoder({**sound.columns, "msa": packed}, Place("chain21_A", "here"))
+    with pytest.raises(ShardCorrupt, match="bytes claimed"):
+        decoder.msa_rows(np.arange(2))
