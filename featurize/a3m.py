@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import numpy as np
 
 from evofeed.errors import MsaError
@@ -13,6 +16,8 @@ from evofeed.featurize.roads.colabfold import assembly_of
 from evofeed.residues import MSA_LETTER_TO_RESTYPE
 from evofeed.shapes import UInt8
 
+_ANNOTATION: Final = re.compile(rb"(?m)^>(?:ss|sa|aa)_(?:pred|conf|dssp)\b[^>]*")
+
 
 def parse_a3m(
     data: bytes, *, path: str = "", strict_letters: bool = False, caps: InputCaps | None = None
@@ -21,7 +26,8 @@ def parse_a3m(
 
     Lower-case letters are insertions relative to the query; they vanish and are
     counted at the next column, `AggC` counts 2 at `C`. Insertions after the last
-    column are dropped (AF2 SI 1.2.1). Blank lines and lines with `#` are skipped.
+    column are dropped (AF2 SI 1.2.1). Blank lines and lines with `#` are skipped, and
+    hh-suite's rows of secondary structure, which are counted.
 
     Args:
         data: content of the file.
@@ -37,6 +43,10 @@ def parse_a3m(
     if not strict_letters and data.endswith(b"\0"):
         data = data.rstrip(b"\0")  # mmseqs and ColabFold end an entry so
     _refuse_complex(data, path)
+    dropped: tuple[str, ...] = ()
+    if not strict_letters:
+        data, skipped = without_annotation(data)
+        dropped = (f"{skipped} rows of secondary structure skipped",) if skipped else ()
     text = np.frombuffer(data, np.uint8)
     table = _table(strict_letters)
     rows, columns, runs = kernels.count_a3m(text, table)
@@ -53,7 +63,17 @@ def parse_a3m(
             path=path or None,
             line=line_of(data, byte),
         )
-    return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names)
+    return Msa(letters, at_row[:found], at_column[:found], counts[:found], data, names, dropped)
+
+
+def without_annotation(data: bytes) -> tuple[bytes, int]:
+    """An a3m without hh-suite's rows of secondary structure, and how many there were.
+
+    `addss.pl` puts `>ss_pred`, `>ss_conf` and `>ss_dssp` before the query. Line numbers stay.
+    """
+    if not any(mark in data for mark in (b">ss_", b">sa_", b">aa_")):
+        return data, 0
+    return _ANNOTATION.subn(lambda found: b"\n" * found[0].count(b"\n"), data)
 
 
 def _refuse_complex(data: bytes, path: str) -> None:

@@ -16,7 +16,7 @@ from evofeed.featurize.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
-from evofeed.featurize.sources import ChainSource, Role
+from evofeed.featurize.sources import ChainSource, Role, why_unread
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
@@ -92,6 +92,8 @@ def _alignments(
 ) -> tuple[list[Msa], list[FileRef]]:
     msas, refs = [], []
     for role, ref in files:
+        if role == "other" and (why := why_unread(ref.plain_name)):
+            inputs.dropped.append(f"{ref.plain_name}: {why}")
         if role not in ("a3m", "stockholm"):
             continue
         parse = parse_a3m if role == "a3m" else parse_stockholm
@@ -104,6 +106,7 @@ def _alignments(
             )
         )
         refs.append(ref)
+        inputs.dropped += [f"{ref.plain_name}: {note}" for note in msas[-1].dropped]
     return msas, refs
 
 
@@ -260,7 +263,7 @@ def _check_queries(
         if len(query) != len(sequence) or msa.letters.shape[1] != len(sequence):
             raise MsaError(
                 f"the query has {msa.letters.shape[1]} columns, the chain has {len(sequence)} "
-                "residues: alignment and structure do not belong together",
+                "residues: they do not belong together (each protein needs a folder of its own)",
                 path=ref.path,
             )
         other = sum(a != b for a, b in zip(query, sequence, strict=True))

@@ -78,6 +78,7 @@ def featurize(
 
     Example: evofeed featurize proteins.fasta data/ --search-db uniref.fasta
     """
+    from evofeed.errors import InputError
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.job.options import JobOptions
 
@@ -122,6 +123,8 @@ def featurize(
             )
         threads = options.num_workers
         input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
+    if "://" not in input_uri and not Path(input_uri).exists():  # before the job is imported
+        raise InputError("no such file or folder", path=input_uri)
     if check:
         raise typer.Exit(_check(input_uri, config, finder, clusters, as_json))
     from evofeed.featurize.job.show import run_and_show

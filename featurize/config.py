@@ -44,7 +44,9 @@ class FeaturizeConfig:
     hit_names: Literal["any", "openfold"] = "any"
     """OpenFold knows hmmsearch output as `hmm_output.sto` on disk but only as
     `hmmsearch_output.sto` in an alignment_db, and reads the other as an alignment.
-    Ours: both names, and AlphaFold's `pdb_hits.sto`, are template hits everywhere."""
+    Ours: both names, and AlphaFold's `pdb_hits.sto`, are template hits everywhere, and what
+    other programs write for pairing (`uniprot.sto`) or as hits (`hmmsearch.a3m`) is no
+    alignment of homologs."""
     subfolders: bool = True
     """Look into `a3m/` and `hhr/` below a chain's folder, as OpenProteinSet ships them, and
     into AlphaFold's `msas/`. OpenFold does not: an un-flattened tree trains on empty

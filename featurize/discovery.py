@@ -21,8 +21,11 @@ from evofeed.featurize import layouts
 from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.caches import read_duplicates
 from evofeed.featurize.collector import paused_gc
+from evofeed.featurize.explicit_places import refuse_unfit
 from evofeed.featurize.layouts import Beside, first_file, folders
 from evofeed.featurize.reading import plain
+from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
+from evofeed.featurize.roads.survey import nothing_here
 from evofeed.featurize.sources import ChainSource
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
@@ -86,17 +89,21 @@ def discover(
         sources = _sources(root, alignments, beside)
     twins = _given(duplicate_chains) or first_file(home, ("duplicate_pdb_chains.txt",))
     if twins:
-        sources += _duplicates(sources, twins, beside)
+        sources += _duplicates(sources, twins, beside, chosen=duplicate_chains is not None)
     sources = once(sources, faults, str(root))
     if problems is not None:
         problems += faults
     elif faults:
         raise faults[0]
     if not sources and not faults:
-        raise InputError(
-            "nothing here looks like chains: expected alignments/<chain>/ folders, an "
-            "alignment_db with its .index, .a3m, .fasta or structure files",
-            path=str(root),
+        raise InputError(nothing_here(root), path=str(root))
+    if sources:
+        refuse_unfit(
+            sources,
+            structure_dir=_given(structure_dir),
+            template_mmcif_dir=_given(template_mmcif_dir),
+            fasta_dir=_given(fasta_dir),
+            structure_index=_given(structure_index),
         )
     return sorted(sources, key=lambda source: source.chain_id)
 
@@ -146,6 +153,8 @@ def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]
 
 
 def _chains_here(root: Path, beside: Beside) -> list[ChainSource]:
+    if chain_folders(root):
+        return from_target(root, beside)
     layouts.refuse_one_chain(root)
     a3m = layouts.from_a3m_files(_files(root, (".a3m",)), beside)
     return layouts.from_chain_folders(root, beside) + a3m
@@ -166,10 +175,18 @@ def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
     )
 
 
-def _duplicates(sources: list[ChainSource], path: str, beside: Beside) -> list[ChainSource]:
+def _duplicates(
+    sources: list[ChainSource], path: str, beside: Beside, *, chosen: bool
+) -> list[ChainSource]:
     known = {source.chain_id: source for source in sources}
     copies = []
-    for group in read_duplicates(path):
+    groups = read_duplicates(path)
+    if chosen and known and not any(name in known for group in groups for name in group):
+        raise InputError(
+            f"none of its chains is one of the {len(known)} here, such as {next(iter(known))}",
+            path=path,
+        )
+    for group in groups:
         original = next((known[name] for name in group if name in known), None)
         for name in group:
             if original is not None and name not in known:

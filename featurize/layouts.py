@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -13,8 +14,17 @@ from typing import Any, Final
 from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
 from evofeed.featurize.fasta import parse_fasta
-from evofeed.featurize.reading import PACKED, file_ref, read_bytes
+from evofeed.featurize.queries import query_of
+from evofeed.featurize.reading import PACKED, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
 from evofeed.featurize.roads.colabfold import assembly_in, from_complex
+from evofeed.featurize.roads.fasta_headers import (
+    Entity,
+    entity_of,
+    is_other,
+    msa_file,
+    no_protein,
+)
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structure_files import SUFFIXES, parse_structure
 
@@ -29,6 +39,10 @@ FASTA_DIRS: Final = ("fasta", "fastas", "fasta_dir")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,199}$")
 _COLABFOLD_SEARCH: Final = re.compile(r"(.+)_(?:env|all|nofilter|env-nofilter|pair[\w-]*)$")
 """ColabFold's own working folder of `<name>.a3m`, with that alignment's parts."""
+_COMMON_NAMES: Final = ("a3m", "a3ms", "alignments", "msa", "msas")
+"""Folders whose name names no chain; Boltz's and others' `msa/` has a file for each protein."""
+_HEAD_BYTES: Final = 1 << 18
+"""Of an a3m, with its query in it."""
 _COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
 
 
@@ -130,8 +144,10 @@ def refuse_one_chain(root: Path) -> None:
             name.endswith(".a3m") and root.absolute().parent.name == "alignments"
         )
         if entry.is_dir():
-            own = entry.name in SUBFOLDERS and any(
-                map(_holds_alignments, list(os.scandir(entry.path)))
+            own = (
+                entry.name in SUBFOLDERS
+                and any(map(_holds_alignments, list(os.scandir(entry.path))))
+                and not several_proteins(Path(entry.path))
             )
         if own:
             raise InputError(
@@ -159,7 +175,13 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
             why = f"folder cannot be listed: {error.strerror}"
             beside.faults.append(InputError(why, path=entry.path))
             continue
+        if any(item.name == "msas" for item in inner) and chain_folders(Path(entry.path)):
+            sources += from_target(Path(entry.path), beside)
+            continue
         if not every and not any(_holds_alignments(item) for item in inner):
+            continue
+        if entry.name in _COMMON_NAMES and several_proteins(Path(entry.path)):
+            sources += from_a3m_files(a3m_files(Path(entry.path)), beside)
             continue
         search = _COLABFOLD_SEARCH.match(entry.name)
         if search and (root / f"{search[1]}.a3m").is_file():
@@ -171,6 +193,22 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
                 dataclasses.replace(source, alignment_dir=entry.path, structure=structure)
             )
     return sources
+
+
+def a3m_files(folder: Path) -> list[Path]:
+    """The a3m files of a folder, in order of name."""
+    return sorted(p for p in folder.iterdir() if plain(p.name).endswith(".a3m") and p.is_file())
+
+
+def several_proteins(folder: Path) -> bool:
+    """Whether the a3m files of a folder are those of several proteins: their queries differ."""
+    queries = set()
+    for path in a3m_files(folder):
+        with contextlib.suppress(InputError):  # said when it is read
+            queries.add(query_of(read_head(file_ref(path), _HEAD_BYTES), "a3m"))
+        if len(queries) > 1:
+            return True
+    return False
 
 
 def _holds_alignments(item: os.DirEntry[str]) -> bool:
@@ -226,31 +264,62 @@ def _colabfold_model(folder: Path, name: str) -> str | None:
 
 
 def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
-    """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it."""
+    """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it.
+
+    Headers may be Boltz's or Chai's, which say what kind of molecule each is and where its
+    alignment lies; what is no protein is noted with the proteins.
+    """
+    faults: list[InputError] = []
+    records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults)
+    entities = [entity_of(fault.item or "") for fault in faults]
+    beside.faults.extend(f for f, e in zip(faults, entities, strict=True) if not is_other(e))
+    others = [entity for entity in entities if entity is not None and is_other(entity)]
     sources = []
-    data = read_bytes(file_ref(path))
-    for record in parse_fasta(data, path=str(path), faults=beside.faults):
-        source = beside.source(_fasta_id(record.name), str(path))
-        if source is None:
+    for record in records:
+        entity = entity_of(record.description)
+        if entity is not None and is_other(entity):
+            others.append(entity)
             continue
-        folder = first_dir(path.parent, (source.chain_id, f"alignments/{source.chain_id}"))
-        files = [f for s in _PACKED if (f := path.parent / f"{source.chain_id}.a3m{s}").is_file()]
-        sources.append(
-            dataclasses.replace(
-                source,
-                sequence=record.sequence,
-                description=record.description,
-                alignment_dir=str(folder) if folder else None,
-                alignments=() if folder else tuple(file_ref(f) for f in files[:1]),
+        source = beside.source(_fasta_id(record.name, entity, path), str(path))
+        if source is not None:
+            sources.append(
+                dataclasses.replace(
+                    source,
+                    sequence=record.sequence,
+                    description=record.description,
+                    **_alignments_of(record.sequence, source.chain_id, entity, path, beside),
+                )
             )
-        )
-    return sources
+    if others and not sources:
+        beside.faults.append(InputError(no_protein(others), path=str(path)))
+    notes = (no_protein(others),) if others else ()
+    return [dataclasses.replace(source, notes=notes) for source in sources]
 
 
-def _fasta_id(name: str) -> str:
+def _fasta_id(name: str, entity: Entity | None, path: Path) -> str:
     """Chain id of a FASTA header's first word; of `sp|P61626|LYSC_HUMAN` the accession."""
+    if entity is not None:
+        entry = plain(path.name).rpartition(".")[0]
+        return f"{entry}_{entity.name}" if entity.chain else entity.name
     parts = name.split("|")
     return (parts[1] if len(parts) > 1 and parts[1] else name).partition("/")[0]
+
+
+def _alignments_of(
+    sequence: str, chain_id: str, entity: Entity | None, fasta: Path, beside: Beside
+) -> dict[str, Any]:
+    """Where the alignments of a sequence lie: as its header says, or by name beside its file."""
+    if entity is not None and entity.msa:
+        found = msa_file(entity.msa, fasta)
+        if found is None:
+            why = f"its alignment {entity.msa!r} is not there, beside this file or above it"
+            beside.faults.append(InputError(why, path=str(fasta), item=chain_id))
+        return {"alignments": (found,) if found else ()}
+    folder = first_dir(fasta.parent, (chain_id, f"alignments/{chain_id}"))
+    if folder:
+        return {"alignment_dir": str(folder)}
+    files = [f for s in _PACKED if (f := fasta.parent / f"{chain_id}.a3m{s}").is_file()]
+    return {"alignments": tuple(file_ref(f) for f in files[:1])}
 
 
 def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:

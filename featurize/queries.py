@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evofeed.errors import MsaError
+from evofeed.featurize.a3m import without_annotation
 from evofeed.featurize.sources import Role
 
 
@@ -12,7 +13,7 @@ def query_of(data: bytes, role: Role, *, path: str = "") -> str:
     Raises:
         MsaError: there is none.
     """
-    letters = _of_a3m(data) if role == "a3m" else _of_stockholm(data)
+    letters = _of_a3m(without_annotation(data)[0]) if role == "a3m" else _of_stockholm(data)
     query = letters.decode("utf-8", "replace").replace("-", "").replace(".", "")
     if not query:
         raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)

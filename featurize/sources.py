@@ -15,8 +15,15 @@ from evofeed.featurize.reading import FileRef, file_ref, is_text
 Role = Literal["a3m", "stockholm", "hhr", "hmmsearch", "other"]
 
 _HMMSEARCH_STEMS: Final = ("hmm_output", "hmmsearch_output", "pdb_hits")
-_PAIRING_STEMS: Final = ("uniprot_hits",)
+_PAIRING: Final = ("uniprot_hits.sto",)
+_PAIRING_ELSEWHERE: Final = ("uniprot_hits.a3m", "uniprot.sto", "uniprot.a3m")
 """Alignments for pairing chains of a complex; never part of a monomer's MSA."""
+_HITS_AS_A3M: Final = ("hmmsearch.a3m",)
+"""Template hits as Protenix writes them: no alignment of homologs, and no table of hits."""
+_UNREAD: Final = {
+    **dict.fromkeys(_PAIRING + _PAIRING_ELSEWHERE, "for pairing the chains of a complex, not read"),
+    **dict.fromkeys(_HITS_AS_A3M, "template hits in a form that is not read"),
+}
 SUBFOLDERS: Final = ("a3m", "hhr", "msas")
 """Folders inside a chain's folder: OpenProteinSet's two, and AlphaFold's."""
 _ALIGNED: Final = (".a3m", ".sto", ".hhr")
@@ -25,6 +32,11 @@ _ALIGNED: Final = (".a3m", ".sto", ".hhr")
 def is_alignment(name: str) -> bool:
     """Whether a file of this name, compressed or not, holds an alignment or template hits."""
     return file_ref(name).plain_name.endswith(_ALIGNED)
+
+
+def why_unread(name: str) -> str:
+    """Why an alignment of this name, without compression suffix, is not read; else empty."""
+    return _UNREAD.get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +161,14 @@ class ChainSource:
 def role_of(name: str, config: FeaturizeConfig, in_db: bool = False) -> Role:
     """What a file of a chain's folder is for, by its name without compression suffix."""
     stem, _, suffix = name.rpartition(".")
+    unread = _PAIRING if config.hit_names == "openfold" else tuple(_UNREAD)
+    if name in unread:
+        return "other"
     if suffix == "a3m":
         return "a3m"
     if suffix == "hhr":
         return "hhr"
-    if suffix != "sto" or stem in _PAIRING_STEMS:
+    if suffix != "sto":
         return "other"
     if config.hit_names == "any":
         return "hmmsearch" if stem in _HMMSEARCH_STEMS else "stockholm"

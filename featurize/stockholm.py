@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import numpy as np
 
 from evofeed.errors import MsaError
@@ -12,6 +15,8 @@ from evofeed.featurize.msa import Msa
 from evofeed.featurize.reading import line_of
 from evofeed.residues import MSA_LETTER_TO_RESTYPE
 from evofeed.shapes import Int, UInt8
+
+_BEGINS: Final = re.compile(rb"(?m)^# STOCKHOLM 1\.")
 
 
 def parse_stockholm(
@@ -36,6 +41,12 @@ def parse_stockholm(
             residue, or a row whose length is not the query's; names the line.
     """
     caps = caps or InputCaps()
+    if not strict_letters and (several := len(_BEGINS.findall(data))) > 1:
+        raise MsaError(
+            f"{several} alignments in one file, each ends with `//`: one chain has one query, so "
+            "give each alignment a file in its own chain's folder",
+            path=path or None,
+        )
     text = np.frombuffer(data, np.uint8)
     spans, row_of, rows = _layout(data, text, path, strict_letters)
     table = _table(strict_letters)

@@ -143,7 +143,12 @@ class Dataset:
         Returns:
             One dict per chain. Sparse deletions are re-numbered to the crop. Absent
             structure arrays are left out.
+
+        Raises:
+            TypeError: `ids` is one id, not a sequence of them.
         """
+        if isinstance(ids, str):  # whose letters would be taken for ids
+            raise TypeError(f"read takes a sequence of ids: read([{ids!r}])")
         wanted = tuple(columns) if columns is not None else tuple(f.name for f in RECORD)
         unknown = set(wanted) - set(FEATURES) - {"deletion_matrix"}
         if unknown:

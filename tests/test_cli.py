@@ -71,7 +71,7 @@ def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy()
 @pytest.mark.parametrize(
     ("command", "absent"),
     [
-        (["featurize", "raw", "data", "--executor", "local"], "sqlalchemy"),
+        (["featurize", ".", "data", "--executor", "local"], "sqlalchemy"),
         (["serve", "--dataset", "x=/data"], "pydantic_settings"),
         (["train", "tiny", "--dataset", "data", "--out", "run"], "torch"),
     ],
@@ -82,6 +82,17 @@ def test_what_is_not_installed_is_named(command: list[str], absent: str) -> None
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     wanted = f"evofeed: {command[0]} needs {absent}: pip install 'evofeed[all]'\n"
     assert (done.returncode, done.stderr) == (1, wanted)
+
+
+def test_an_input_that_is_not_there_is_said_before_the_job_is_imported() -> None:
+    code = (
+        "import sys\nfrom evofeed import cli\ntry: cli.main()\n"
+        f"except SystemExit: print([n for n in {HEAVY} + ['sqlalchemy'] if n in sys.modules])"
+    )
+    words = [sys.executable, "-c", code, "featurize", "nowhere", "data"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr == "evofeed: nowhere: no such file or folder\n"
+    assert done.stdout == "[]\n"
 
 
 def test_what_the_system_refuses_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,9 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
     found = json.loads(done.stdout)
     assert found["packages"]["base"]["pyarrow"]
     assert found["cores"] >= 1
+    for name, version in found["programs"].items():
+        assert (version is None) == (shutil.which(name) is None)
+        assert version is None or version[0].isdigit()
     assert "pyarrow" in run("doctor").stdout
 
 

@@ -7,8 +7,10 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,16 @@ _EXTRAS = {
     "service": "fastapi uvicorn sqlalchemy alembic psycopg pydantic-settings jinja2 httpx",
     "s3": "obstore",
 }
+_PROGRAMS = {
+    "jackhmmer": "-h",
+    "hmmbuild": "-h",
+    "hmmsearch": "-h",
+    "hhblits": "-h",
+    "hhsearch": "-h",
+    "mmseqs": "version",
+    "kalign": "--version",
+}
+"""Programs of the searches, and the argument that makes each say its version."""
 
 
 def doctor(
@@ -43,13 +55,15 @@ def doctor(
 
         table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
         for name, value in found.items():
-            if name not in ("packages", "evofeed", "advice"):
+            if name not in ("packages", "evofeed", "advice", "programs"):
                 table.add_row(name, str(value))
         for extra, versions in found["packages"].items():
             absent = [name for name, version in versions.items() if version is None]
             hint = f"  missing {', '.join(absent)}: pip install 'evofeed[{extra}]'"
             have = " ".join(f"{n} {v}" for n, v in versions.items() if v is not None)
             table.add_row(extra, have + (hint if absent else ""))
+        for name, version in found["programs"].items():
+            table.add_row(name, version or "not on the PATH")
         Console().print(table)
         for line in found["advice"]:
             print(f"- {line}")
@@ -72,6 +86,7 @@ def examine() -> dict[str, Any]:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "nvidia_driver": Path("/dev/nvidiactl").exists(),
         "gpus": _gpus(),
+        "programs": {name: program_version(name) for name in _PROGRAMS},
         "packages": {
             extra: {name: _version(name) for name in names.split()}
             for extra, names in _EXTRAS.items()
@@ -124,6 +139,21 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def program_version(name: str) -> str | None:
+    """What a search program calls its version; None if it is not on the PATH or does not run."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, _PROGRAMS[name]], capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"\d[\w.+-]*\.\d[\w.+-]*|\d+-\w[\w.+-]*", done.stdout + done.stderr)
+    return found[0] if found else "version unknown"
 
 
 def _gpus() -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from evofeed.errors import InputError
-from evofeed.featurize import check_input, discover, featurize_chain
+from evofeed.featurize import FeaturizeConfig, check_input, discover, featurize_chain
 from evofeed.featurize.job.driver import run_job
 
 A, B = "ACDEF", "GHIKLM"
@@ -122,3 +123,122 @@ def test_an_alignment_of_bases_is_no_protein(tmp_path: Path) -> None:
     (source,) = discover(tmp_path)
     with pytest.raises(InputError, match="an alignment of an RNA"):
         featurize_chain(source)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+STO = "# STOCKHOLM 1.0\n\n{q}\n//\n"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["folder-of-targets", "one-target"])
+def test_alphafold_multimers_output_is_a_chain_a_letter(tmp_path: Path, own: bool) -> None:
+    names = {"A": {"description": "first", "sequence": A}, "B": {"description": "", "sequence": B}}
+    msas = "out/cplx/msas"
+    hits = {f"{msas}/{c}/uniref90_hits.sto": f"q {s}\nx {s}" for c, s in (("A", A), ("B", B))}
+    hits[f"{msas}/A/uniprot_hits.sto"] = f"q {A}\ny WWWWW"
+    write(tmp_path, {name: STO.format(q=text) for name, text in hits.items()})
+    write(tmp_path, {f"{msas}/chain_id_map.json": json.dumps(names), "out/cplx/t.json": "{}"})
+    one, two = discover(tmp_path / "out" / "cplx" if own else tmp_path / "out")
+    assert (one.chain_id, two.chain_id) == ("cplx_A", "cplx_B")
+    first, second = featurize_chain(one), featurize_chain(two)
+    assert (first.sequence, second.sequence, first.description) == (A, B, "first")
+    assert "one chain of the complex cplx (A, B)" in first.dropped[0]
+    assert "uniprot_hits.sto: for pairing the chains of a complex, not read" in first.dropped
+
+
+@pytest.mark.parametrize("folder", ["msa", "msas", "a3m"])
+def test_a_folder_of_several_proteins_alignments_is_no_chain(folder: str, tmp_path: Path) -> None:
+    write(tmp_path, {f"{folder}/s1.a3m": f">q\n{A}\n", f"{folder}/s2.a3m": f">q\n{B}\n"})
+    assert [featurize_chain(s).sequence for s in discover(tmp_path)] == [A, B]
+    write(
+        tmp_path / "two", {"msa/bfd.a3m": f">q\n{A}\n", "msa/uniref.a3m": f">q\n{A}\n>x\nA-DEF\n"}
+    )
+    (lone,) = discover(tmp_path / "two")  # of one protein, as before
+    assert (lone.chain_id, featurize_chain(lone).num_alignments) == ("msa", 2)
+
+
+def test_pairing_alignments_and_hits_of_others_do_not_enter_the_msa(tmp_path: Path) -> None:
+    files = {"hmmsearch.a3m": f">q\n{A}\n>x\nWWWWW\n"}
+    files |= {"uniprot.sto": STO.format(q=f"q {A}\nx YYYYY")}
+    files |= {"non_pairing.a3m": f">q\n{A}\n>x\nAC-EF\n"}
+    write(tmp_path, {f"msa/1/{name}": text for name, text in files.items()})
+    (source,) = discover(tmp_path / "msa")
+    record = featurize_chain(source)
+    assert (record.chain_id, record.num_alignments) == ("1", 2)
+    assert [note for note in record.dropped if "not read" in note] == [
+        "hmmsearch.a3m: template hits in a form that is not read",
+        "uniprot.sto: for pairing the chains of a complex, not read",
+    ]
+    assert featurize_chain(source, FeaturizeConfig.openfold()).num_alignments == 4
+
+
+def test_rows_of_secondary_structure_are_counted_and_skipped(tmp_path: Path) -> None:
+    rows = ">ss_pred PSIPRED\nCCHHH\n>ss_conf\n98765\n>q\nACDEF\n>ss_dssp\n-HH-C\n>x\nAC-EF\n"
+    write(tmp_path, {"1abc_A.a3m": rows})
+    (source,) = discover(tmp_path)
+    record = featurize_chain(source)
+    assert (record.sequence, record.num_alignments) == (A, 2)
+    assert "1abc_A.a3m: 3 rows of secondary structure skipped" in record.dropped
+    assert check_input(str(tmp_path)).ok
+    write(tmp_path, {"1abc_A.a3m": rows + ">y\nAC9EF\n"})
+    with pytest.raises(InputError, match=r"a3m:12: '9' is no residue letter"):
+        featurize_chain(source)
+
+
+def test_several_alignments_in_a_stockholm_file_are_said_to_be_several(tmp_path: Path) -> None:
+    write(tmp_path, {"c/x.sto": STO.format(q=f"q {A}") + STO.format(q=f"p {B}")})
+    (source,) = discover(tmp_path)
+    with pytest.raises(InputError, match="2 alignments in one file"):
+        featurize_chain(source)
+
+
+def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
+    boltz = ">A|protein|msa/s1.a3m\n{A}\n>B|protein|empty\n{B}\n>L|smiles\nCC(=O)N\n>N|ccd\nATP\n"
+    write(tmp_path, {"job/x.fasta": boltz.format(A=A, B=B), "msa/s1.a3m": f">q\n{A}\n>x\nA-DEF\n"})
+    one, two = map(featurize_chain, discover(tmp_path / "job" / "x.fasta"))
+    assert (one.chain_id, one.num_alignments, one.sequence) == ("x_A", 2, A)
+    assert (two.chain_id, two.num_alignments, two.sequence) == ("x_B", 1, B)
+    assert "left out: L (smiles), N (ccd)" in one.dropped[0]
+    write(tmp_path, {"chai.fasta": f">protein|name=lys\n{A}\n>ligand|name=atp\nC1=NC\n"})
+    (chai,) = discover(tmp_path / "chai.fasta")
+    assert (chai.chain_id, featurize_chain(chai).sequence) == ("lys", A)
+    problems: list[InputError] = []
+    write(tmp_path, {"job/y.fasta": f">A|protein|gone.a3m\n{A}\n"})
+    discover(tmp_path / "job" / "y.fasta", problems=problems)
+    assert "its alignment 'gone.a3m' is not there" in str(problems[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "match"),
+    [
+        ("structure_dir", r"no structure here .*1abc\.cif .* found .*9xyz\.txt"),
+        ("fasta_dir", r"no sequence here .*1abc_A\.fasta"),
+        ("template_mmcif_dir", "no template structure here"),
+        ("structure_index", "no chain here is in it, such as 1abc_A"),
+        ("duplicate_chains", "none of its chains is one of the 1 here, such as 1abc_A"),
+    ],
+)
+def test_a_place_that_fits_no_chain_is_an_error(place: str, match: str, tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {"1abc_A.a3m": f">q\n{A}\n"})
+    files = {"x/9xyz.txt": "", "index": "{}", "twins": "7abc_A 8abc_A\n"}
+    other = write(tmp_path / "other", files)
+    file = {"structure_index": other / "index", "duplicate_chains": other / "twins"}
+    with pytest.raises(InputError, match=match):
+        discover(raw, **{place: file.get(place, other)})
+
+
+def test_an_input_without_chains_is_described(tmp_path: Path) -> None:
+    write(tmp_path, {"a/features.pkl": "", "b/features.pkl": "", "b/c/1abc.a3m": f">q\n{A}\n"})
+    with pytest.raises(InputError) as caught:
+        discover(tmp_path)
+    message = caught.value.message
+    assert "it has 2 .pkl, 1 .a3m" in message and "snapshots convert --trusted-pickle" in message
+    assert f"give {tmp_path / 'b' / 'c'} or its parent" in message
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="it has no file"):
+        discover(tmp_path / "none")

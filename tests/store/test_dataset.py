@@ -92,6 +92,12 @@ def test_a_crop_takes_a_window_and_rows_of_every_feature(tmp_path):
     assert np.array_equal(dense, record.deletion_matrix()[rows, 10:25])
 
 
+def test_one_id_is_not_taken_for_a_sequence_of_them(tmp_path):
+    write(tmp_path, [random_record(1)])
+    with pytest.raises(TypeError, match=r"read\(\['chain1_A'\]\)"):
+        Dataset.open(tmp_path).read("chain1_A")
+
+
 def test_a_flipped_bit_is_named_with_shard_and_chain(tmp_path):
     records = [random_record(seed) for seed in range(3)]
     write(tmp_path, records)

@@ -1,0 +1,68 @@
+"""AlphaFold-Multimer's output: `<name>/msas/A/`, `<name>/msas/B/`, a folder for each chain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evofeed.errors import InputError
+from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.sources import is_alignment
+
+if TYPE_CHECKING:
+    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.sources import ChainSource
+
+
+def chain_folders(target: Path) -> list[Path]:
+    """The chains' folders of a target's output, none if it is no complex's."""
+    below = target / "msas"
+    if not below.is_dir():
+        return []
+    inside = sorted(below.iterdir())
+    if any(path.is_file() and is_alignment(path.name) for path in inside):
+        return []  # a monomer's
+    return [
+        path
+        for path in inside
+        if path.is_dir() and any(is_alignment(file.name) for file in path.iterdir())
+    ]
+
+
+def from_target(target: Path, beside: Beside) -> list[ChainSource]:
+    """The chains of a target, `<name>_A` and so on; chains of one sequence have one folder.
+
+    Their sequences are those of `chain_id_map.json`, without it the alignments' queries.
+    """
+    folders = chain_folders(target)
+    known = _chain_id_map(target / "msas" / "chain_id_map.json", beside)
+    name = target.absolute().name
+    letters = ", ".join(known or [folder.name for folder in folders])
+    sources = []
+    for folder in folders:
+        source = beside.source(
+            f"{name}_{folder.name}",
+            str(folder),
+            alignment_dir=str(folder),
+            **known.get(folder.name, {}),
+            notes=(f"one chain of the complex {name} ({letters}): how its rows pair is not kept",),
+        )
+        sources += [source] if source is not None else []
+    return sources
+
+
+def _chain_id_map(path: Path, beside: Beside) -> dict[str, dict[str, str]]:
+    """Sequence and description of each chain; empty without the file."""
+    if not path.is_file():
+        return {}
+    try:
+        chains = json.loads(read_bytes(file_ref(path)))
+        return {
+            chain: {"sequence": str(of["sequence"]), "description": str(of["description"])}
+            for chain, of in chains.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"not AlphaFold's map of chain ids: {error!r}; the queries are taken for sequences"
+        beside.faults.append(InputError(why, path=str(path)))
+        return {}
