@@ -79,6 +79,10 @@ def featurize(
     Example: evofeed featurize proteins.fasta data/ --search-db uniref.fasta
     """
     from evofeed.errors import InputError
+
+    searched = search_db or template_db
+    if not searched and "://" not in input_uri and not Path(input_uri).exists():
+        raise InputError("no such file or folder", path=input_uri)  # before anything is imported
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.job.options import JobOptions
 
@@ -114,7 +118,7 @@ def featurize(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if search_db or template_db:
+    if searched:
         if not search_db:
             raise typer.BadParameter("--template-db needs --search-db too")
         if not Path(input_uri).is_file():
@@ -123,8 +127,6 @@ def featurize(
             )
         threads = options.num_workers
         input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
-    if "://" not in input_uri and not Path(input_uri).exists():  # before the job is imported
-        raise InputError("no such file or folder", path=input_uri)
     if check:
         raise typer.Exit(_check(input_uri, config, finder, clusters, as_json))
     from evofeed.featurize.job.show import run_and_show
