@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.openfold_multimer import to_openfold_multimer
     from evofeed.featurize.openfold_raw import to_openfold_raw
     from evofeed.featurize.reading import FileRef
-    from evofeed.featurize.search import SearchConfig, search_chain, search_fasta
+    from evofeed.featurize.search import SearchConfig, SearchOptions, run_search, search_fasta
     from evofeed.featurize.sources import ChainSource
 
 __all__ = [
@@ -24,11 +24,12 @@ __all__ = [
     "FileRef",
     "InputCaps",
     "SearchConfig",
+    "SearchOptions",
     "check_input",
     "crop_record",
     "discover",
     "featurize_chain",
-    "search_chain",
+    "run_search",
     "search_fasta",
     "to_openfold_multimer",
     "to_openfold_raw",
@@ -44,11 +45,12 @@ __getattr__ = names_from(
         "FileRef": "reading",
         "InputCaps": "config",
         "SearchConfig": "search",
+        "SearchOptions": "search",
         "check_input": "check",
         "crop_record": "crop",
         "discover": "discovery",
         "featurize_chain": "chain",
-        "search_chain": "search",
+        "run_search": "search",
         "search_fasta": "search",
         "to_openfold_multimer": "openfold_multimer",
         "to_openfold_raw": "openfold_raw",

@@ -1,8 +1,10 @@
 """OpenFold's `alignment_db`: files glued together, and a JSON index that finds them again.
 
-Two kinds of index: the sharded one names the db of each chain
+Three kinds of index: the sharded one names the db of each chain
 (`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
-the old one lies beside its only db and lists files alone.
+the old one lies beside its only db and lists files alone, and that of `evofeed search` names
+the db of each file and has the sequences
+(`{"3lrm_A": {"sequence": "MKV…", "files": [["x.a3m.zst", offset, bytes, "7f.db"], …]}}`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ class DbEntry(NamedTuple):
 
     db: str
     files: tuple[FileRef, ...]
+    sequence: str = ""
+    description: str = ""
 
 
 def read_index(path: str) -> dict[str, DbEntry]:
@@ -52,22 +56,29 @@ def _entry(
     name: str, value: Any, folder: Path, own: str, path: str, dbs: dict[str, str]
 ) -> DbEntry:
     try:
-        files = value if isinstance(value, list) else value["files"]
-        db = own
-        if isinstance(value, dict):
-            if Path(value["db"]).name != value["db"] or value["db"] in ("", ".", ".."):
-                raise ValueError(f"db {value['db']!r} is no plain file name")
-            db = dbs.setdefault(value["db"], str(folder / value["db"]))
+        values = value if isinstance(value, dict) else {"files": value}
+        db = _place(values["db"], folder, dbs) if "db" in values else own
         refs = []
-        for file, offset, size in files:
+        for file, offset, size, *place in values["files"]:
             if type(file) is not str or type(offset) is not int or type(size) is not int:
                 raise TypeError("a file is [name, offset, bytes]")
             if offset < 0 or size < 0:
                 raise ValueError(f"{file} at {offset} with {size} bytes")
-            refs.append(FileRef(sys.intern(file), db, offset, size))
+            path_ = _place(place[0], folder, dbs) if place else db
+            refs.append(FileRef(sys.intern(file), path_, offset, size))
+        sequence, description = (values.get(key, "") for key in ("sequence", "description"))
+        if type(sequence) is not str or type(description) is not str:
+            raise TypeError("sequence and description are text")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"bad index entry: {error!r}", path=path, item=name) from None
-    return DbEntry(db, tuple(refs))
+    return DbEntry(db, tuple(refs), sequence, description)
+
+
+def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
+    """Where a db lies, which is beside its index."""
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ValueError(f"db {name!r} is no plain file name")
+    return dbs.setdefault(name, str(folder / name))
 
 
 def write_alignment_db(

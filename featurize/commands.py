@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,9 +37,9 @@ def featurize(
     templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
     search_db: Annotated[
         list[str] | None,
-        typer.Option(help="Sequence database; INPUT is then a FASTA file. Repeatable."),
+        typer.Option(help="Database to search, [NAME=]PATH; INPUT is then FASTA. Repeatable."),
     ] = None,
-    template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA for template hits.")] = "",
+    template_db: Annotated[str, typer.Option(help="pdb_seqres FASTA or PDB70 prefix.")] = "",
     distillation: Annotated[
         bool, typer.Option("--distillation", help="Structures are predictions.")
     ] = False,
@@ -71,8 +70,8 @@ def featurize(
     same. Exit code 0: published. 1: nothing published, or --check found errors; the
     message says why. 2: wrong call. Broken chains up to --max-broken are listed, not fatal.
 
-    With --search-db, INPUT is a FASTA file: its sequences are searched first, and the
-    alignments kept beside it in INPUT.search/ (found again by content).
+    With --search-db, INPUT is a FASTA file or a folder of them: the sequences are searched
+    first, as `evofeed search` does, and the alignments kept beside it in INPUT.search/.
 
     Example: evofeed featurize raw/ data/ --executor local
 
@@ -121,12 +120,13 @@ def featurize(
     if searched:
         if not search_db:
             raise typer.BadParameter("--template-db needs --search-db too")
-        if not Path(input_uri).is_file():
+        if not Path(input_uri).exists():
             raise typer.BadParameter(
-                f"with --search-db, INPUT is a FASTA file; {input_uri!r} is none"
+                f"with --search-db, INPUT is a FASTA file or a folder; {input_uri!r} is none"
             )
-        threads = options.num_workers
-        input_uri = _search(input_uri, search_db, template_db, templates, threads, as_json)
+        from evofeed.featurize.search.commands import search_first
+
+        input_uri = search_first(input_uri, search_db, template_db, options, as_json)
     if check:
         raise typer.Exit(_check(input_uri, config, finder, clusters, as_json))
     from evofeed.featurize.job.show import run_and_show
@@ -134,34 +134,6 @@ def featurize(
     changed = crop if crop != CropConfig() else None
     report = run_and_show(input_uri, dataset_uri, config, changed, options, finder, as_json)
     raise typer.Exit(report.exit_code)
-
-
-def _search(
-    fasta: str, search_dbs: list[str], template_db: str, templates: str, threads: int, quiet: bool
-) -> str:
-    """Search the sequences of a FASTA file; the folder with what was found."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from evofeed.featurize.search import SearchConfig, search_fasta
-
-    folder = f"{fasta}.search"
-    with Progress(console=Console(stderr=True), disable=quiet) as bar:
-        task = bar.add_task("searching", total=None)
-        sources = search_fasta(
-            fasta,
-            folder,
-            search_dbs=search_dbs,
-            template_db=template_db or None,
-            template_mmcif_dir=templates or None,
-            config=SearchConfig(threads=threads),
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    names = {source.chain_id for source in sources}
-    for chain in list(Path(folder, "alignments").iterdir()):
-        if chain.is_dir() and chain.name not in names:
-            shutil.rmtree(chain)  # of a sequence that is not in the file any more
-    return folder
 
 
 def _check(

@@ -136,7 +136,7 @@ def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainS
     tries: list[Callable[[], list[ChainSource]]] = [
         lambda: _from_named_folder(alignments, beside),
         lambda: _chains_here(root, beside),
-        lambda: [s for f in _fastas(root) for s in layouts.from_fasta(f, beside)],
+        lambda: [s for f in fasta_files(root) for s in layouts.from_fasta(f, beside)],
         lambda: layouts.from_structures(_structures(root), beside),
     ]
     for attempt in tries:
@@ -213,7 +213,8 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [path for path in sorted(found) if plain(path.name).endswith(suffixes)]
 
 
-def _fastas(root: Path) -> list[Path]:
+def fasta_files(root: Path) -> list[Path]:
+    """The FASTA files of a folder, or of its `fasta/`."""
     inside = [
         f for folder in folders(None, root, layouts.FASTA_DIRS) for f in _files(folder, _FASTA)
     ]

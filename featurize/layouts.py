@@ -226,7 +226,9 @@ def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
     """The chains of an alignment_db."""
     sources = []
     for chain_id, entry in index.items():
-        source = beside.source(chain_id, entry.db, alignments=entry.files)
+        own = {"sequence": entry.sequence, "description": entry.description}
+        more = {name: value for name, value in own.items() if value}
+        source = beside.source(chain_id, entry.db, alignments=entry.files, **more)
         if source is not None:
             sources.append(source)
     return sources

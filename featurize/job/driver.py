@@ -294,6 +294,7 @@ class _Driver:
             self.templates |= used
             self.ledger.finish(self.job.job_id, self._localised(outcome), read)
             return []
+        assert isinstance(outcome, UnitLost)  # this job sends no other tasks
         self.account.lost_workers += 1
         if outcome.chain_id:
             self._blame(outcome)

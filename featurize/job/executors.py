@@ -9,7 +9,7 @@ import time
 from multiprocessing import connection
 from typing import Protocol, runtime_checkable
 
-from evofeed.featurize.job.work import UnitTask
+from evofeed.featurize.job.work import Task
 from evofeed.featurize.job.worker import Outcome, Worker
 
 _TICK = 0.25  # seconds between looks at the deadlines
@@ -22,7 +22,7 @@ class Executor(Protocol):
     def room(self) -> int:
         """Units it would take now."""
 
-    def submit(self, task: UnitTask) -> None:
+    def submit(self, task: Task) -> None:
         """Take a unit."""
 
     def wait(self, timeout: float) -> list[Outcome]:
@@ -44,7 +44,7 @@ class LocalExecutor:
         """Units it would take now."""
         return self.num_workers - sum(not worker.idle for worker in self.workers)
 
-    def submit(self, task: UnitTask) -> None:
+    def submit(self, task: Task) -> None:
         """Start a unit on an idle worker, or on a new one."""
         for worker in self.workers:
             if worker.idle:
@@ -78,7 +78,7 @@ class LocalExecutor:
             self.workers.pop().close()
 
 
-def watch(worker: Worker, task: UnitTask, deadline: float) -> Outcome:
+def watch(worker: Worker, task: Task, deadline: float) -> Outcome:
     """One unit on one worker, to its end."""
     worker.start(task)
     while True:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from evofeed.errors import JobError
 from evofeed.featurize.job import guardian
 from evofeed.featurize.job.executors import watch
-from evofeed.featurize.job.work import UnitTask
+from evofeed.featurize.job.work import Task
 from evofeed.featurize.job.worker import Outcome, UnitLost, Worker
 
 _OBJECT_STORE = 128 << 20  # only ids and counts cross
@@ -36,7 +36,7 @@ _TOKEN = secrets.token_hex(32)
 _worker: Worker | None = None
 
 
-def unit_on_ray(task: UnitTask, deadline: float) -> Outcome:
+def unit_on_ray(task: Task, deadline: float) -> Outcome:
     """The remote function: one unit on this Ray worker's own worker process."""
     global _worker
     if _worker is None or not _worker.pid:
@@ -179,7 +179,7 @@ class RayExecutor:
             self._window = (time.monotonic(), cores, memory)
         return self._window
 
-    def submit(self, task: UnitTask) -> None:
+    def submit(self, task: Task) -> None:
         """Send a unit to whichever Ray worker is free first and has the memory for it."""
         _, _, largest = self._look()  # a task that asks for more than a node has waits for ever
         placed = self._unit.options(memory=min(task.expected_memory, largest) or None)

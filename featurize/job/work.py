@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from evofeed.errors import EvofeedError, InputError, StoreError
 from evofeed.features import ChainRecord
@@ -38,6 +38,33 @@ _MEMORY_STEP = 256 << 20
 _MEMORY_PER_BYTE = 20  # measured: 18 to 20 on a3m of 3 to 49 MB
 _SHARD_PER_BYTE = 2
 _run = ""  # of the job that this process, or the one it was forked from, worked for last
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Work for a worker of any kind of job: small, picklable."""
+
+    @property
+    def unit_id(self) -> str:
+        """Which unit it is."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its worker must be a fresh process, as the S3 client needs it."""
+
+    @property
+    def expected_memory(self) -> int:
+        """Bytes it is likely to take; 0 is unknown."""
+
+    def work(self, in_hand: Callable[[str], None]) -> UnitOutput:
+        """Do it; `in_hand` is called with the id of each item before it is touched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOutput:
+    """What comes back from a unit of any kind of job."""
+
+    unit_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +91,17 @@ class UnitTask:
         """Whether its shard goes to a bucket."""
         return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
 
+    def work(self, in_hand: Callable[[str], None]) -> UnitResult:
+        """Featurise every chain of the unit and write the good ones as one shard.
+
+        Args:
+            in_hand: called with the id of each chain before it is touched, and "" after the last.
+
+        Raises:
+            StoreError: the shard cannot be written.
+        """
+        return _featurize_unit(self, in_hand)
+
 
 def expected_memory(largest: int, total: int) -> int:
     """Bytes that worker and watcher are likely to take over a unit.
@@ -79,11 +117,10 @@ def expected_memory(largest: int, total: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitResult:
+class UnitResult(UnitOutput):
     """What comes back: names and counts, never features.
 
     Attributes:
-        unit_id: which unit.
         shard: `ShardEntry.to_dict()` and the `records` in it; None if no chain was good.
         num_chains: good chains; with windows, the shard holds more records.
         failures: one dict per broken chain: `chain_id type message path line`.
@@ -92,7 +129,6 @@ class UnitResult:
         notes: what was left out of good chains, per chain, in words.
     """
 
-    unit_id: str
     shard: dict[str, Any] | None
     num_chains: int
     failures: tuple[dict[str, Any], ...]
@@ -164,16 +200,12 @@ class _Unit:
         self.failures[chain_id] = describe(error, self.task.memory) | {"chain_id": chain_id}
 
 
-def run_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
-    """Featurise every chain of a unit and write the good ones as one shard.
+def run_unit(task: Task, in_hand: Callable[[str], None]) -> UnitOutput:
+    """Do a unit as its task says."""
+    return task.work(in_hand)
 
-    Args:
-        task: the unit.
-        in_hand: told the id of each chain before it is touched, and "" after the last.
 
-    Raises:
-        StoreError: the shard cannot be written.
-    """
+def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResult:
     global _run
     if task.run != _run:
         forget_libraries()

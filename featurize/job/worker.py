@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from evofeed.errors import EvofeedError, JobError
-from evofeed.featurize.job.work import UnitResult, UnitTask, run_unit
+from evofeed.featurize.job.work import Task, UnitOutput, run_unit
 
 DEADLINE_KILL = "deadline"
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +49,7 @@ class UnitFailed:
     error: EvofeedError
 
 
-Outcome = UnitResult | UnitLost | UnitFailed
+Outcome = UnitOutput | UnitLost | UnitFailed
 
 
 def serve(connection: Connection, watcher: int) -> None:
@@ -59,11 +59,11 @@ def serve(connection: Connection, watcher: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            task: UnitTask = connection.recv()
+            task: Task = connection.recv()
             connection.send(_outcome(task, connection))
 
 
-def _outcome(task: UnitTask, connection: Connection) -> UnitResult | UnitFailed:
+def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
     try:
         return run_unit(task, connection.send)
     except (BrokenPipeError, ConnectionResetError):
@@ -101,7 +101,7 @@ class Worker:
         with theirs:
             self.pid = _fork(mine, theirs) if self._fork else self._spawn(theirs)
         self.connection = Connection(mine.detach())
-        self.task: UnitTask | None = None
+        self.task: Task | None = None
         self.chain_id = ""
         self._since = 0.0
         self._late = False
@@ -121,7 +121,7 @@ class Worker:
         """Whether it waits for a unit."""
         return self.task is None
 
-    def start(self, task: UnitTask) -> None:
+    def start(self, task: Task) -> None:
         """Hand it a unit; it must be idle."""
         assert self.task is None
         self.task, self.chain_id, self._since = task, "", time.monotonic()

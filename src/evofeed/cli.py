@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
     "synth": ("evofeed.featurize.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
+    "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),

@@ -79,6 +79,10 @@ class TemplateError(InputError):
     """A template hit or its hit file (hhr, hmmsearch) cannot be used."""
 
 
+class SearchFailed(InputError):
+    """A search program crashed, took too long or wrote half a result."""
+
+
 class FeatureError(EvofeedError):
     """An array does not match the feature table."""
 

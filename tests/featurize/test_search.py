@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
+from tests.featurize.search_programs import family, fasta
 
-from evofeed.errors import InputError
-from evofeed.featurize import SearchConfig, discover, featurize_chain, search_fasta
-from evofeed.featurize import search as search_module
+from evofeed.errors import InputError, JobError
+from evofeed.featurize import (
+    ChainSource,
+    SearchConfig,
+    SearchOptions,
+    discover,
+    featurize_chain,
+    run_search,
+    search_fasta,
+)
+from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.search.config import Database
+from evofeed.featurize.search.options import SearchReport
+from evofeed.featurize.stockholm import parse_stockholm
 
 EMBEDDED = SearchConfig(program="pyhmmer")
 
@@ -50,20 +59,24 @@ def data(tmp_path: Path, golden: Path) -> tuple[Path, str]:
     return tmp_path, chain_id
 
 
+def text_of(source: ChainSource, name: str) -> bytes:
+    """An alignment of a chain, by the name it has in the index."""
+    (ref,) = [ref for _, ref in source.alignment_files() if ref.plain_name == name]
+    return read_bytes(ref)
+
+
 def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path, str]) -> None:
     folder, chain_id = data
-    seen: list[tuple[int, int]] = []
+    templates = str(INPUTS[0] / "template_mmcif")
     (source,) = search_fasta(
         str(folder / "query.fasta"),
         str(folder / "out"),
         search_dbs=[str(folder / "uniref.fasta")],
         template_db=str(folder / "pdb_seqres.fasta"),
-        template_mmcif_dir=str(INPUTS[0] / "template_mmcif"),
+        template_mmcif_dir=templates,
         config=EMBEDDED,
-        progress=lambda *now: seen.append(now),
     )
-    assert seen == [(1, 1)]
-    assert discover(folder / "out", template_mmcif_dir=INPUTS[0] / "template_mmcif") == [source]
+    assert discover(folder / "out", template_mmcif_dir=templates) == [source]
     record = featurize_chain(source)
     want = openfold_record(chain_id)
     assert record.sequence == want.sequence and record.description.startswith(chain_id)
@@ -75,34 +88,46 @@ def test_a_fasta_and_a_database_become_a_record_with_templates(data: tuple[Path,
         assert same >= 0.9 * sum(c != "-" for c in row)
 
 
-def test_results_are_cached_by_content(
-    data: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = data
-    runs = []
-    real = search_module.hmmer.jackhmmer
-    monkeypatch.setattr(
-        search_module.hmmer, "jackhmmer", lambda *a, **k: (runs.append(a), real(*a, **k))[1]
-    )
+def chains(*sequences: str) -> list[ChainSource]:
+    return [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
 
-    def search(out: str, **changes: object) -> bytes:
-        (source,) = search_fasta(
-            str(folder / "query.fasta"),
-            str(folder / out),
-            search_dbs=[str(folder / "uniref.fasta")],
-            cache_dir=str(folder / "cache"),
-            config=SearchConfig(program="pyhmmer", **changes),  # type: ignore[arg-type]
+
+def test_a_sequence_is_searched_once_and_never_again(tmp_path: Path) -> None:
+    query, *kin = family(1, 6)
+    db = fasta(tmp_path / "db.fasta", [(f"k{n}", s) for n, s in enumerate(kin)])
+
+    def search(out: str, *, db: str = db, threads: int = 1, **settings: object) -> SearchReport:
+        return run_search(
+            chains(query, query[7:], query),
+            str(tmp_path / out),
+            [Database.parse(db)],
+            config=SearchConfig(program="pyhmmer", threads=threads, **settings),  # type: ignore[arg-type]
+            options=SearchOptions(workers=1, cache_dir=str(tmp_path / "cache")),
         )
-        assert source.alignment_dir is not None
-        return (Path(source.alignment_dir) / "uniref_hits.sto").read_bytes()
 
     first = search("one")
-    assert search("two", threads=2) == first and len(runs) == 1
-    search("three", e_value=1e-9)
-    assert len(runs) == 2
-    with (folder / "uniref.fasta").open("a") as handle:
+    assert (first.num_chains, first.num_sequences, first.searched, first.cache_hits) == (3, 2, 2, 0)
+    again = search("two", threads=2)
+    assert (again.searched, again.cache_hits, again.digest) == (0, 2, first.digest)
+    assert search("three", e_value=1e-9).searched == 2
+    assert search("four", db=f"{db},max_hits=3").searched == 2
+    for source in discover(tmp_path / "four"):
+        assert len(parse_stockholm(text_of(source, "db_hits.sto")).sequences()) == 3
+    moved = shutil.move(db, tmp_path / "moved.fasta")
+    shutil.copy(moved, db)
+    assert search("five").searched == 0
+    with Path(db).open("a") as handle:
         handle.write(">more\nACDEFGH\n")
-    assert search("four") == first and len(runs) == 3
+    assert search("six").searched == 2
+
+
+@pytest.mark.parametrize("name", ["uniref90", "mgnify", "other"])
+def test_presets_cap_the_rows_of_each_database_as_af2_does(name: str) -> None:
+    caps = {"uniref90": (10_000, 10_000), "mgnify": (501, 5_000), "other": (1_000_000,) * 2}
+    database = Database.parse(f"{name}=/data/x.fa")
+    presets = SearchConfig.af2(), SearchConfig.openproteinset()
+    assert tuple(config.rows_of(database) for config in presets) == caps[name]
+    assert presets[0].rows_of(Database.parse(f"{name}=/data/x.fa,max_hits=7")) == 7
 
 
 def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> None:
@@ -112,7 +137,7 @@ def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> No
         str(tmp_path / "q.fasta"),
         str(tmp_path / "out"),
         search_dbs=[str(tmp_path / "db.fasta")],
-        template_db=str(tmp_path / "db.fasta"),
+        template_db=f"pdb={tmp_path / 'db.fasta'}",
         template_mmcif_dir=str(tmp_path),
         config=EMBEDDED,
     )
@@ -126,103 +151,103 @@ def test_a_missing_database_is_one_typed_error(tmp_path: Path) -> None:
         search_fasta(str(tmp_path / "q.fasta"), str(tmp_path), search_dbs=[str(tmp_path / "gone")])
 
 
+FAMILY = family(3, 4)
+WHOLE = {
+    "jackhmmer": f"# STOCKHOLM 1.0\nquery {FAMILY[0]}\n//\n",
+    "hhblits": f">query\n{FAMILY[0]}\n>x\n{FAMILY[0]}\n",
+}
+
+
+def fake(folder: Path, program: str, body: str) -> None:
+    """A program for the PATH; `$out` is where it is to write."""
+    flag = {"jackhmmer": "-A", "hhblits": "-oa3m"}[program]
+    tool = folder / program
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(
+        f"""#!/bin/sh
+[ "$1" = -h ] && echo "# HMMER 3.3.2 (fake)" && exit 0
+while [ $# -gt 0 ]; do [ "$1" = "{flag}" ] && out=$2; shift; done
+{body}
+"""
+    )
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize("program", ["jackhmmer", "hhblits"])
 @pytest.mark.parametrize(
-    ("marker", "program", "flag", "suffix"),
+    ("body", "says"),
     [
-        ("db", "jackhmmer", "-A", "sto"),
-        ("db_cs219.ffdata", "hhblits", "-oa3m", "a3m"),
-        ("db.dbtype", "mmseqs", "", "a3m"),
+        ("echo out of memory >&2; exit 3", "ended with 3: out of memory"),
+        ("echo loading >&2; exec sleep 600", "took longer than 2 s: loading"),
+        ("echo bye >&2; kill -9 $$", "was killed by SIGKILL: bye"),
+        ("exit 0", "wrote nothing"),
+        ("HALF", "half a result"),
     ],
 )
-def test_programs_on_the_path_are_called_with_the_query(
-    marker: str,
-    program: str,
-    flag: str,
-    suffix: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_program_that_crashes_hangs_or_writes_half_is_blamed_and_tried_again(
+    program: str, body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "q.fasta").write_text(">lone\nACDEFGHIKL\n")
-    (tmp_path / marker).write_text(">x\nACDEFGHIKL\n")
-    made = ">query\nACDEFGHIKL\n>x\nAC-EFGHIKL\n" if suffix == "a3m" else "query AC\nx A-\n"
-    script = f"""#!/bin/sh
-echo "$@" >> {tmp_path}/calls
-[ "$1" = result2msa ] && out=$5
-while [ $# -gt 0 ]; do [ "$1" = "{flag}" ] && out=$2; shift; done
-[ -n "$out" ] && printf '{made.replace(chr(10), chr(92) + "n")}' > "$out"
-exit 0
-"""
-    tool = tmp_path / "bin" / program
-    tool.parent.mkdir()
-    tool.write_text(script)
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tool.parent))  # the machine may have the real one
-    (source,) = search_fasta(
-        str(tmp_path / "q.fasta"), str(tmp_path / "out"), search_dbs=[str(tmp_path / "db")]
-    )
-    (_, result) = source.alignment_files()[0]
-    assert result.name == f"db_hits.{suffix}" and Path(result.path).read_text() == made
-    assert "query.fasta" in (tmp_path / "calls").read_text()
-    tool.write_text("#!/bin/sh\necho out of memory >&2\nexit 3\n")
-    with pytest.raises(InputError, match=f"{program} ended with 3: out of memory"):
-        search_fasta(
-            str(tmp_path / "q.fasta"), str(tmp_path / "new"), search_dbs=[str(tmp_path / "db")]
-        )
-    tool.unlink()
-    if program != "jackhmmer":  # else pyhmmer steps in
-        with pytest.raises(InputError, match="not on the PATH"):
-            search_fasta(
-                str(tmp_path / "q.fasta"), str(tmp_path / "new"), search_dbs=[str(tmp_path / "db")]
-            )
+    (tmp_path / ("db" if program == "jackhmmer" else "db_cs219.ffdata")).write_text(">x\nACD\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    whole = tmp_path / "whole"
+    whole.write_text(WHOLE[program])
+    half = tmp_path / "half"
+    half.write_text(WHOLE[program][: -len("L\n//\n")])
+    body = body.replace("HALF", f'cp {half} "$out"')
+    deadline = 2.0 if "sleep" in body else 600.0
+    options = SearchOptions(workers=1, deadline=deadline)
+    database = Database.parse(str(tmp_path / "db"))
+
+    fake(tmp_path / "bin", program, f"echo call >> {tmp_path}/calls\n{body}")
+    report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
+    assert report.num_broken == 1 and says in report.broken[0]["message"]
+    assert program in report.broken[0]["message"] or "half" in says
+    assert (tmp_path / "calls").read_text().count("call") == 3
+    if "half" not in says:  # once is no more than bad luck
+        trouble = f"[ -e {tmp_path}/done ] || {{ touch {tmp_path}/done; {body}; }}"
+        fake(tmp_path / "bin", program, f'{trouble}\ncp {whole} "$out"')
+        report = run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database], options=options)
+        assert report.num_broken == 0 and report.searched == 2
 
 
-ON_RAY = """
-import sys, ray
-from evofeed.featurize import SearchConfig, search_fasta
-folder, where = sys.argv[1:]
-ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=where)
-found = search_fasta(
-    f"{folder}/two.fasta", f"{folder}/on_ray", search_dbs=[f"{folder}/uniref.fasta"],
-    config=SearchConfig(program="pyhmmer", threads=2), on_ray=True,
-)
-print([source.chain_id for source in found])
-try:
-    search_fasta(f"{folder}/two.fasta", folder, search_dbs=["/gone"], on_ray=True)
-except Exception as error:
-    print(type(error).__name__, error)
-ray.shutdown()
-"""
+def test_a_program_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for marker, program in (("hh_cs219.ffdata", "hhblits"), ("mm.dbtype", "mmseqs")):
+        (tmp_path / marker).write_text("x")
+        database = Database.parse(str(tmp_path / marker[:2]))
+        with pytest.raises(InputError, match=f"needs {program}, which is not on the PATH"):
+            run_search(chains(FAMILY[0]), str(tmp_path / "out"), [database])
+
+
+def test_a_database_that_changes_in_the_middle_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "db"
+    db.write_text(">x\nACD\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "whole").write_text(WHOLE["jackhmmer"])
+    fake(tmp_path / "bin", "jackhmmer", f'echo ">y" >> {db}; cp {tmp_path / "whole"} "$out"')
+    with pytest.raises(JobError, match="not the one the search began with"):
+        run_search(chains(FAMILY[0]), str(tmp_path / "out"), [Database.parse(str(db))])
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_searches_run_as_ray_tasks_that_hold_their_threads(data: tuple[Path, str]) -> None:
+def test_searches_on_ray_give_what_searches_here_give(data: tuple[Path, str]) -> None:
     folder, chain_id = data
     sequence = openfold_record(chain_id).sequence
-    (folder / "two.fasta").write_text(f">one\n{sequence}\n>two\n{sequence[10:]}\n")
-    where = tempfile.mkdtemp(prefix="ef-", dir="/tmp")
-    # A process of its own: what Ray keeps in one would reach other tests.
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", ON_RAY, str(folder), where],
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
+    sequences = [sequence[start:] for start in range(4)]
+    reports = [
+        run_search(
+            chains(*sequences),
+            str(folder / executor),
+            [Database.parse(str(folder / "uniref.fasta"))],
+            config=EMBEDDED,
+            options=SearchOptions(executor=executor, workers=2),
         )
-    finally:
-        shutil.rmtree(where, ignore_errors=True)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stderr
-    assert lines[-2] == "['one', 'two']"
-    assert lines[-1].startswith("InputError") and "no such sequence database" in lines[-1]
-    here = search_fasta(
-        str(folder / "two.fasta"),
-        str(folder / "here"),
-        search_dbs=[str(folder / "uniref.fasta")],
-        config=EMBEDDED,
-    )
-    for source in here:
-        file = f"alignments/{source.chain_id}/uniref_hits.sto"
-        assert (folder / "on_ray" / file).read_bytes() == (folder / "here" / file).read_bytes()
+        for executor in ("ray", "local")
+    ]
+    assert reports[0].digest == reports[1].digest
+    assert [report.searched for report in reports] == [4, 4]

@@ -1,4 +1,4 @@
-"""`evofeed featurize proteins.fasta --search-db ...`: a bare FASTA is enough."""
+"""`evofeed search`, and `evofeed featurize --search-db`: a bare FASTA is enough."""
 
 from __future__ import annotations
 
@@ -8,70 +8,103 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.featurize.search_programs import family, fasta
 
 from evofeed.errors import InputError
-from evofeed.featurize import commands, discover, search_fasta
+from evofeed.featurize import search_fasta
+from evofeed.featurize.reading import read_bytes
 from evofeed.store import Dataset
 
-QUERY = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQFEVVHSLAKWKR"
+QUERY, *KIN = family(5, 5, 80)
 
 
-def relative(step: int) -> str:
-    """The query with every `step`-th residue changed."""
-    return "".join("A" if i % step == 0 else letter for i, letter in enumerate(QUERY))
+def run(command: str, *args: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "evofeed.cli", command, *args]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "evofeed.cli", "featurize", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return fasta(tmp_path / "database.fasta", [(f"s{n}", s) for n, s in enumerate(KIN)])
 
 
-def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path) -> None:
-    fasta, database = tmp_path / "query.fasta", tmp_path / "database.fasta"
-    fasta.write_text(f">mine\n{QUERY}\n")
-    database.write_text("".join(f">s{n}\n{relative(n)}\n" for n in (3, 4, 5, 7)))
+def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) -> None:
+    query = fasta(tmp_path / "query.fasta", [("mine words", QUERY), ("bad:1", QUERY)])
     data = tmp_path / "data"
-    done = run(str(fasta), str(data), "--search-db", str(database), "--executor", "local", "--json")
+    options = ["--search-db", database, "--executor", "local", "--max-broken", "0.5", "--json"]
+    done = run("featurize", query, str(data), *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_good"] == 1
     record = Dataset.open(str(data))["mine"]
-    assert record.sequence == QUERY
+    assert record.sequence == QUERY and record.description == "mine words"
     assert record.num_alignments == 5  # the query and its four relatives
 
 
-def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(tmp_path: Path) -> None:
-    fasta = tmp_path / "query.fasta"
-    databases = [str(tmp_path / f"{name}.fasta") for name in ("one", "two")]
-    for database in databases:
-        Path(database).write_text(f">s\n{relative(3)}\n")
+def test_a_folder_of_fasta_is_searched_and_the_result_featurised(
+    tmp_path: Path, database: str
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    fasta(folder / "a.fasta", [("one", QUERY), ("two", QUERY)])
+    fasta(folder / "b.fa", [("three", QUERY[5:]), ("bad:id", QUERY)])
+    done = run("search", str(folder), "--db", database, "--max-broken", "0.3", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["num_chains"], report["num_sequences"], report["searched"]) == (4, 2, 2)
+    (broken,) = report["broken"]
+    assert "bad:id" in broken["message"]
+    (entry,) = report["databases"]
+    assert entry["program"].startswith("jackhmmer (") and entry["worker_hours_per_1000"] > 0
+    out = f"{folder}.search"
+    assert json.loads(Path(out, "report.json").read_text()) == report
+    done = run("search", str(folder), "--db", database)
+    assert done.returncode == 1 and "bad:id" in done.stdout and "2 results known" in done.stdout
+    done = run("featurize", out, str(tmp_path / "data"), "--executor", "local", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["num_good"] == 3, done.stderr
+    # Few files, however many sequences: the index, the report and a link, all else in the cache.
+    assert len([path for path in Path(out).iterdir() if path.name[0] != "."]) == 4
 
-    def call(text: str, databases: list[str]) -> dict[str, list[str]]:
-        fasta.write_text(text)
-        folder = commands._search(str(fasta), databases, "", "", 1, quiet=True)
-        return {s.chain_id: [ref.name for _, ref in s.alignment_files()] for s in discover(folder)}
+
+def test_sequences_and_databases_of_an_earlier_call_are_not_in_the_next(tmp_path: Path) -> None:
+    databases = [fasta(tmp_path / f"{name}.fasta", [("s", KIN[0])]) for name in ("one", "two")]
+
+    def call(records: list[tuple[str, str]], databases: list[str]) -> dict[str, list[str]]:
+        query = fasta(tmp_path / "query.fasta", records)
+        found = search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+        return {s.chain_id: [ref.plain_name for _, ref in s.alignment_files()] for s in found}
 
     both = ["one_hits.sto", "two_hits.sto"]
-    mine, other = f">mine\n{QUERY}\n", f">other\n{relative(9)}\n"
-    assert call(mine + other, databases) == {"mine": both, "other": both}
-    assert call(mine, databases[:1]) == {"mine": both[:1]}
+    mine, other = ("mine", QUERY), ("other", KIN[1])
+    assert call([mine, other], databases) == {"mine": both, "other": both}
+    assert call([mine], databases[:1]) == {"mine": both[:1]}
 
 
 def test_two_databases_of_one_name_are_refused_before_anything_is_searched(tmp_path: Path) -> None:
-    fasta = tmp_path / "query.fasta"
-    fasta.write_text(f">mine\n{QUERY}\n")
-    databases = [str(tmp_path / name / "uniref.fasta") for name in ("old", "new")]
-    for database in databases:
-        Path(database).parent.mkdir()
-        Path(database).write_text(f">s\n{QUERY}\n")
-    with pytest.raises(InputError, match=r"new/uniref\.fasta: .* called uniref_hits\.sto"):
-        search_fasta(str(fasta), str(tmp_path / "out"), search_dbs=databases)
-    assert not list((tmp_path / "out").rglob("*.sto"))
+    query = fasta(tmp_path / "query.fasta", [("mine", QUERY)])
+    databases = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        databases.append(fasta(tmp_path / name / "uniref.fasta", [("s", QUERY)]))
+    with pytest.raises(InputError, match=r"new/uniref\.fasta: called 'uniref' as .*old"):
+        search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+    databases[1] = f"newer={databases[1]}"
+    (found,) = search_fasta(query, str(tmp_path / "out"), search_dbs=databases)
+    (first, second) = (read_bytes(ref) for _, ref in found.alignment_files())
+    assert first == second
 
 
-def test_a_template_database_alone_is_a_wrong_call(tmp_path: Path) -> None:
-    done = run("a.fasta", str(tmp_path / "data"), "--template-db", "pdb.fasta")
-    assert done.returncode == 2
-    assert "--search-db" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["featurize", "a.fasta", "data", "--template-db", "pdb.fasta"], "--search-db"),
+        (["search", "a.fasta"], "--db is missing"),
+        (["search", "a.fasta", "--db", "x.fa,max_hits=few"], "max_hits=N"),
+        (["search", "a.fasta", "--db", "x.fa", "--preset", "af9"], "openproteinset"),
+    ],
+)
+def test_a_wrong_call_is_said_to_be_one(arguments: list[str], says: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and says in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,9 +118,9 @@ def test_a_template_database_alone_is_a_wrong_call(tmp_path: Path) -> None:
 def test_sequences_that_cannot_be_told_apart_or_are_none_are_refused(
     tmp_path: Path, text: str, says: str
 ) -> None:
-    fasta = tmp_path / "query.fasta"
-    fasta.write_text(text)
+    query = tmp_path / "query.fasta"
+    query.write_text(text)
     with pytest.raises(InputError, match=r"query\.fasta") as caught:
-        search_fasta(str(fasta), str(tmp_path / "out"), search_dbs=[str(fasta)])
+        search_fasta(str(query), str(tmp_path / "out"), search_dbs=[str(query)])
     assert says in str(caught.value)
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,153 @@
+"""Alignments as programs write and want them: Stockholm and A3M text, insertions and all.
+
+`parse_a3m` and `parse_stockholm` give what features need. Here rows keep their insertions,
+because a template search builds its profile from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress
+
+from evofeed.errors import MsaError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One aligned sequence: its name, the rest of its header, its letters and gaps."""
+
+    name: str
+    description: str
+    letters: str
+
+
+def read_rows(data: bytes) -> list[Row]:
+    """The rows of a Stockholm alignment, blocks joined, gaps written `-`.
+
+    Raises:
+        MsaError: no sequence, rows of different width, or no end: it was cut short.
+    """
+    descriptions: dict[str, str] = {}
+    letters: dict[str, list[str]] = {}
+    ended = False
+    for line in data.decode("utf-8", "replace").splitlines():
+        if line.startswith("#=GS"):
+            _, name, tag, *rest = [*line.split(maxsplit=3), "", ""][:4]
+            if tag == "DE":
+                descriptions[name] = rest[0]
+        elif line.startswith("//"):
+            ended = True
+        elif line.strip() and not line.startswith("#"):
+            name, _, aligned = line.partition(" ")
+            letters.setdefault(name, []).append(aligned.strip().replace(".", "-"))
+    rows = [Row(n, descriptions.get(n, ""), "".join(parts)) for n, parts in letters.items()]
+    if not ended:
+        raise MsaError("the Stockholm alignment has no end: it was cut short")
+    if len({len(row.letters) for row in rows}) > 1:
+        raise MsaError("rows of different width")
+    return rows
+
+
+def rows_of_a3m(data: bytes) -> list[Row]:
+    """The rows of an A3M, insertions spread out into columns of their own."""
+    heads, sequences = [], []
+    for record in data.decode("utf-8", "replace").lstrip("#").split(">")[1:]:
+        head, _, body = record.partition("\n")
+        heads.append(head)
+        sequences.append("".join(body.split()).replace(".", ""))
+    split = [_insertions(sequence) for sequence in sequences]
+    if len({len(columns) for columns, _ in split}) > 1:
+        raise MsaError("rows of different width")
+    widths = [
+        max(map(len, lane)) for lane in zip(*(inserted for _, inserted in split), strict=True)
+    ]
+    rows = []
+    for head, (columns, inserted) in zip(heads, split, strict=True):
+        lanes = [
+            text.upper().ljust(width, "-") for text, width in zip(inserted, widths, strict=True)
+        ]
+        name, _, description = head.partition(" ")
+        letters = "".join(a + b for a, b in zip(lanes, [*columns, ""], strict=True))
+        rows.append(Row(name, description, letters))
+    return rows
+
+
+def _insertions(sequence: str) -> tuple[list[str], list[str]]:
+    """Match columns, and what is inserted before each of them and after the last."""
+    columns: list[str] = []
+    inserted = [""]
+    for letter in sequence:
+        if letter.islower():
+            inserted[-1] += letter
+        else:
+            columns.append(letter)
+            inserted.append("")
+    return columns, inserted
+
+
+def read_any(data: bytes) -> list[Row]:
+    """The rows of a Stockholm or A3M alignment."""
+    return read_rows(data) if data.lstrip().startswith(b"# STOCKHOLM") else rows_of_a3m(data)
+
+
+def template_rows(rows: list[Row]) -> list[Row]:
+    """What a template search gets: each row once, empty columns gone.
+
+    Rows with the same letters over the query's residues are one, whatever their
+    insertions (AF2's `deduplicate_stockholm_msa`, `remove_empty_columns_from_stockholm_msa`).
+    """
+    query = [letter != "-" for letter in rows[0].letters]
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault("".join(compress(row.letters, query)), row)
+    kept = list(first.values())
+    full = [
+        any(letter != "-" for letter in lane)
+        for lane in zip(*(r.letters for r in kept), strict=True)
+    ]
+    return [Row(r.name, r.description, "".join(compress(r.letters, full))) for r in kept]
+
+
+def to_stockholm(rows: list[Row]) -> bytes:
+    """Stockholm with the query's residues marked as reference columns, for `hmmbuild --hand`."""
+    mark = "".join("." if letter == "-" else "x" for letter in rows[0].letters)
+    # Numbers for names: those of an A3M may be there twice. The model does not depend on them.
+    lines = [f"s{number:<11} {row.letters}" for number, row in enumerate(rows)]
+    text = ["# STOCKHOLM 1.0", "#=GF ID query", *lines, f"#=GC RF      {mark}", "//", ""]
+    return "\n".join(text).encode()
+
+
+def to_a3m(rows: list[Row]) -> bytes:
+    """A3M over the columns where the query has a residue; insertions in lower case."""
+    query = [letter != "-" for letter in rows[0].letters]
+    parts = []
+    for row in rows:
+        letters = "".join(
+            letter if is_match else letter.lower()
+            for letter, is_match in zip(row.letters, query, strict=True)
+            if is_match or letter != "-"
+        )
+        parts.append(f">{f'{row.name} {row.description}'.rstrip()}\n{letters}\n")
+    return "".join(parts).encode()
+
+
+def first_rows(data: bytes, count: int) -> bytes:
+    """An alignment cut off after `count` rows, the query among them; as it was if it has fewer."""
+    if not data.lstrip().startswith(b"# STOCKHOLM"):
+        records = data.split(b"\n>", count)
+        return data if len(records) <= count else b"\n>".join(records[:count]) + b"\n"
+    names: dict[bytes, None] = {}
+    for line in data.splitlines():
+        if line.strip() and not line.startswith((b"#", b"//")):
+            names[line.split(maxsplit=1)[0]] = None
+    if len(names) <= count:
+        return data
+    kept = set(list(names)[:count])
+    return b"".join(line for line in data.splitlines(keepends=True) if _stays(line, kept))
+
+
+def _stays(line: bytes, kept: set[bytes]) -> bool:
+    words = line.split(maxsplit=2)
+    if not words or line.startswith((b"//", b"# ", b"#=GF", b"#=GC")):
+        return True
+    return words[1 if line.startswith((b"#=GS", b"#=GR")) else 0] in kept

@@ -1,0 +1,214 @@
+"""`evofeed search`: sequences to alignments and template hits, each sequence once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from evofeed.errors import InputError
+    from evofeed.featurize.search.config import Database, SearchConfig
+    from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
+
+_SHOWN = 5
+
+
+def search(
+    fasta: Annotated[str, typer.Argument(metavar="FASTA", help="A FASTA file, or a folder.")],
+    out: Annotated[
+        str, typer.Argument(metavar="[OUT]", help="Folder for the results; FASTA.search/ if none.")
+    ] = "",
+    db: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="[NAME=]PATH[,max_hits=N]: a FASTA file, or the prefix of a database of hh-suite "
+            "or mmseqs. Repeatable."
+        ),
+    ] = None,
+    template_db: Annotated[
+        str, typer.Option(help="pdb_seqres FASTA (hmmsearch) or PDB70 prefix (hhsearch).")
+    ] = "",
+    preset: Annotated[
+        str, typer.Option(help="`default`, `af2`, `openproteinset` or `colabfold`.")
+    ] = "default",
+    executor: Annotated[str, typer.Option(help="`local` processes or `ray`.")] = "local",
+    workers: Annotated[int, typer.Option(min=0, help="Searches at once; 0: one per core.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Of one search.")] = 1,
+    ray_address: Annotated[str, typer.Option(help="host:port of a Ray cluster.")] = "",
+    cache: Annotated[
+        str, typer.Option(help="Folder of results shared between searches; OUT/cache if none.")
+    ] = "",
+    scratch: Annotated[str, typer.Option(help="Folder for the programs' own files.")] = "",
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds one call of a program may take.")
+    ] = 7200,
+    gpu: Annotated[bool, typer.Option("--gpu", help="mmseqs searches on the GPU.")] = False,
+    max_broken: Annotated[
+        float, typer.Option(min=0, max=1, help="Exit code 1 if more chains have no result.")
+    ] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Search every sequence of FASTA in every database.
+
+    Equal sequences are searched once, and a sequence never again in the same database with
+    the same settings. Kill it at any time and run it again: it goes on. `evofeed featurize
+    OUT DATASET` makes a dataset of what was found. Exit code 0: done. 1: too many chains
+    have no result, or it could not go on; the message says why. 2: wrong call.
+
+    Example: evofeed search seqs.fasta --db uniref90.fasta --db mgnify=mgy.fa --preset af2
+    """
+    if not db:
+        raise typer.BadParameter("--db is missing: which database shall be searched?")
+    databases = read_databases(db, template_db)
+    config = read_preset(preset, threads=threads, gpu=gpu)
+    from evofeed.featurize.search.options import SearchOptions
+
+    try:
+        options = SearchOptions(
+            executor="ray" if ray_address else executor,
+            workers=workers,
+            threads=threads,
+            ray_address=ray_address,
+            cache_dir=cache,
+            scratch=scratch,
+            deadline=deadline,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    report = search_and_show(
+        fasta, out or f"{fasta.rstrip('/')}.search", databases, config, options, as_json
+    )
+    too_many = report.num_broken > max_broken * report.num_chains
+    raise typer.Exit(1 if too_many else 0)
+
+
+def read_databases(search_db: Sequence[str], template_db: str) -> list[Database]:
+    """The databases of a command line; a wrong one is a wrong call."""
+    from evofeed.featurize.search.config import Database
+
+    try:
+        found = [Database.parse(text) for text in search_db]
+        return found + ([Database.parse(template_db, is_template=True)] if template_db else [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def read_preset(name: str, *, threads: int, gpu: bool = False) -> SearchConfig:
+    """The settings of a command line; a wrong name is a wrong call."""
+    from evofeed.featurize.search.config import preset
+
+    try:
+        return preset(name, threads=threads, gpu=gpu)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def search_and_show(
+    fasta: str,
+    out: str,
+    databases: Sequence[Database],
+    config: SearchConfig,
+    options: SearchOptions,
+    as_json: bool,
+) -> SearchReport:
+    """Search with a progress bar on stderr and a summary (or JSON) on stdout."""
+    from evofeed.featurize.search.fasta_search import read_sequences
+    from evofeed.featurize.search.job import run_search
+
+    problems: list[InputError] = []
+    chains = read_sequences(fasta, problems)
+    with _bar(quiet=as_json) as show:
+        report = run_search(
+            chains,
+            out,
+            databases,
+            config=config,
+            options=options,
+            progress=show,
+            problems=problems,
+        )
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        print("\n".join(_summary(report, out)))
+    return report
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[SearchProgress], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True)
+    columns = ("searching", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    quiet = quiet or not console.is_terminal
+    # No refresh thread: a process with threads cannot fork its workers.
+    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
+        task = bar.add_task("search", total=1.0, text="starting")
+
+        def show(now: SearchProgress) -> None:
+            left = now.seconds_left
+            text = f"{now.searched} searched, {now.cache_hits} known"
+            text += "" if left is None else f"  ETA {int(left) // 60}:{int(left) % 60:02d}"
+            bar.update(task, completed=now.share, text=text)
+            bar.refresh()
+
+        yield show
+
+
+def _summary(report: SearchReport, out: str) -> list[str]:
+    lines = [
+        f"{report.num_chains} chains with {report.num_sequences} sequences: {report.searched} "
+        f"searches, {report.cache_hits} results known before, {report.seconds:.1f} s",
+    ]
+    for entry in report.databases:
+        hours = entry["worker_hours_per_1000"]
+        cost = f", {hours:g} worker hours per 1,000 sequences" if entry["searched"] else ""
+        lines.append(f"  {entry['name']}: {entry['program']}, {entry['searched']} searched{cost}")
+    for broken in report.broken[:_SHOWN]:
+        parts = (broken["chain_id"], broken["database"], broken["message"])
+        lines.append("  " + ": ".join(part for part in parts if part))
+    if report.num_broken:
+        lines.append(f"{report.num_broken} chains without all their results; run it again")
+    return [*lines, f"digest {report.digest}", f"report: {Path(out) / 'report.json'}"]
+
+
+def search_first(
+    fasta: str, search_db: Sequence[str], template_db: str, options: Any, as_json: bool
+) -> str:
+    """The search of `evofeed featurize --search-db`; the folder with what was found."""
+    from rich.console import Console
+
+    from evofeed.featurize.search.fasta_search import read_sequences
+    from evofeed.featurize.search.job import run_search
+    from evofeed.featurize.search.options import SearchOptions
+
+    databases = read_databases(search_db, template_db)
+    out = f"{fasta.rstrip('/')}.search"
+    problems: list[InputError] = []
+    chains = read_sequences(fasta, problems)
+    places = SearchOptions(
+        executor=options.executor, workers=options.workers, ray_address=options.ray_address
+    )
+    with _bar(quiet=as_json) as show:
+        report = run_search(
+            chains, out, databases, options=places, progress=show, problems=problems
+        )
+    if report.broken and not as_json:
+        told = "\n".join(_summary(report, out))
+        Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+    if report.num_broken > options.max_broken * report.num_chains:
+        from evofeed.errors import JobError
+
+        raise JobError(
+            f"{report.num_broken} of {report.num_chains} chains could not be searched, more "
+            f"than --max-broken {options.max_broken:g} allows, the first: "
+            f"{report.broken[0]['message']}",
+            path=fasta,
+        )
+    return out

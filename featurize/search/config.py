@@ -1,0 +1,176 @@
+"""What a search is made with: databases as they are named on a command line, and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+Kind = Literal["fasta", "shards", "hh", "mmseqs"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
+_SHARDS: Final = re.compile(r"(.+)@([0-9]+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A sequence database: its name, where it is, and what holds for it alone.
+
+    Attributes:
+        name: what results are called after; Ray nodes that hold it have the resource `db:NAME`.
+        path: a FASTA file, or the prefix of a database of hh-suite or mmseqs.
+        max_hits: alignment rows kept, the query among them; None takes the preset's.
+        num_shards: FASTA files `PATH-00000-of-00008`, ... it is split into; 0 is one whole.
+        is_template: hits in it are templates, found with the profile of the first alignment.
+    """
+
+    name: str
+    path: str
+    max_hits: int | None = None
+    num_shards: int = 0
+    is_template: bool = False
+
+    @classmethod
+    def parse(cls, text: str, *, is_template: bool = False) -> Database:
+        """Read `[NAME=]PATH[@SHARDS][,max_hits=N]`.
+
+        Raises:
+            ValueError: an option that is none, or a number that is none.
+        """
+        path, _, options = (text, "", "") if Path(text).exists() else text.partition(",")
+        name, equals, rest = path.partition("=")
+        if equals and _NAME.match(name) and not Path(path).exists():
+            path = rest
+        else:
+            name = ""
+        max_hits = None
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            if key != "max_hits" or not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"{text!r}: {option!r} is not max_hits=N")
+            max_hits = int(value)
+        shards = _SHARDS.match(path)
+        count = int(shards[2]) if shards and not Path(path).exists() else 0
+        path = shards[1] if shards and count else path
+        name = name or re.sub(r"[^A-Za-z0-9_-]", "_", Path(path).name.partition(".")[0])
+        return cls(name, path, max_hits, count, is_template)
+
+    @property
+    def kind(self) -> Kind | None:
+        """Whose format it is in, None if it is not on this machine."""
+        if Path(f"{self.path}_cs219.ffdata").exists():
+            return "hh"
+        if Path(f"{self.path}.dbtype").exists():
+            return "mmseqs"
+        if not all(Path(part.path).is_file() for part in self.parts()):
+            return None
+        return "shards" if self.num_shards else "fasta"
+
+    def parts(self) -> tuple[Database, ...]:
+        """Its shards, or itself."""
+        return tuple(
+            dataclasses.replace(
+                self, path=f"{self.path}-{i:05d}-of-{self.num_shards:05d}", num_shards=0
+            )
+            for i in range(self.num_shards)
+        ) or (self,)
+
+    @property
+    def resource(self) -> str:
+        """What Ray nodes that hold it offer: `ray start --resources='{"db:NAME": 1}'`."""
+        return f"db:{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How databases are searched. `af2`, `openproteinset` and `colabfold` are the presets."""
+
+    e_value: float = 1e-4
+    """jackhmmer: sequences up to this E-value enter the alignment."""
+    iterations: int = 1
+    """Rounds of jackhmmer."""
+    max_hits: int = 10_000
+    """Alignment rows kept of a database, the best first; the query is the first of them."""
+    max_hits_by_name: tuple[tuple[str, int], ...] = ()
+    """`(beginning of a database's name, max_hits)`; the first that fits."""
+    hhblits: tuple[str, ...] = (
+        *("-n", "3", "-e", "0.001", "-maxseq", "1000000", "-realign_max", "100000"),
+        *("-maxfilt", "100000", "-min_prefilter_hits", "1000"),
+    )
+    """Options of hhblits (AF2 SI 1.2.2 and its code)."""
+    mmseqs: tuple[str, ...] = (
+        "--num-iterations",
+        "3",
+        "-a",
+        "1",
+        "-e",
+        "0.1",
+        "--max-seqs",
+        "10000",
+    )
+    """Options of `mmseqs search`."""
+    template_e_value: float = 100.0
+    """hmmsearch: template hits up to this E-value are listed; the prefilter comes later."""
+    hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
+    """Options of hhsearch."""
+    gpu: bool = False
+    """mmseqs: search on the GPU, where its version and its database are made for that."""
+    program: Literal["auto", "pyhmmer"] = "auto"
+    """`auto` takes HMMER from the PATH where it is; `pyhmmer` always the embedded one."""
+    threads: int = 1
+    """Threads of one search. Many searches at once on one thread each are faster."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.iterations < 1 or self.max_hits < 1:
+            raise ValueError("threads, iterations and max_hits must be >= 1")
+
+    @classmethod
+    def af2(cls, **changes: Any) -> SearchConfig:
+        """AlphaFold 2's: 10,000 rows of UniRef90, 501 of MGnify (its `data/pipeline.py`)."""
+        caps = (("uniref", 10_000), ("mgnify", 501), ("mgy", 501))
+        return cls(**{"max_hits": 1_000_000, "max_hits_by_name": caps, **changes})
+
+    @classmethod
+    def openproteinset(cls, **changes: Any) -> SearchConfig:
+        """OpenProteinSet's: AF2's with 5,000 rows of MGnify (OpenFold's `AlignmentRunner`)."""
+        caps = (("uniref", 10_000), ("mgnify", 5_000), ("mgy", 5_000))
+        return cls(**{"max_hits": 1_000_000, "max_hits_by_name": caps, **changes})
+
+    @classmethod
+    def colabfold(cls, **changes: Any) -> SearchConfig:
+        """ColabFold's `mmseqs search`: sensitivity 8, three rounds, its memory-mapped databases."""
+        flags = "--num-iterations 3 --db-load-mode 2 -a 1 -s 8 -e 0.1 --max-seqs 10000"
+        return cls(**{"mmseqs": tuple(flags.split()), **changes})
+
+    def rows_of(self, database: Database) -> int:
+        """Rows kept of a database."""
+        named = (n for start, n in self.max_hits_by_name if database.name.lower().startswith(start))
+        return database.max_hits or next(named, self.max_hits)
+
+    def result_settings(self, kind: Kind, is_template: bool) -> dict[str, object]:
+        """The settings that results of one kind of database depend on, but for the row cap."""
+        if kind == "mmseqs":
+            return {"mmseqs": self.mmseqs, "gpu": self.gpu}
+        if kind == "hh":
+            return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
+        if is_template:
+            return {"template_e_value": self.template_e_value}
+        return {"e_value": self.e_value, "iterations": self.iterations}
+
+
+PRESETS: Final = ("default", "af2", "openproteinset", "colabfold")
+
+
+def preset(name: str, **changes: Any) -> SearchConfig:
+    """The settings of a preset.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"no search preset {name!r}: {', '.join(PRESETS)}")
+    make = SearchConfig if name == "default" else getattr(SearchConfig, name)
+    made: SearchConfig = make(**changes)
+    return made

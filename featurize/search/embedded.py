@@ -1,0 +1,122 @@
+"""HMMER inside the process, through pyhmmer: jackhmmer and hmmsearch, results as Stockholm."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from evofeed.errors import InputError
+
+_IN_MEMORY: Final = 2 << 30
+"""FASTA bytes up to which a database is read once a process; larger ones are streamed."""
+_MSA_FILTERS: Final[dict[str, Any]] = {"F1": 0.0005, "F2": 0.00005, "F3": 0.0000005}
+_TEMPLATE_FILTERS: Final[dict[str, Any]] = {"F1": 0.1, "F2": 0.1, "F3": 0.1}
+"""AF2's settings: fewer false hits for alignments, hardly a filter for templates."""
+
+
+def version() -> str:
+    """pyhmmer's version, for cache keys and provenance."""
+    return f"pyhmmer {metadata.version('pyhmmer')}"
+
+
+def jackhmmer(
+    sequence: str,
+    *dbs: str,
+    threads: int,
+    e_value: float,
+    iterations: int,
+) -> bytes:
+    """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm.
+
+    Args:
+        sequence: the query.
+        dbs: the FASTA file, or the shards it was split into.
+        threads: for the search.
+        e_value: hits up to it enter the alignment.
+        iterations: rounds.
+
+    Raises:
+        InputError: the database is no FASTA file, or its shards are too large for memory.
+    """
+    from pyhmmer import easel, hmmer
+
+    amino = easel.Alphabet.amino()
+    query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
+    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
+    targets = _targets(amino, *dbs)
+    rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)
+    result = next(iter(rounds))
+    if len(result.hits) == 0:
+        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode()
+    return _stockholm(result.msa)
+
+
+def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
+    """Hits of a profile in a FASTA database of PDB sequences, as Stockholm.
+
+    Args:
+        profile: Stockholm alignment whose reference columns become the match states, so
+            that the hits' columns are the query's positions (`hmmbuild --hand`).
+        db: the FASTA file.
+        threads: for the search.
+        e_value: hits and domains up to it are kept.
+
+    Raises:
+        InputError: the database is no FASTA file.
+    """
+    from pyhmmer import easel, hmmer, plan7
+
+    amino = easel.Alphabet.amino()
+    with easel.MSAFile(io.BytesIO(profile), "stockholm", digital=True, alphabet=amino) as file:
+        aligned: Any = file.read()
+    builder = plan7.Builder(amino, architecture="hand")
+    model, _, _ = builder.build_msa(aligned, plan7.Background(amino))
+    every: dict[str, Any] = {"E": e_value, "domE": e_value, "incE": e_value, "incdomE": e_value}
+    search: Any = hmmer.hmmsearch(
+        model, _targets(amino, db), cpus=threads, **every, **_TEMPLATE_FILTERS
+    )
+    hits = next(iter(search))
+    if not any(domain.included for hit in hits for domain in hit.domains):
+        return b"# STOCKHOLM 1.0\n//\n"
+    return _stockholm(hits.to_msa(amino, all_consensus_cols=True))
+
+
+def _stockholm(msa: Any) -> bytes:
+    out = io.BytesIO()
+    msa.write(out, "stockholm")
+    return out.getvalue()
+
+
+def _targets(amino: Any, *dbs: str) -> Any:
+    """The sequences of a database: in memory if it is small, else streamed."""
+    try:
+        seen = [(db, (stat := Path(db).stat()).st_size, stat.st_mtime_ns) for db in dbs]
+        if sum(size for _, size, _ in seen) <= _IN_MEMORY:
+            return _block(tuple(seen))
+        if len(dbs) > 1:
+            raise InputError("shards of such a size need jackhmmer on the PATH", path=dbs[0])
+        return _open(dbs[0], amino)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"not a FASTA database: {error}", path=dbs[0]) from None
+
+
+def _open(db: str, amino: Any) -> Any:
+    from pyhmmer import easel
+
+    return easel.SequenceFile(db, format="fasta", digital=True, alphabet=amino)
+
+
+@lru_cache(maxsize=1)
+def _block(seen: tuple[tuple[str, int, int], ...]) -> Any:
+    """One database at a time stays in memory, for the next query."""
+    from pyhmmer import easel
+
+    amino = easel.Alphabet.amino()
+    block: Any = easel.DigitalSequenceBlock(amino)
+    for db, _, _ in seen:
+        with _open(db, amino) as handle:
+            block.extend(handle.read_block())
+    return block

@@ -1,0 +1,73 @@
+"""Where searches run: worker processes of this machine, or those of a Ray cluster's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, runtime_checkable
+
+from evofeed.featurize.job.executors import LocalExecutor
+from evofeed.featurize.search.options import SearchOptions
+from evofeed.featurize.search.plan import Node
+from evofeed.featurize.search.work import SearchTask
+
+_GRACE: Final = 60.0
+"""Seconds beyond a program's own deadline after which its worker is killed."""
+
+
+@runtime_checkable
+class SearchExecutor(Protocol):
+    """A job's executor that also says which machines it has."""
+
+    def nodes(self) -> list[Node]:
+        """The machines there are now."""
+
+    def slots(self) -> int:
+        """Units that run at once on all of them."""
+
+    def submit(self, task: SearchTask, node: Node) -> None:
+        """Start a unit on a node."""
+
+    def wait(self, timeout: float) -> list[Any]:
+        """Outcomes that are there, waiting up to `timeout` seconds for the first."""
+
+
+class _OnePlace:
+    """A job's executor as one node: it places units itself, and holds every database."""
+
+    def __init__(self, executor: Any) -> None:
+        self.executor = executor
+        self._node = Node("", executor.room(), {})
+
+    def nodes(self) -> list[Node]:
+        return [self._node]
+
+    def slots(self) -> int:
+        return self._node.slots
+
+    def submit(self, task: SearchTask, node: Node) -> None:
+        self.executor.submit(task)
+
+    def wait(self, timeout: float) -> list[Any]:
+        outcomes: list[Any] = self.executor.wait(timeout)
+        return outcomes
+
+
+@contextlib.contextmanager
+def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
+    """The executor that the options name, closed with all that it started.
+
+    Raises:
+        JobError: Ray cannot be started or joined.
+    """
+    deadline = options.deadline + _GRACE
+    executor: Any
+    if options.executor == "local":
+        executor = LocalExecutor(options.num_workers, deadline)
+    else:
+        from evofeed.featurize.job.ray_executor import RayExecutor
+
+        workers = options.workers if options.ray_address else options.num_workers
+        executor = RayExecutor(workers, deadline, options.ray_address)
+    with contextlib.closing(executor):
+        yield _OnePlace(executor)

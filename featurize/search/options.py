@@ -1,0 +1,92 @@
+"""How a search runs, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Places and limits of a search. What it finds depends on none of them."""
+
+    executor: str = "local"
+    """`local` (processes of this machine) or `ray`."""
+    workers: int = 0
+    """Searches at once on this machine; 0 is one per usable core and thread of a search."""
+    threads: int = 1
+    """Cores a search takes, `SearchConfig.threads`."""
+    ray_address: str = ""
+    """`host:port` of a running Ray cluster; empty starts a private one on this machine."""
+    cache_dir: str = ""
+    """Results of all searches, shared between jobs; empty is `cache/` beside the index."""
+    scratch: str = ""
+    """Folder for the programs' own files, on every machine; empty is the system's."""
+    deadline: float = 7200.0
+    """Seconds one call of a program may take."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("ray", "local"):
+            raise ValueError(f"executor is {self.executor!r}, must be 'ray' or 'local'")
+        if self.workers < 0 or self.threads < 1 or self.deadline <= 0:
+            raise ValueError(
+                f"workers={self.workers} threads={self.threads} deadline={self.deadline}: "
+                "want >= 0, >= 1 and > 0 seconds"
+            )
+        if self.ray_address and self.executor != "ray":
+            raise ValueError("ray_address needs executor='ray'")
+
+    @property
+    def num_workers(self) -> int:
+        """Searches at once on this machine."""
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """How far a search is; `seconds_left` is None until the first unit has ended."""
+
+    searched: int
+    cache_hits: int
+    cost: int
+    cost_done: int
+    seconds_left: float | None
+
+    @property
+    def share(self) -> float:
+        """Done of the stage at hand, 0 to 1."""
+        return self.cost_done / self.cost if self.cost else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReport:
+    """What a search did.
+
+    Attributes:
+        digest: of all results: the same for the same sequences, databases and settings.
+        num_chains, num_sequences: asked for, and how many different sequences they have.
+        num_broken: chains without all their results.
+        searched: searches of this run, of one sequence in one database.
+        cache_hits: results that were there before.
+        lost_workers: workers that died in this run.
+        seconds: wall time of this run.
+        databases: each with its digest, program, settings, and `worker_hours_per_1000`.
+        broken: `chain_id database type message` of each.
+    """
+
+    digest: str
+    num_chains: int
+    num_sequences: int
+    num_broken: int
+    searched: int
+    cache_hits: int
+    lost_workers: int
+    seconds: float
+    databases: tuple[dict[str, Any], ...]
+    broken: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,298 @@
+"""Search programs of the PATH: what they are called with, and what becomes of a bad call.
+
+Thresholds are AF2's (SI 1.2.2), ColabFold's in `SearchConfig.colabfold`. A program that
+crashes, hangs or writes half is a `SearchFailed` with the end of what it said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from evofeed.errors import InputError, JobError, SearchFailed
+
+_SAID: Final = 400
+_JACKHMMER: Final = "--noali --F1 0.0005 --F2 5e-05 --F3 5e-07".split()
+_HMMSEARCH: Final = "--noali --F1 0.1 --F2 0.1 --F3 0.1".split()
+_A3M: Final = ("--msa-format-mode", "5")
+_FULL: Final = re.compile("no space left|disk quota|disk full", re.IGNORECASE)
+
+
+def on_path(program: str) -> str:
+    """Where a program is, '' if it is not."""
+    return shutil.which(program) or ""
+
+
+def version(program: str) -> str:
+    """What a program says of itself, for cache keys and provenance.
+
+    Raises:
+        InputError: it is not on the PATH.
+    """
+    where = _find(program)
+    seen = Path(where).stat()
+    return _version(program, where, seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _version(program: str, where: str, size: int, changed: int) -> str:
+    arguments = [where, "version"] if program == "mmseqs" else [where, "-h"]
+    done = subprocess.run(arguments, capture_output=True, check=False, timeout=60)
+    said = (done.stdout + done.stderr).decode("utf-8", "replace").splitlines()
+    if program == "mmseqs":
+        return f"mmseqs {said[0].strip() if said else '?'}"
+    named = (line.strip("# :").partition(" (")[0] for line in said)
+    number = next((line for line in named if re.search(r"(HMMER|HH\w+) \d", line)), "?")
+    return f"{program} ({number})"
+
+
+class Scratch:
+    """A folder for one call's files, gone afterwards, and the programs that run in it.
+
+    Args:
+        deadline: seconds a program may take; then it is killed with all that it started.
+        parent: where the folder goes; the system's place for such things if empty.
+    """
+
+    def __init__(self, deadline: float, parent: str = "") -> None:
+        self.deadline = deadline
+        self._folder = tempfile.TemporaryDirectory(prefix="evofeed-search-", dir=parent or None)
+        self.path = Path(self._folder.name)
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def query(self, *sequences: str) -> str:
+        """A FASTA file of sequences, several of them named by their numbers."""
+        path = self.path / "query.fasta"
+        names = ["query"] if len(sequences) == 1 else list(map(str, range(len(sequences))))
+        named = (f">{name}\n{s}\n" for name, s in zip(names, sequences, strict=True))
+        self._write(path, "".join(named).encode("ascii"))
+        return str(path)
+
+    def file(self, name: str, data: bytes) -> str:
+        """A file with this content."""
+        self._write(self.path / name, data)
+        return str(self.path / name)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise self._full() if error.errno == errno.ENOSPC else error from None
+
+    def _full(self) -> JobError:
+        return JobError(
+            "no space left for the programs' files: free some, or name another folder with "
+            "--scratch, and run it again; what is done is kept",
+            path=str(self.path.parent),
+        )
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program to its good end.
+
+        Raises:
+            InputError: it is not on the PATH.
+            SearchFailed: it failed or took too long.
+            JobError: the disk is full.
+        """
+        command = [_find(program), *arguments]
+        # Not a session of its own: who kills our process group kills the program with it.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.path,
+        )
+        try:
+            said, _ = child.communicate(timeout=self.deadline)
+        except subprocess.TimeoutExpired:
+            _kill(child.pid)
+            said, _ = child.communicate()
+            raise SearchFailed(
+                f"{program} took longer than {self.deadline:g} s{_tail(said)}"
+            ) from None
+        except BaseException:
+            _kill(child.pid)
+            raise
+        if child.returncode == 0:
+            return
+        if _FULL.search(said.decode("utf-8", "replace")) or not _room(self.path):
+            raise self._full()
+        code = child.returncode
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        raise SearchFailed(f"{program} {ended}{_tail(said)}")
+
+    def result(self, name: str, program: str) -> bytes:
+        """A file that a program was to write.
+
+        Raises:
+            SearchFailed: it did not.
+            JobError: the disk is full.
+        """
+        path = self.path / name
+        if path.is_file() and (data := path.read_bytes()):
+            return data
+        if not _room(self.path):
+            raise self._full()
+        raise SearchFailed(f"{program} ended well but wrote nothing")
+
+
+def jackhmmer(
+    scratch: Scratch,
+    sequence: str,
+    db: str,
+    *,
+    threads: int,
+    e_value: float,
+    iterations: int,
+    num_targets: int | None = None,
+) -> bytes:
+    """Stockholm alignment of a sequence to a FASTA database.
+
+    Where that is a shard of a database with `num_targets` sequences, E-values are for all of
+    it, and the table of domains is left in `scratch`, their E-values for one target.
+    """
+    limits = ["-E", str(e_value), "--incE", str(e_value), "-N", str(iterations)]
+    if num_targets is not None:  # domains are sifted when all shards are known
+        limits += ["-Z", str(num_targets), "--domZ", "1", "--domtblout", "domains"]
+    where = ["-o", "/dev/null", "-A", "out.sto", "--cpu", str(threads)]
+    scratch.run("jackhmmer", *where, *limits, *_JACKHMMER, scratch.query(sequence), db)
+    return scratch.result("out.sto", "jackhmmer")
+
+
+def hmmsearch(scratch: Scratch, profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
+    """Template hits of an alignment's profile, as Stockholm; AF2's `hmmbuild --hand` model."""
+    scratch.run("hmmbuild", "--hand", "--amino", "query.hmm", scratch.file("query.sto", profile))
+    limits = [
+        f(name)
+        for name in ("-E", "--domE", "--incE", "--incdomE")
+        for f in (str, lambda _: str(e_value))
+    ]
+    where = ["-o", "/dev/null", "-A", "out.sto", "--cpu", str(threads)]
+    scratch.run("hmmsearch", *where, *limits, *_HMMSEARCH, "query.hmm", db)
+    empty = b"# STOCKHOLM 1.0\n//\n"
+    return (scratch.path / "out.sto").read_bytes() or empty
+
+
+def hhblits(
+    scratch: Scratch, sequence: str, db: str, *, threads: int, options: Sequence[str]
+) -> bytes:
+    """A3M alignment of a sequence to a database of hh-suite."""
+    where = ["-i", scratch.query(sequence), "-d", db, "-oa3m", "out.a3m", "-o", "/dev/null"]
+    scratch.run("hhblits", *where, "-cpu", str(threads), *options)
+    return scratch.result("out.a3m", "hhblits")
+
+
+def hhsearch(
+    scratch: Scratch, a3m: bytes, db: str, *, threads: int, options: Sequence[str]
+) -> bytes:
+    """Template hits of an alignment in a database such as PDB70, as hhr."""
+    where = ["-i", scratch.file("query.a3m", a3m), "-d", db, "-o", "out.hhr"]
+    scratch.run("hhsearch", *where, "-cpu", str(threads), *options)
+    return scratch.result("out.hhr", "hhsearch")
+
+
+def mmseqs(
+    scratch: Scratch, sequences: Sequence[str], db: str, *, threads: int, options: Sequence[str]
+) -> list[bytes]:
+    """A3M alignments of sequences to a database of mmseqs: one search for all of them."""
+    many = ["--threads", str(threads)]
+    scratch.run("mmseqs", "createdb", scratch.query(*sequences), "queries", "--shuffle", "0")
+    scratch.run("mmseqs", "search", "queries", db, "hits", "tmp", *options, *many)
+    scratch.run("mmseqs", "result2msa", "queries", db, "hits", "msas", *_A3M, *many)
+    entries = _entries(scratch.path / "msas", scratch.result("msas.index", "mmseqs"))
+    headers = _headers(scratch, db, many)
+    if missing := [i for i in range(len(sequences)) if i not in entries]:
+        raise SearchFailed(f"mmseqs gave {len(missing)} of {len(sequences)} queries no alignment")
+    return [_named(entries[number], headers) for number in range(len(sequences))]
+
+
+def _headers(scratch: Scratch, db: str, many: list[str]) -> dict[bytes, bytes]:
+    """The whole headers of hits by their first words: `result2msa` keeps only those.
+
+    They say what a row is of. A database with taxonomy (`createtaxdb`) gives taxon ids too.
+    """
+    has_taxa = Path(f"{db}_mapping").exists()
+    columns = "target,theader" + (",taxid" if has_taxa else "")
+    scratch.run(
+        "mmseqs", "convertalis", "queries", db, "hits", "m8", "--format-output", columns, *many
+    )
+    found = {}
+    for line in (scratch.path / "m8").read_bytes().splitlines():
+        name, header, *taxid = line.split(b"\t")
+        if taxid and b"TaxID=" not in header and b"OX=" not in header:
+            header += b" TaxID=" + taxid[0]
+        found[name] = header
+    return found
+
+
+def _named(a3m: bytes, headers: Mapping[bytes, bytes]) -> bytes:
+    """An A3M with the whole headers; the first row is the query."""
+    lines = a3m.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if line.startswith(b">"):
+            name = line[1:].strip()
+            lines[number] = b">" + (headers.get(name, name) if number else b"query") + b"\n"
+    return b"".join(lines)
+
+
+def _entries(path: Path, index: bytes) -> dict[int, bytes]:
+    """The entries of a database of mmseqs by key, the NUL at their end gone."""
+    parts = [path] if path.exists() else sorted(path.parent.glob(f"{path.name}.[0-9]*"))
+    data = b"".join(part.read_bytes() for part in parts)
+    found = {}
+    for line in index.splitlines():
+        key, offset, size = map(int, line.split())
+        found[key] = data[offset : offset + size].rstrip(b"\0")
+    return found
+
+
+def _find(program: str) -> str:
+    if found := on_path(program):
+        return found
+    raise InputError(f"this database needs {program}, which is not on the PATH")
+
+
+def _tail(said: bytes) -> str:
+    text = said.decode("utf-8", "replace").strip()[-_SAID:]
+    return f": {text}" if text else ", and said nothing"
+
+
+def _room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free > 1 << 20
+
+
+def _kill(pid: int) -> None:
+    """Kill a program and what it started: mmseqs is shell scripts that start mmseqs."""
+    for one in [*_descendants(pid), pid]:
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            stat = (process / "stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(stat[1]), []).append(int(process.name))
+    found, look = [], [pid]
+    while look:
+        below = children.get(look.pop(), [])
+        found += below
+        look += below
+    return found

@@ -1,0 +1,213 @@
+"""A database and sequences -> alignments: which program it takes, what a whole result is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from evofeed.errors import InputError, SearchFailed
+from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.hits import parse_hhr
+from evofeed.featurize.queries import query_of
+from evofeed.featurize.search import aligned_text, embedded, programs, shards
+from evofeed.featurize.search.config import Database, Kind, SearchConfig
+from evofeed.featurize.search.programs import Scratch
+from evofeed.featurize.stockholm import parse_stockholm
+
+_HHR_ROW: Final = re.compile(rb"^ *[0-9]+ .* \([0-9]+\)\s*$", re.MULTILINE)
+"""A hit in the list at the top of an hhr file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A sequence to search, and for a template search the alignment it starts from."""
+
+    key: str
+    sequence: str
+    alignment: bytes = b""
+
+
+def kind_of(database: Database) -> Kind:
+    """Whose format a database is in.
+
+    Raises:
+        InputError: it is not here.
+    """
+    kind = database.kind
+    if kind is None or (kind in ("mmseqs", "shards") and database.is_template):
+        what = "no such template database (FASTA or hh-suite)"
+        what = (
+            what if database.is_template else "no such sequence database (FASTA, hhblits or mmseqs)"
+        )
+        raise InputError(what, path=database.path)
+    return kind
+
+
+def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
+    """The program, its version with it, that searches a kind of database here.
+
+    Raises:
+        InputError: it is not on the PATH.
+    """
+    if kind == "mmseqs":
+        return programs.version("mmseqs")
+    if kind == "hh":
+        return programs.version("hhsearch" if is_template else "hhblits")
+    name = "hmmsearch" if is_template else "jackhmmer"
+    on_path = config.program == "auto" and programs.on_path(name)
+    return programs.version(name) if on_path else f"{name} ({embedded.version()})"
+
+
+def suffix_of(kind: Kind, is_template: bool) -> str:
+    """Suffix of the results of a kind of database."""
+    if kind == "fasta":
+        return ".sto"
+    return ".hhr" if is_template else ".a3m"
+
+
+def search(
+    database: Database,
+    queries: Sequence[Query],
+    config: SearchConfig,
+    scratch: Callable[[], Scratch],
+    in_hand: Callable[[str], None],
+) -> dict[str, bytes | InputError]:
+    """The result of every query by its key, or why it has none.
+
+    Args:
+        database: where to look.
+        queries: what to look for.
+        config: settings.
+        scratch: makes a folder for one call of a program.
+        in_hand: called with the key of each query before it is searched.
+
+    Raises:
+        InputError: the database is not here, or its program.
+        JobError: the disk is full.
+    """
+    kind = kind_of(database)
+    if kind == "shards" and config.iterations > 1:
+        raise InputError(
+            "several rounds of jackhmmer need the database whole: join its shards, or search "
+            "with one round",
+            path=database.path,
+        )
+    program_of(kind, database.is_template, config)
+    if kind == "mmseqs" and len(queries) > 1:
+        in_hand("")
+        try:
+            with scratch() as place:
+                found = _mmseqs(database, queries, config, place)
+            return {q.key: _checked(q, data, kind, database, config) for q, data in found}
+        except SearchFailed:
+            pass  # one by one, to see whose fault it is
+    results: dict[str, bytes | InputError] = {}
+    for query in queries:
+        in_hand(query.key)
+        try:
+            if kind == "shards":
+                data = _sharded(database, query, config, scratch)
+            else:
+                with scratch() as place:
+                    data = _search_one(database, kind, query, config, place)
+            results[query.key] = _checked(query, data, kind, database, config)
+        except InputError as error:
+            results[query.key] = error
+    return results
+
+
+def _mmseqs(
+    database: Database, queries: Sequence[Query], config: SearchConfig, place: Scratch
+) -> list[tuple[Query, bytes]]:
+    found = programs.mmseqs(
+        place,
+        [query.sequence for query in queries],
+        database.path,
+        threads=config.threads,
+        options=(*config.mmseqs, *(("--gpu", "1") if config.gpu else ())),
+    )
+    return list(zip(queries, found, strict=True))
+
+
+def _search_one(
+    database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
+) -> bytes:
+    threads, db = config.threads, database.path
+    if kind == "mmseqs":
+        return _mmseqs(database, [query], config, place)[0][1]
+    if kind == "hh" and not database.is_template:
+        return programs.hhblits(place, query.sequence, db, threads=threads, options=config.hhblits)
+    if database.is_template:
+        return _templates(database, kind, query, config, place)
+    limits = {"e_value": config.e_value, "iterations": config.iterations, "threads": threads}
+    if config.program == "auto" and programs.on_path("jackhmmer"):
+        return programs.jackhmmer(place, query.sequence, db, **limits)  # type: ignore[arg-type]
+    return embedded.jackhmmer(query.sequence, db, **limits)  # type: ignore[arg-type]
+
+
+def _sharded(
+    database: Database, query: Query, config: SearchConfig, scratch: Callable[[], Scratch]
+) -> bytes:
+    threads, e_value = config.threads, config.e_value
+    if config.program == "auto" and programs.on_path("jackhmmer"):
+        return shards.jackhmmer(scratch, query.sequence, database, threads=threads, e_value=e_value)
+    parts = (part.path for part in database.parts())
+    found = embedded.jackhmmer(
+        query.sequence, *parts, threads=threads, e_value=e_value, iterations=1
+    )
+    return aligned_text.to_a3m(aligned_text.read_rows(found))
+
+
+def _templates(
+    database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
+) -> bytes:
+    alignment = query.alignment or f">query\n{query.sequence}\n".encode()
+    rows = aligned_text.template_rows(aligned_text.read_any(alignment))
+    if kind == "hh":
+        a3m = aligned_text.to_a3m(rows)
+        return programs.hhsearch(
+            place, a3m, database.path, threads=config.threads, options=config.hhsearch
+        )
+    profile = aligned_text.to_stockholm(rows)
+    e_value = config.template_e_value
+    if config.program == "auto" and programs.on_path("hmmsearch") and programs.on_path("hmmbuild"):
+        return programs.hmmsearch(
+            place, profile, database.path, threads=config.threads, e_value=e_value
+        )
+    return embedded.hmmsearch(profile, database.path, threads=config.threads, e_value=e_value)
+
+
+def _checked(
+    query: Query, data: bytes, kind: Kind, database: Database, config: SearchConfig
+) -> bytes:
+    """A result that is whole, cut to its number of rows.
+
+    Raises:
+        SearchFailed: it was cut short, or is of another sequence.
+    """
+    try:
+        if kind == "hh" and database.is_template:
+            _check_hhr(data)
+            return data
+        if kind == "fasta" and not data.rstrip().endswith(b"//"):
+            raise InputError("it has no end")
+        if database.is_template:
+            return data
+        parse_stockholm(data) if kind == "fasta" else parse_a3m(data)
+    except InputError as error:
+        message = f"the search program wrote half a result: {error.message}"
+        raise SearchFailed(message, path=database.path) from None
+    if query_of(data, "stockholm" if kind == "fasta" else "a3m") != query.sequence.upper():
+        raise SearchFailed("the result is of another sequence", path=database.path)
+    return aligned_text.first_rows(data, config.rows_of(database))
+
+
+def _check_hhr(data: bytes) -> None:
+    """Every hit of the list has its block: hhsearch writes no end mark."""
+    top = data.partition(b"\nNo 1")[0]
+    _, listed, rows = top.partition(b" No Hit")
+    hits, blocks = len(_HHR_ROW.findall(rows)), len(parse_hhr(data))
+    if not listed or hits != blocks:
+        raise InputError(f"{hits} hits in its list, {blocks} alignments")
