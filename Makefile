@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
-.PHONY: demo test test-fast check fix setup bench clean
+.PHONY: demo test test-fast test-gpu check fix setup bench clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +28,9 @@ test: setup ## every test
 
 test-fast: setup ## what finishes while you wait
 	$(PYTEST) -m "not slow and not cluster"
+
+test-gpu: setup ## every test that needs an NVIDIA GPU, on this machine's
+	OMP_NUM_THREADS=4 $(BIN)/python -m pytest -m gpu
 
 check: setup ## style and types
 	$(BIN)/ruff check .
