@@ -62,14 +62,15 @@ class FloatProducts(TorchDispatchMode):
 def entries() -> set[str]:
     """Every kernel of the tree, `module.function`: what is launched, not what it calls."""
     found = set()
-    for path in (HERE.parent / "kernels").glob("*.py"):
+    for path in (HERE.parent / "kernels").rglob("*.py"):
+        module = ".".join(path.relative_to(HERE.parent).with_suffix("").parts)
         for node in ast.parse(path.read_text()).body:
             if (
                 isinstance(node, ast.FunctionDef)
                 and node.name.endswith("_kernel")
                 and any(ast.unparse(d) in ("triton.jit", "gluon.jit") for d in node.decorator_list)
             ):
-                found.add(f"kernels.{path.stem}.{node.name}")
+                found.add(f"{module}.{node.name}")
     for node in ast.walk(ast.parse((HERE.parent / "loader/fused/sample_kernels.py").read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
             found.add(f"loader.fused.{ast.unparse(node.args[0])}")

@@ -10,13 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.layer_norm.op import layer_norm_backward
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection_kernels import (
-    mlp_kernel,
     norm_rows_kernel,
-    relu_grad_kernel,
     scaled_kernel,
 )
 from evofeed.kernels.runtime.tiles import tile
@@ -24,14 +21,11 @@ from evofeed.kernels.runtime.tiles import tile
 __all__ = [
     "Drop",
     "even",
-    "mlp",
     "norm_rows",
-    "norm_rows_grad",
     "pack",
     "padded",
     "precision",
     "project",
-    "relu_grad",
     "scaled",
     "weight_grad",
 ]
@@ -133,25 +127,6 @@ def norm_rows(
     return y, stats, pair_bias
 
 
-def norm_rows_grad(
-    dy: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    residual: Tensor | None,
-    normed: Tensor | None = None,
-    residual_sum: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Gradient of x plus `residual`; fills `normed` with the norm's result.
-
-    All `[M, C]` contiguous. Also `[programs, 2C]` whose column sums are the gradients of
-    gamma and beta; with `residual_sum` `[programs, 3C]`, and the sums of the residual.
-    """
-    rows = (x.shape[0], 0, x.shape[1])
-    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
-
-
 def weight_grad(dy: Tensor, a: Tensor) -> Tensor:
     """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way."""
     return torch.mm(dy.t(), a)
@@ -189,52 +164,3 @@ def scaled(
          "KEEP": keep},
     )  # fmt: skip
     return dy, partial
-
-
-def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """dy w for `[M, K]` and `[K, N]`, 0 where `hidden` is not positive.
-
-    Also `[programs, N]` whose column sums are those of the result.
-    """
-    M, K = dy.shape
-    N = w.shape[1]
-    y = torch.empty((M, N), dtype=w.dtype, device=dy.device)
-    block = tile("relu_grad", N, w.dtype)
-    block_n, block_k = min(block.columns, padded(N)), min(64, block.columns, padded(K))
-    tiles = triton.cdiv(M, block.rows)
-    partial = torch.empty((tiles, N), dtype=torch.float32, device=dy.device)
-    launch(
-        relu_grad_kernel, (tiles * triton.cdiv(N, block_n),),
-        (dy, w, hidden, y, partial, M, N, K, dy.stride(0), w.stride(0)),
-        {"BLOCK_M": block.rows, "BLOCK_N": block_n, "BLOCK_K": block_k,
-         "PRECISION": precision(w.dtype), "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return y, partial
-
-
-def mlp(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    eps: float,
-    mask: Tensor | None,
-    residual: bool,
-) -> tuple[Tensor, Tensor]:
-    """mask * (relu(layer_norm(x) w1^T + b1) w2^T + b2), plus x if `residual`; also the stats."""
-    M, C = x.shape
-    N = w1.shape[0]
-    out = torch.empty_like(x)
-    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    block = tile("mlp", C, w1.dtype)
-    launch(
-        mlp_kernel, (triton.cdiv(M, block.rows),),
-        (x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(w1.dtype),
-         "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return out, stats

@@ -21,7 +21,7 @@ LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 
 
 @triton.jit
-def _column_sums_kernel(
+def column_sums_kernel(
     P0, P1, P2, P3, OUT0, OUT1, OUT2, OUT3, G0, G1, G2, G3, N0, N1, N2, N3,
     ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr,
@@ -80,7 +80,7 @@ def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
             triton.cdiv(part.shape[1], BLOCK // n) for part, n in zip(some, rows, strict=True)
         )
         launch(
-            _column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
+            column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
             {**{f"ROWS{n}": r for n, r in enumerate([*rows, 1, 1, 1][:AT_ONCE])}, "BLOCK": BLOCK,
              "COUNT": count, "num_warps": 8},
         )  # fmt: skip

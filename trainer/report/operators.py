@@ -28,7 +28,7 @@ GROUPS: dict[str, str] = {
     "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
     # C++ names are full of `lambda` and `scalars`.
     "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
-    r"^_(update|scalars|square_sum|ratio)_kernel",
+    r"^(scalars|square_sum|ratio)_kernel",
     "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
     r"norm_(rows|forward|backward)_kernel",
     "attention": r"attn|attention|flash|fmha|softmax|sdpa|"
@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"^_?(scaled|masked_halves|heads_last|relu_grad|column_sums)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+    r"^(scaled|masked_halves|heads_last|relu_grad|column_sums)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
     "memory": r"memcpy|memset",
 }
 r"""Group by the first pattern found in a kernel's or operator's name, in this order.

@@ -34,6 +34,7 @@ from evofeed.kernels.ops.gated_attention.triton import (
     gated_output_grad_kernel,
     gated_output_kernel,
 )
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
 from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
@@ -41,7 +42,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
     norm_rows,
-    norm_rows_grad,
     pack,
     padded,
     precision,

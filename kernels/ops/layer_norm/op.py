@@ -22,7 +22,13 @@ from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["fused_layer_norm", "layer_norm", "layer_norm_backward", "supported"]
+__all__ = [
+    "fused_layer_norm",
+    "layer_norm",
+    "layer_norm_backward",
+    "norm_rows_grad",
+    "supported",
+]
 
 MAX_CHANNELS = 8192  # one row must fit one tile
 
@@ -209,6 +215,25 @@ def layer_norm_backward(
     dw, db = (None, None) if sums is None else sums
     run(dy, x, weight, bias, stats, residual, dx, normed, partial, dw, db)
     return dx, partial
+
+
+def norm_rows_grad(
+    dy: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    residual: Tensor | None,
+    normed: Tensor | None = None,
+    residual_sum: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of x plus `residual`; fills `normed` with the norm's result.
+
+    All `[M, C]` contiguous. Also `[programs, 2C]` whose column sums are the gradients of
+    gamma and beta; with `residual_sum` `[programs, 3C]`, and the sums of the residual.
+    """
+    rows = (x.shape[0], 0, x.shape[1])
+    return layer_norm_backward(dy, x, gamma, beta, stats, rows, residual, normed, residual_sum)
 
 
 @lru_cache(maxsize=SHAPES)

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-call"
 """Clipping, Adam, moving average and the 16-bit copy of the weights in one pass over memory.
 
 All weights lie in one flat buffer (as the trainer keeps them), so there is no
@@ -19,112 +19,18 @@ from torch import Tensor
 
 from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.ops.optimizer.reference import adam_ema_step
-from evofeed.kernels.runtime.backend import sm_count, tl, triton, usable
+from evofeed.kernels.ops.optimizer.triton import (
+    adam_update_kernel,
+    scalars_kernel,
+    square_sum_kernel,
+)
+from evofeed.kernels.runtime.backend import sm_count, triton, usable
 
 __all__ = [
     "FlatOptimizer",
     "FlatOptions",
     "FusedAdamEMA",
-    "clipped",
-    "move_moments",
-    "store_weights",
 ]
-
-
-@triton.jit
-def _square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):
-    """Sum of squares of every `num_programs`-th block, one partial sum per program.
-
-    `whole` is N down to a multiple of 16: only then are the loads 16 bytes wide.
-    """
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, whole, tl.num_programs(0) * BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        grad = tl.load(GRAD + at, mask=at < whole, other=0.0).to(tl.float32)
-        total += grad * grad
-    if tl.program_id(0) == 0:
-        at = whole + tl.arange(0, BLOCK)
-        grad = tl.load(GRAD + at, mask=at < N, other=0.0).to(tl.float32)
-        total += grad * grad
-    tl.store(PARTIAL + tl.program_id(0), tl.sum(total, 0))
-
-
-@triton.jit
-def _scalars_kernel(
-    PARTIAL, G, RATE, UPDATES, SCALARS, max_norm, log2_beta1, log2_beta2, BLOCK: tl.constexpr
-):  # fmt: skip
-    """SCALARS = norm, clip factor, step size, 1 / root of the second correction, finite or 0,
-    and 1 / the first correction.
-    """
-    at = tl.arange(0, BLOCK)
-    norm = tl.sqrt(tl.sum(tl.load(PARTIAL + at, mask=at < G, other=0.0), 0))
-    finite = ((norm == norm) & (norm < float("inf"))).to(tl.float32)
-    updates = tl.load(UPDATES) + finite.to(tl.float64)
-    tl.store(UPDATES, updates)
-    # float64: 1 - beta2**t has three digits less than beta2**t itself
-    one = tl.full([], 1.0, tl.float64)
-    first = one - tl.exp2(updates * log2_beta1)
-    second = one - tl.exp2(updates * log2_beta2)
-    # before the first finite step both corrections vanish
-    first = tl.maximum(first, 1e-12).to(tl.float32)
-    second = tl.maximum(second, 1e-12).to(tl.float32)
-    clip = tl.minimum(max_norm / (norm + 1e-6), 1.0)
-    tl.store(SCALARS, norm)
-    tl.store(SCALARS + 1, tl.where(finite > 0, clip, 0.0))
-    tl.store(SCALARS + 2, tl.load(RATE) * finite / first)
-    tl.store(SCALARS + 3, 1.0 / tl.sqrt(second))
-    tl.store(SCALARS + 4, finite)
-    tl.store(SCALARS + 5, 1.0 / first)
-
-
-@triton.jit
-def clipped(GRAD, SCALARS, at, inside):
-    """The gradient times the clip factor, in float32; zeros where the whole is not finite."""
-    grad = tl.load(GRAD + at, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(tl.load(SCALARS + 4) > 0, grad, 0.0) * tl.load(SCALARS + 1)
-
-
-@triton.jit
-def move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2):
-    """Adam's moments after a gradient, stored and returned."""
-    finite = tl.load(SCALARS + 4)
-    exp_avg = tl.load(EXP_AVG + at, mask=inside, other=0.0)
-    exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=inside, other=0.0)
-    exp_avg += (grad - exp_avg) * (step1 * finite)
-    exp_avg_sq += (grad * grad - exp_avg_sq) * (step2 * finite)
-    tl.store(EXP_AVG + at, exp_avg, mask=inside)
-    tl.store(EXP_AVG_SQ + at, exp_avg_sq, mask=inside)
-    return exp_avg, exp_avg_sq
-
-
-@triton.jit
-def store_weights(
-    PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-):  # fmt: skip
-    """Stores new weights, their moving average and 16-bit copy."""
-    tl.store(PARAM + at, param, mask=inside)
-    if HAS_EMA:
-        ema = tl.load(EMA + at, mask=inside, other=0.0)
-        ema += (param - ema) * (ema_step * tl.load(SCALARS + 4))
-        tl.store(EMA + at, ema, mask=inside)
-    if HAS_LOW:
-        tl.store(LOW + at, param.to(LOW.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _update_kernel(
-    PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, EMA, LOW, SCALARS, N, step1, step2, eps, ema_step,
-    HAS_EMA: tl.constexpr, HAS_LOW: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < N
-    grad = clipped(GRAD, SCALARS, at, inside)
-    param = tl.load(PARAM + at, mask=inside, other=0.0)
-    exp_avg, exp_avg_sq = move_moments(EXP_AVG, EXP_AVG_SQ, SCALARS, at, inside, grad, step1, step2)
-    below = tl.sqrt(exp_avg_sq) * tl.load(SCALARS + 3) + eps
-    param -= tl.load(SCALARS + 2) * exp_avg / below
-    store_weights(PARAM, EMA, LOW, SCALARS, at, inside, param, ema_step, HAS_EMA, HAS_LOW)
 
 
 class FlatOptions(TypedDict, total=False):
@@ -182,9 +88,9 @@ class FlatOptimizer:
     def _find_scalars(self) -> Tensor:
         """Fills `_scalars`; returns the norm of the gradient."""
         N, G = self.param.numel(), self._partial.numel()
-        _square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
+        square_sum_kernel[(G,)](self.grad, self._partial, N, N // 16 * 16, BLOCK=4096, num_warps=8)
         logs = (math.log2(beta) if beta > 0 else -1e4 for beta in (self.beta1, self.beta2))
-        _scalars_kernel[(1,)](
+        scalars_kernel[(1,)](
             self._partial, G, self.rate, self.updates, self._scalars, self.max_norm, *logs,
             BLOCK=triton.next_power_of_2(G),
         )  # fmt: skip
@@ -264,7 +170,7 @@ class FusedAdamEMA(FlatOptimizer):
         if size == 0:
             return
         buffers = (self.param, self.grad, self.exp_avg, self.exp_avg_sq, self.ema, self.low)
-        _update_kernel[(triton.cdiv(size, 1024),)](
+        adam_update_kernel[(triton.cdiv(size, 1024),)](
             *(None if buffer is None else buffer[part] for buffer in buffers),
             self._scalars, size, 1 - self.beta1, 1 - self.beta2, self.eps, 1 - self.ema_decay,
             HAS_EMA=self.ema is not None, HAS_LOW=self.low is not None, BLOCK=1024, num_warps=4,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.outer_product_mean.triton import (
     masked_halves_kernel,
     outer_dproject_kernel,
@@ -28,7 +29,6 @@ from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     norm_rows,
-    norm_rows_grad,
     pack,
     padded,
     precision,

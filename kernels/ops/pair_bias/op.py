@@ -1,8 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Attention bias made from the pairs: norm and a projection to one number a head, heads first.
-
-Its backward pass is one kernel: the product has one short axis, so the gradients of the
-projection, of the norm and of the pairs all fit one pass over the pairs.
 
 Letters: M = B * L * L pairs, C channels, H heads, L residues.
 """
@@ -15,32 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, tl, triton
+from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
+from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton
 from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
-from evofeed.kernels.runtime.projection_kernels import pair_offset
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["heads_last", "pair_bias", "pair_bias_through"]
-
-
-@triton.jit
-def _heads_last_kernel(
-    SOURCE, TO, M, H, length, ts_m, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
-    WIDTH: tl.constexpr, TRANSPOSE: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    h = tl.arange(0, BLOCK_H)
-    row_in, square = rows < M, length * length
-    h64 = h.to(tl.int64)[None, :]
-    at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, TRANSPOSE)
-    x = tl.load(SOURCE + at[:, None] + h64 * square,
-                mask=row_in[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
-    to = TO + rows.to(tl.int64)[:, None] * ts_m + h[None, :]
-    tl.store(to, x.to(TO.dtype.element_ty), mask=row_in[:, None] & (h < WIDTH)[None, :])
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -51,59 +31,11 @@ def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
     B, H, L, _ = x.shape
     M = B * L * L
     launch(
-        _heads_last_kernel, (triton.cdiv(M, 256),),
+        heads_last_kernel, (triton.cdiv(M, 256),),
         (x.contiguous(), out, M, H, L, out.stride(0)),
         {"BLOCK_M": 256, "BLOCK_H": padded(out.shape[1]), "WIDTH": out.shape[1],
          "TRANSPOSE": transpose, "num_warps": 4},
     )  # fmt: skip
-
-
-@triton.jit
-def pair_norm_backward_kernel(
-    DBIAS, Z, GAMMA, BETA, STATS, W, RES, DZ, PARTIAL, M, C, H, length, scale, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, HAS_RES: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """DZ from DBIAS `[B, H, L, L]`, plus RES; PARTIAL `[programs, (2 + H) C]`: gamma, beta, W."""
-    c, h = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_H)
-    c_in, h_in, square = c < C, h < H, length * length
-    w_in = h_in[:, None] & c_in[None, :]
-    w = tl.load(W + h[:, None] * C + c[None, :], mask=w_in, other=0.0)
-    dgamma = tl.zeros([BLOCK_C], tl.float32)
-    dbeta = tl.zeros([BLOCK_C], tl.float32)
-    dw = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for step in tl.range(tiles_each, num_stages=STAGES):
-        tile_ = step * tl.num_programs(0) + tl.program_id(0)
-        rows = tile_ * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_in = rows < M
-        inside = row_in[:, None] & c_in[None, :]
-        flat = rows.to(tl.int64)[:, None] * C + c[None, :]
-        z = tl.load(Z + flat, mask=inside, other=0.0).to(tl.float32)
-        at = (rows // square).to(tl.int64) * H * square + rows % square
-        d = tl.load(DBIAS + at[:, None] + h.to(tl.int64)[None, :] * square,
-                    mask=row_in[:, None] & h_in[None, :], other=0.0)  # fmt: skip
-        d = (d.to(tl.float32) * scale).to(w.dtype)
-        mean = tl.load(STATS + rows, mask=row_in, other=0.0)
-        rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
-        xhat = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
-        gamma = tl.load(GAMMA + c, mask=c_in, other=0.0).to(tl.float32)
-        beta = tl.load(BETA + c, mask=c_in, other=0.0).to(tl.float32)
-        normed = (xhat * gamma[None, :] + beta[None, :]).to(w.dtype)
-        dw = tl.dot(tl.trans(d), normed, dw, input_precision=PRECISION)
-        dy = tl.dot(d, w, input_precision=PRECISION)
-        dgamma += tl.sum(dy * xhat, 0)
-        dbeta += tl.sum(dy, 0)
-        g = dy * gamma[None, :]
-        mean_g = tl.sum(g, 1) / C
-        mean_gx = tl.sum(g * xhat, 1) / C
-        dz = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
-        if HAS_RES:
-            dz += tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
-        tl.store(DZ + flat, dz.to(DZ.dtype.element_ty), mask=inside)
-    to = PARTIAL + tl.program_id(0) * (2 + H) * C
-    tl.store(to + c, dgamma, mask=c_in)
-    tl.store(to + C + c, dbeta, mask=c_in)
-    tl.store(to + (2 + h)[:, None] * C + c[None, :], dw, mask=w_in)
 
 
 class _PairBias(Operator, name="pair_bias"):

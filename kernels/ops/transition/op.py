@@ -15,20 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.transition.hopper import launch as hopper
-from evofeed.kernels.runtime.backend import compute_dtype, usable
+from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
 from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
-    mlp,
     norm_rows,
-    norm_rows_grad,
     pack,
+    padded,
+    precision,
     project,
-    relu_grad,
     scaled,
     weight_grad,
 )
 from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["TransitionWeights", "transition", "transition_fits"]
@@ -141,6 +144,55 @@ class _Transition(Operator, name="transition"):
 def _sums_of_its_own(dout: Tensor, mask: Tensor | None, residual: bool, dtype: torch.dtype) -> bool:
     """Whether dout is summed for the last bias here, not by the norm, which reads dout too."""
     return mask is not None or not residual or dout.dtype is not dtype
+
+
+def relu_grad(dy: Tensor, w: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """dy w for `[M, K]` and `[K, N]`, 0 where `hidden` is not positive.
+
+    Also `[programs, N]` whose column sums are those of the result.
+    """
+    M, K = dy.shape
+    N = w.shape[1]
+    y = torch.empty((M, N), dtype=w.dtype, device=dy.device)
+    block = tile("relu_grad", N, w.dtype)
+    block_n, block_k = min(block.columns, padded(N)), min(64, block.columns, padded(K))
+    tiles = triton.cdiv(M, block.rows)
+    partial = torch.empty((tiles, N), dtype=torch.float32, device=dy.device)
+    launch(
+        relu_grad_kernel, (tiles * triton.cdiv(N, block_n),),
+        (dy, w, hidden, y, partial, M, N, K, dy.stride(0), w.stride(0)),
+        {"BLOCK_M": block.rows, "BLOCK_N": block_n, "BLOCK_K": block_k,
+         "PRECISION": precision(w.dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return y, partial
+
+
+def mlp(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    eps: float,
+    mask: Tensor | None,
+    residual: bool,
+) -> tuple[Tensor, Tensor]:
+    """mask * (relu(layer_norm(x) w1^T + b1) w2^T + b2), plus x if `residual`; also the stats."""
+    M, C = x.shape
+    N = w1.shape[0]
+    out = torch.empty_like(x)
+    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    block = tile("mlp", C, w1.dtype)
+    launch(
+        mlp_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, w1, b1, w2, b2, mask, out, stats, M, C, N, eps),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(w1.dtype),
+         "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return out, stats
 
 
 def transition_fits(x: Tensor, weights: TransitionWeights) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
@@ -27,7 +28,6 @@ from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
-    norm_rows_grad,
     pack,
     padded,
     precision,

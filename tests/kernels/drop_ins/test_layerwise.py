@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS, Span, spans
-from evofeed.kernels.ops.optimizer.reference import lamb_step, lars_step
+from evofeed.kernels.drop_ins.layerwise_reference import lamb_step, lars_step
 
 # A weight longer than a chunk, a bias, a weight of zeros, a scalar, a gap before the last.
 SHAPES = [(70, 90), (33,), (4, 5), (), (3, 7)]
