@@ -3,7 +3,7 @@
 In the files of the PDB the `_atom_site` loop is most of the text and has one
 row a line. Such a loop is cut out and read here by a compiled kernel; gemmi
 reads the rest. Whatever is irregular (quoted blanks, broken lines, missing
-items, odd numbers) is left to `atom_sites.read_atom_sites`, which is slower
+items, odd numbers, '.' for a chain's name) is left to `atom_table.read_atom_sites`, which is slower
 and the oracle of this in the tests.
 """
 
@@ -26,6 +26,7 @@ _TEXTS: Final = (
     *("pdbx_PDB_ins_code", "auth_asym_id", "pdbx_PDB_model_num"),
 )
 _FLOATS: Final = ("Cartn_x", "Cartn_y", "Cartn_z", "occupancy")
+_B_FACTOR: Final = "B_iso_or_equiv"
 _INTS: Final = ("label_seq_id", "auth_seq_id")
 _FIRST_FLOAT: Final = 10
 _FIRST_INT: Final = 20
@@ -43,17 +44,26 @@ class AtomLoop:
 
     columns: tuple[str, ...]
     texts: Shaped[np.ndarray, "8 A"]
-    floats: Float[np.ndarray, "4 A"]
+    floats: Float[np.ndarray, "F A"]
     ints: Int[np.ndarray, "2 A"]
 
 
-def cut_atom_loop(data: bytes, caps: InputCaps) -> tuple[bytes, AtomLoop | None]:
-    """The file without its atom table, and the table; the file itself and None if irregular."""
+def cut_atom_loop(
+    data: bytes, caps: InputCaps, *, b_factor: bool = False
+) -> tuple[bytes, AtomLoop | None]:
+    """The file without its atom table, and the table; the file itself and None if irregular.
+
+    Args:
+        data: content of the file.
+        caps: rows at most.
+        b_factor: read it too; a table without is irregular then.
+    """
     head = _HEAD.match(data, _line_before(data, b"\n_atom_site."))
     if head is None or data.find(b"\ndata_", 1) > 0 or data.count(b"\n;", 0, head.start()) % 2:
         return data, None
     columns = [line.strip()[11:].decode() for line in head[1].splitlines()]
-    places = _places(columns)
+    wanted = (*_FLOATS, _B_FACTOR) if b_factor else _FLOATS
+    places = _places(columns, wanted)
     if places is None:
         return data, None
     text = np.frombuffer(data, np.uint8)
@@ -64,7 +74,7 @@ def cut_atom_loop(data: bytes, caps: InputCaps) -> tuple[bytes, AtomLoop | None]
     if rows > caps.max_atoms:
         return data, None
     texts = np.zeros([len(_TEXTS), rows], np.uint64)
-    floats = np.empty([len(_FLOATS), rows], np.float64)
+    floats = np.empty([len(wanted), rows], np.float64)
     ints = np.empty([len(_INTS), rows], np.int64)
     found = read_rows(text, head.end(), end, places, texts, floats, ints)
     if found <= 0:
@@ -84,10 +94,10 @@ def _without_anisotrop(rest: bytes) -> bytes:
     return rest if found is None else rest[: found.start()] + rest[found.end() :]
 
 
-def _places(columns: list[str]) -> Int[np.ndarray, " C"] | None:
+def _places(columns: list[str], floats: tuple[str, ...]) -> Int[np.ndarray, " C"] | None:
     """Where each column of the file goes, -1 for nowhere; None if one is missing or doubled."""
     place = {name: i for i, name in enumerate(_TEXTS)}
-    place |= {name: _FIRST_FLOAT + i for i, name in enumerate(_FLOATS)}
+    place |= {name: _FIRST_FLOAT + i for i, name in enumerate(floats)}
     place |= {name: _FIRST_INT + i for i, name in enumerate(_INTS)}
     if columns[0] != "group_PDB" or len(set(columns)) != len(columns):
         return None
@@ -97,7 +107,7 @@ def _places(columns: list[str]) -> Int[np.ndarray, " C"] | None:
 
 
 def sites_of(loop: AtomLoop) -> AtomSites | None:
-    """The atom table as `AtomSites`; None if a coordinate is beyond all measure."""
+    """The atom table as `AtomSites`; None if a coordinate is beyond all measure, or an id unset."""
     if not np.all(np.abs(loop.floats) < 1e7):
         return None
     column = dict(zip(_TEXTS, loop.texts, strict=True))
@@ -106,6 +116,9 @@ def sites_of(loop: AtomLoop) -> AtomSites | None:
     last = np.zeros(len(internals), np.int64)
     last[internal] = author  # of equal indices numpy keeps the last
     polymer = loop.ints[0] != _UNSET_INT
+    unset = {".", "?"}
+    if unset & {*internals, *authors} or not polymer.any():
+        return None
     if (loop.ints[1][polymer] == _UNSET_INT).any():
         return None
 
@@ -137,6 +150,7 @@ def sites_of(loop: AtomLoop) -> AtomSites | None:
         components=components,
         insertions=insertions,
         author_of={name: authors[last[code]] for code, name in enumerate(internals)},
+        b_factor=kept(loop.floats[4]) if len(loop.floats) > 4 else None,
     )
 
 

@@ -1,23 +1,22 @@
-"""The `_atom_site` table as arrays, and a chain's atoms placed on its sequence."""
+"""Atom records of an entry as arrays, and a chain's atoms placed on its sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, no_type_check
 
 import numpy as np
 from numba import njit
 
-from evofeed.errors import MmcifError
-from evofeed.featurize.config import InputCaps
 from evofeed.featurize.structure import Chain
 from evofeed.residues import ATOM37_NUM, ATOM_ORDER
 from evofeed.shapes import Bool, Float, Int, UInt8
 
-_UNSET: Final = (".", "?")
+UNSET: Final = (".", "?")
+"""How mmCIF writes that a value does not apply, or is not known."""
 _NO_START: Final = -(1 << 40)
-_BLANK: Final = 0
+BLANK: Final = 0
 """Code of no altloc, no insertion code."""
 
 
@@ -47,130 +46,12 @@ class AtomSites:
     """Author's chain id of every internal one, polymer or not."""
     b_factor: Float[np.ndarray, " A"] | None = None
     """Where it was asked for: predictions have their confidence there."""
-
-
-def read_atom_sites(block: Any, path: str, caps: InputCaps) -> AtomSites:
-    """The polymer atoms of the first model of a gemmi block.
-
-    Raises:
-        MmcifError: no atoms, too many, a needed item is missing, or a number is none.
-    """
-    table = _Columns(block, path, caps)
-    rows = table.first_model()
-    internal = table.text("label_asym_id", rows)
-    author = table.text("auth_asym_id", rows, "label_asym_id")
-    author_of = dict(zip(internal, author, strict=True))
-    number = table.text("label_seq_id", rows)
-    polymer = [row for row, text in enumerate(number) if text not in _UNSET]
-
-    def column(name: str, instead: str = "") -> list[str]:
-        values = table.text(name, rows, instead)
-        return values if len(polymer) == len(values) else [values[row] for row in polymer]
-
-    internal_codes, internals = _codes(column("label_asym_id"))
-    author_codes, authors = _codes(column("auth_asym_id", "label_asym_id"))
-    names = column("label_comp_id")
-    component_codes, components = _codes(names)
-    atoms = [ATOM_ORDER.get(atom, -1) for atom in column("label_atom_id")]
-    insertion_codes, insertions = _codes(column("pdbx_PDB_ins_code", "."), first=_UNSET)
-    altloc_codes, _ = _codes(column("label_alt_id", "."), first=_UNSET)
-    atom37 = np.array(atoms, np.int32)
-    if "MSE" in components:  # the selenium takes the sulphur's place
-        mse = component_codes == components.index("MSE")
-        selenium = np.array([name.upper() == "SE" for name in column("label_atom_id")])
-        atom37[mse & selenium] = ATOM_ORDER["SD"]
-    return AtomSites(
-        internal=internal_codes,
-        author=author_codes,
-        component=component_codes,
-        number=np.array([int(text) for text in column("label_seq_id")], np.int64),
-        author_number=np.array(
-            [int(text) for text in column("auth_seq_id", "label_seq_id")], np.int64
-        ),
-        insertion=insertion_codes,
-        hetero=np.array([group == "HETATM" for group in column("group_PDB", "ATOM")], bool),
-        atom37=atom37,
-        altloc=altloc_codes,
-        occupancy=table.floats(column("occupancy", "1"), "occupancy"),
-        positions=np.stack(
-            [table.floats(column(f"Cartn_{axis}"), f"Cartn_{axis}") for axis in "xyz"], axis=-1
-        ).astype(np.float32),
-        internals=internals,
-        authors=authors,
-        components=components,
-        insertions=insertions,
-        author_of=author_of,
-    )
-
-
-class _Columns:
-    """Columns of the atom table by name, unquoted."""
-
-    def __init__(self, block: Any, path: str, caps: InputCaps) -> None:
-        self._block = block
-        self._path = path
-        self._cache: dict[str, list[str]] = {}
-        size = len(block.find_values("_atom_site.label_asym_id"))
-        if size == 0:
-            raise MmcifError("no atoms (_atom_site is missing or empty)", path=path or None)
-        if size > caps.max_atoms:
-            raise MmcifError(
-                f"{size} atoms, more than the cap of {caps.max_atoms}; raise "
-                "InputCaps.max_atoms if meant",
-                path=path or None,
-            )
-        self._size = size
-
-    def first_model(self) -> int:
-        """Rows of the first model; it comes first, as the dictionary asks."""
-        models = self.text("pdbx_PDB_model_num", self._size, "1")
-        first = models[0]
-        return next((row for row, model in enumerate(models) if model != first), len(models))
-
-    def text(self, name: str, rows: int, instead: str = "") -> list[str]:
-        """A column's first rows; `instead` is another item's name or a constant."""
-        if name not in self._cache:
-            self._cache[name] = self._read(name, instead)
-        values = self._cache[name]
-        return values if len(values) == rows else values[:rows]
-
-    def _read(self, name: str, instead: str) -> list[str]:
-        from gemmi import cif
-
-        values = list(self._block.find_values(f"_atom_site.{name}"))
-        if not values and instead in ("label_asym_id", "label_seq_id"):
-            return self._read(instead, "")
-        if not values and instead:
-            return [instead] * self._size
-        if len(values) != self._size:
-            raise MmcifError(
-                f"_atom_site.{name} has {len(values)} values for {self._size} atoms",
-                path=self._path or None,
-            )
-        if any(value[0] in "'\";" for value in set(values)):
-            values = [cif.as_string(v) if v[0] in "'\";" else v for v in values]
-        return values
-
-    def floats(self, values: list[str], name: str) -> Float[np.ndarray, " A"]:
-        numbers = np.fromiter(map(float, values), np.float64, len(values))
-        if not np.all(np.abs(numbers) < 1e7):  # NaN fails too
-            raise MmcifError(
-                f"_atom_site.{name} holds {values[int(np.argmin(np.abs(numbers) < 1e7))]!r}",
-                path=self._path or None,
-            )
-        return numbers
-
-
-def _codes(values: list[str], first: Iterable[str] = ()) -> tuple[Int[np.ndarray, " A"], list[str]]:
-    """Codes of strings by first appearance; those of `first` all get code 0."""
-    known: dict[str, int] = dict.fromkeys(first, _BLANK)
-    start = 1 if known else 0
-    for value in dict.fromkeys(values):
-        if value not in known:
-            known[value] = start
-            start += 1
-    labels = ([""] if first else []) + [v for v, code in known.items() if code or not first]
-    return np.array([known[value] for value in values], np.int32), labels
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """Atoms without coordinates by author's chain; they are not among the rest."""
+    by_author: bool = False
+    """Residue labels were missing: `number` is the author's, rising along each chain."""
+    chains_by_author: bool = False
+    """Chain labels were missing too: `internals` are the author's."""
 
 
 def place_chain(
@@ -215,8 +96,8 @@ def place_chain(
     last[index] = rows  # of equal indices numpy keeps the last
     observed = last >= 0
     same = np.ones(len(rows), bool)
-    for field in (sites.component, sites.author_number, sites.insertion, sites.hetero):
-        same &= field[rows] == field[last[index]]
+    for column in (sites.component, sites.author_number, sites.insertion, sites.hetero):
+        same &= column[rows] == column[last[index]]
     best = _select(
         index, sites.atom37[rows], sites.altloc[rows], sites.occupancy[rows], same, num_res
     )
@@ -224,7 +105,7 @@ def place_chain(
     found = best >= 0
     positions[found] = sites.positions[rows[best[found]]]
     mask = found.astype(np.uint8)
-    notes = _notes(int((~inside).sum()), int((~same).sum()))
+    notes = _notes(int((~inside).sum()), int((~same).sum()), sites.absent.get(author, 0))
     if confidence_threshold is not None and sites.b_factor is not None:
         confidence = np.where(found, sites.b_factor[rows[best]], -np.inf).max(-1)
         notes += mask_unconfident(mask, confidence, confidence_threshold)
@@ -232,7 +113,7 @@ def place_chain(
         arginine = observed & (sites.component[last] == sites.components.index("ARG"))
         _fix_arginines(positions, mask, arginine)
     codes = sites.insertion[last[observed]]
-    where = np.flatnonzero(observed)[codes != _BLANK]
+    where = np.flatnonzero(observed)[codes != BLANK]
     return Chain(
         chain_id=author,
         sequence=sequence,
@@ -240,7 +121,7 @@ def place_chain(
         mask=mask,
         observed=observed,
         insertion_codes={
-            int(i): sites.insertions[c] for i, c in zip(where, codes[codes != _BLANK], strict=True)
+            int(i): sites.insertions[c] for i, c in zip(where, codes[codes != BLANK], strict=True)
         },
         notes=notes,
     )
@@ -279,8 +160,10 @@ def _of_preferred(
     return keep
 
 
-def _notes(outside: int, other: int) -> tuple[str, ...]:
+def _notes(outside: int, other: int, absent: int) -> tuple[str, ...]:
     notes = []
+    if absent:
+        notes.append(f"{absent} atoms without coordinates")
     if outside:
         notes.append(f"{outside} atoms outside the sequence")
     if other:

@@ -71,10 +71,19 @@ class FeaturizeConfig:
     of its atoms, X where numbers are left out. OpenFold finds no protein in it."""
     strict_component_types: bool = False
     """OpenFold knows `peptide` in lower case only and refuses an entry whose
-    `_chem_comp` lacks a residue. Ours: `L-PEPTIDE LINKING` is protein too, gaps pass."""
+    `_chem_comp` lacks a residue. Ours: `L-PEPTIDE LINKING` is protein too; without a type
+    `_entity_poly.type` decides, else whether the residue is a known amino acid."""
     collapse_heterogeneity: bool = True
     """A position with two residue types (microheterogeneity) counts once, first type.
     OpenFold counts it twice, which shifts every later residue against its atoms."""
+    require_labels: bool = False
+    """OpenFold takes `label_asym_id` '.' for the name of a chain, so all chains are one. Ours:
+    where label ids are '.' or '?' the author's count, and residues are aligned to the polymer's."""
+    require_coordinates: bool = False
+    """OpenFold refuses '.' as a coordinate and trains on `nan`. Ours: that atom is absent."""
+    mask_mmcif: bool = True
+    """Distillation: mmCIF loses the atoms of unconfident residues as legacy PDB does, by
+    `_ma_qa_metric_local` (pLDDT), else B factors. OpenFold masks legacy PDB only."""
     strict_pdb: bool = False
     """OpenFold refuses legacy PDB files with several models, insertion codes, or chain
     ids other than A-Z. Ours: first model, all residues in order, any id."""
@@ -143,6 +152,9 @@ class FeaturizeConfig:
             "sequence_from_atoms": False,
             "strict_component_types": True,
             "collapse_heterogeneity": False,
+            "require_labels": True,
+            "require_coordinates": True,
+            "mask_mmcif": False,
             "strict_pdb": True,
             "all_pdb_residues": True,
             "max_templates": 4,

@@ -7,20 +7,20 @@ places them on the sequence.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from evofeed.errors import MmcifError
+from evofeed.featurize.atom_labels import aligned_to
 from evofeed.featurize.atom_loop import AtomLoop, cut_atom_loop, sites_of
-from evofeed.featurize.atom_sites import AtomSites, place_chain, read_atom_sites
+from evofeed.featurize.atom_sites import AtomSites, place_chain
+from evofeed.featurize.atom_table import read_atom_sites
+from evofeed.featurize.confidence import with_confidence
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.residue_names import one_letter
+from evofeed.featurize.polymers import Polymer, polymers_of_atoms, protein_polymers, values_of
 from evofeed.featurize.structure import Chain, Structure
-from evofeed.residues import ATOM_ORDER
 
 _RESOLUTIONS: Final = (
     "_refine.ls_d_res_high",
@@ -32,6 +32,7 @@ _BIOPYTHON_ITEMS: Final = (
     "pdbx_PDB_ins_code B_iso_or_equiv occupancy group_PDB"
 ).split()
 """What Biopython's structure builder reads, in its order."""
+_NO_CONFIDENCE: Final = "a prediction without B factors or pLDDT: no residue is masked"
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}$")
 
 
@@ -41,6 +42,7 @@ def parse_mmcif(
     file_id: str,
     path: str = "",
     config: FeaturizeConfig | None = None,
+    is_distillation: bool = False,
 ) -> Structure:
     """The protein chains of an mmCIF file.
 
@@ -49,6 +51,8 @@ def parse_mmcif(
         file_id: what to call the entry.
         path: the file's name, for errors.
         config: strictness and caps.
+        is_distillation: it is a prediction: residues below `confidence_threshold` lose
+            their atoms.
 
     Raises:
         MmcifError: not mmCIF, a table or item is missing or nonsense, or no
@@ -57,26 +61,36 @@ def parse_mmcif(
     config = config or FeaturizeConfig()
     if b"\0" in data:
         raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
-    rest, loop = cut_atom_loop(data, config.caps)
+    masked = is_distillation and config.mask_mmcif
+    rest, loop = cut_atom_loop(data, config.caps, b_factor=masked)
     block = _block_without(rest, data, path)
+    if not config.require_labels and not block.find_values("_struct_asym.id"):
+        rest, loop, block = data, None, _block(data, path)  # atoms tell the chains of an entity
     try:
         if config.require_atom_items:
             _check_atom_items(block, loop)
-        polymers = _protein_chains(block, path, config)
+        polymers = protein_polymers(block, path, config)
         release_date = _release_date(block)
-        has_entry_id = bool(_values(block, "_entry.id"))
+        has_entry_id = bool(values_of(block, "_entry.id"))
         if config.require_entry_id and not release_date and not has_entry_id:
             raise MmcifError("neither revision history nor _entry.id", path=path or None)
-        bare = config.sequence_from_atoms and not _values(block, "_entity_poly_seq.mon_id")
+        bare = config.sequence_from_atoms and not values_of(block, "_entity_poly_seq.mon_id")
         if not polymers and not bare:
-            raise MmcifError("No protein chains found in this file.", path=path or None)
+            raise MmcifError(_no_protein(block), path=path or None)
         sites = sites_of(loop) if loop is not None else None
         if sites is None:
             block = block if rest is data else _block(data, path)
-            sites = read_atom_sites(block, path, config.caps)
-        polymers = polymers or _chains_of_atoms(sites, config)
+            sites = read_atom_sites(block, path, config, b_factor=masked)
+        if sites.chains_by_author:
+            polymers = protein_polymers(block, path, config, by_strand=True)
+        if sites.by_author and polymers:
+            sites = aligned_to(sites, {n: (p.start, p.names) for n, p in polymers.items()})
+        if not polymers and (bare or sites.by_author):
+            polymers = polymers_of_atoms(sites, config)
         if not polymers:
-            raise MmcifError("No protein chains found in this file.", path=path or None)
+            raise MmcifError(_no_protein(block), path=path or None)
+        if masked:
+            sites = with_confidence(block, sites)
     except MmcifError as error:
         error.path = error.path or path or None
         raise
@@ -90,19 +104,29 @@ def parse_mmcif(
     # Two polymers under one author id are one chain to AF2; the last gives the sequence.
     letters = {author: polymers[internals[-1]].sequence for author, internals in parts.items()}
 
+    threshold = config.confidence_threshold if masked else None
+    unmasked = (_NO_CONFIDENCE,) if masked and sites.b_factor is None else ()
+
     def place(author: str) -> Chain:
         starts = {internal: polymers[internal].start for internal in parts[author]}
         polymer = polymers[parts[author][-1]]
-        return place_chain(sites, author, starts, polymer.sequence, polymer.prefer)
+        chain = place_chain(sites, author, starts, polymer.sequence, polymer.prefer, threshold)
+        return dataclasses.replace(chain, notes=(*chain.notes, *unmasked))
 
     return Structure(
         file_id=file_id,
-        method=",".join(value.lower() for value in _values(block, "_exptl.method")),
+        method=",".join(value.lower() for value in values_of(block, "_exptl.method")),
         release_date=release_date,
         resolution=_resolution(block),
         sequences=letters,
         place=place,
     )
+
+
+def _no_protein(block: Any) -> str:
+    kinds = ", ".join(dict.fromkeys(values_of(block, "_entity_poly.type")))
+    seen = f"its polymers are {kinds}" if kinds else "no residue of its atoms has a CA"
+    return f"No protein chains found in this file. To be left out: {seen}"
 
 
 def _check_atom_items(block: Any, loop: AtomLoop | None) -> None:
@@ -138,33 +162,14 @@ def _block(data: bytes, path: str) -> Any:
     return document[0]
 
 
-def _values(block: Any, tag: str) -> list[str]:
-    """All values of an item, unquoted; empty if it is not there."""
-    from gemmi import cif
-
-    return [cif.as_string(v) if v[:1] in "'\";" else v for v in block.find_values(tag)]
-
-
-def _table(block: Any, category: str, items: tuple[str, ...], path: str) -> list[tuple[str, ...]]:
-    columns = [_values(block, f"{category}.{item}") for item in items]
-    for item, column in zip(items, columns, strict=True):
-        if len(column) != len(columns[0]):
-            raise MmcifError(
-                f"{category}.{item} has {len(column)} values, {category}.{items[0]} has "
-                f"{len(columns[0])}",
-                path=path or None,
-            )
-    return list(zip(*columns, strict=True))
-
-
 def _release_date(block: Any) -> str:
-    dates = _values(block, "_pdbx_audit_revision_history.revision_date")
+    dates = values_of(block, "_pdbx_audit_revision_history.revision_date")
     return min((d for d in dates if _DATE.match(d)), default="")
 
 
 def _resolution(block: Any) -> float:
     for tag in _RESOLUTIONS:
-        for value in _values(block, tag)[:1]:
+        for value in values_of(block, tag)[:1]:
             try:
                 resolution = float(value)
             except ValueError:
@@ -173,83 +178,8 @@ def _resolution(block: Any) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Polymer:
-    """One polymer entity: its letters, its first number, and residues that have a rival."""
-
-    sequence: str
-    start: int
-    prefer: dict[int, str]
-
-
-def _protein_chains(block: Any, path: str, config: FeaturizeConfig) -> dict[str, _Polymer]:
-    """Polymer of every internal chain id, protein chains only."""
-    entities: dict[str, list[tuple[int, str]]] = {}
-    columns = ("entity_id", "num", "mon_id")
-    for entity, number, name in _table(block, "_entity_poly_seq", columns, path):
-        entities.setdefault(entity, []).append((int(number), name))
-    types = {row[0]: row[1] for row in _table(block, "_chem_comp", ("id", "type"), path)}
-    members: dict[str, list[str]] = {}
-    for chain, entity in _table(block, "_struct_asym", ("id", "entity_id"), path):
-        members.setdefault(entity, []).append(chain)
-    chains = {}
-    for entity, monomers in entities.items():
-        if len(monomers) > config.caps.max_columns:
-            raise MmcifError(
-                f"entity {entity} has {len(monomers)} residues, more than the cap of "
-                f"{config.caps.max_columns}; raise InputCaps.max_columns if meant",
-                path=path or None,
-            )
-        # DNA and RNA have no peptide-like component.
-        if any(_is_peptide(name, types, config) for name in dict.fromkeys(m[1] for m in monomers)):
-            polymer = _polymer(monomers, config.collapse_heterogeneity)
-            chains.update(dict.fromkeys(members.get(entity, []), polymer))
-    return chains
-
-
-def _is_peptide(name: str, types: Mapping[str, str], config: FeaturizeConfig) -> bool:
-    if not config.strict_component_types:
-        return "peptide" in types.get(name, "").lower()
-    if name not in types:
-        raise MmcifError(f"residue {name!r} is not in _chem_comp")
-    return "peptide" in types[name]
-
-
-def _polymer(monomers: list[tuple[int, str]], collapse: bool) -> _Polymer:
-    start = min(number for number, _ in monomers)
-    if not collapse:
-        return _Polymer("".join(one_letter(name) for _, name in monomers), start, {})
-    first: dict[int, str] = {}
-    rivals: dict[int, str] = {}
-    for number, name in monomers:
-        if first.setdefault(number, name) != name:
-            rivals[number - start] = first[number]
-    if len(first) != max(first) - start + 1 or list(first) != sorted(first):
-        raise MmcifError("_entity_poly_seq.num does not count up by one")
-    return _Polymer("".join(map(one_letter, first.values())), start, rivals)
-
-
-def _chains_of_atoms(sites: AtomSites, config: FeaturizeConfig) -> dict[str, _Polymer]:
-    """Polymers of a file that has atoms only: residues with a CA, X between them."""
-    alpha = sites.atom37 == ATOM_ORDER["CA"]
-    chains = {}
-    for code, internal in enumerate(sites.internals):
-        rows = np.flatnonzero(alpha & (sites.internal == code))
-        if not len(rows):
-            continue
-        numbers = sites.number[rows]
-        start, length = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
-        if length > config.caps.max_columns:
-            raise MmcifError(f"residue numbers span {length}, cap {config.caps.max_columns}")
-        letters = ["X"] * length
-        for number, component in zip(numbers.tolist(), sites.component[rows], strict=True):
-            letters[number - start] = one_letter(sites.components[component])
-        chains[internal] = _Polymer("".join(letters), start, {})
-    return chains
-
-
 def _author_chains(
-    polymers: Mapping[str, _Polymer], sites: AtomSites
+    polymers: Mapping[str, Polymer], sites: AtomSites
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Internal chains under each author's id, and those nobody has seen."""
     parts: dict[str, list[str]] = {}

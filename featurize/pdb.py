@@ -22,7 +22,7 @@ from evofeed.featurize.pdb_atoms import PdbAtoms, read_pdb_atoms
 from evofeed.featurize.pdb_header import PdbHeader, read_pdb_header
 from evofeed.featurize.pdb_reference import count_models, parse_pdb_as_openfold, refuse_chain_id
 from evofeed.featurize.residue_names import is_amino_acid, is_nucleotide, is_water, model_letter
-from evofeed.featurize.seqres import Residue, place_on_sequence
+from evofeed.featurize.seqres import Residue, fits, place_on_sequence
 from evofeed.featurize.structure import Chain, Structure
 from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Bool, Int
@@ -30,8 +30,6 @@ from evofeed.shapes import Bool, Int
 _BLANK: Final = 32
 _BACKBONE: Final = ("N", "CA", "C")
 _FREE_IDS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-_FITS: Final = 0.8
-"""Share of the residues seen that must be where SEQRES has them, or it is not believed."""
 _NAMES: Final = 6
 """Residue names that a note lists."""
 
@@ -164,6 +162,7 @@ class _Part:
         index: their positions.
         prefer: name of the residue to take where a position has several.
         left_out: residues that are none of a protein, by name.
+        absent: atoms without coordinates.
         notes: what was odd or left out, in words.
     """
 
@@ -173,7 +172,8 @@ class _Part:
     index: Int[np.ndarray, " A"]
     prefer: Mapping[int, str]
     left_out: str
-    notes: tuple[str, ...] = ()
+    absent: int
+    notes: tuple[str, ...]
 
 
 def _residues_of(
@@ -196,8 +196,7 @@ def _residues_of(
     if written != name:
         notes.append(f"the file gives no chain id, {name!r} is the first free one")
     unknown = np.isnan(atoms.xyz[rows]).any(-1)
-    if unknown.any():
-        notes.append(f"{unknown.sum()} atoms without coordinates")
+    absent = int(unknown.sum())
     residue, first = _numbered(rows, atoms)
     index = None
     if names and len(rows):
@@ -220,7 +219,7 @@ def _residues_of(
     if twice:
         notes.append(f"{twice} atoms there twice")
     sequence = "".join(map(model_letter, names)) if len(rows) else ""
-    return _Part(name, sequence, rows, where, several, left_out or "no atom", tuple(notes))
+    return _Part(name, sequence, rows, where, several, left_out or "no atom", absent, tuple(notes))
 
 
 def _members(
@@ -228,8 +227,8 @@ def _members(
 ) -> Bool[np.ndarray, " A"]:
     """Which records are of the chain's residues.
 
-    Amino acids, what SEQRES names, and unknown residues with a backbone; never water, and no
-    HETATM after the chain's TER, where ligands stand.
+    Amino acids, what SEQRES names, and unknown residues with a backbone between them; never
+    water, and no HETATM after the chain's TER, where ligands stand.
     """
     code = atoms.residue[rows]
     named = np.array([name in seqres for name in atoms.residues], bool)
@@ -237,7 +236,8 @@ def _members(
     member = known[code]
     strange = ~(known | kinds.water | kinds.nucleotide)[code]
     if strange.any():
-        member |= strange & _has_backbone(rows, atoms, strange)
+        last = rows[kinds.amino[code]].max(initial=-1)  # beyond it are ligands
+        member |= strange & (rows < last) & _has_backbone(rows, atoms, strange)
     member &= ~kinds.water[code]
     if ter is not None:
         member &= ~(atoms.hetero[rows] & (rows >= ter))
@@ -298,7 +298,7 @@ def _on_seqres(
         return None
     placed = np.flatnonzero(index >= 0)
     other = sum(seen[i] != names[index[i]] for i in placed)
-    if len(placed) - other < _FITS * len(seen):
+    if not fits(index, seen, names):
         notes.append(
             f"SEQRES has other residues than the {len(seen)} seen: the sequence is what is seen"
         )
@@ -381,4 +381,5 @@ def _sites(parts: list[_Part], atoms: PdbAtoms) -> AtomSites:
         insertions=["", *map(chr, codes.tolist())],
         author_of=dict(zip(names, names, strict=True)),
         b_factor=np.where(np.isnan(b_factor), 0.0, b_factor),
+        absent={part.name: part.absent for part in parts if part.absent},
     )

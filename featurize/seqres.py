@@ -25,6 +25,8 @@ _LEFT_OUT: Final = -7
 """Of a residue that gets no position."""
 _MAX_CELLS: Final = 200_000_000
 """Residues seen times positions: 2 bytes each. A chain of legacy PDB has up to 9,999."""
+_FITS: Final = 0.8
+"""Share of the residues seen that must be where the sequence has them, or it is not believed."""
 _NEVER: Final = -(1 << 30)
 
 
@@ -136,3 +138,9 @@ def align_residues(seen: Any, steps: Any, full: Any) -> Any:
             j -= steps[i]
         i -= 1
     return where
+
+
+def fits(placed: Int[np.ndarray, " R"], seen: Sequence[str], sequence: Sequence[str]) -> bool:
+    """Whether most residues seen are where the sequence has them, so that both are one chain."""
+    same = sum(at >= 0 and sequence[at] == name for at, name in zip(placed, seen, strict=True))
+    return bool(same >= _FITS * len(seen))

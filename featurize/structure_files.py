@@ -31,14 +31,16 @@ def parse_structure(
         path: for errors.
         config: strictness and caps.
         is_distillation: B factors are confidences; residues below
-            `confidence_threshold` lose their atoms (legacy PDB only).
+            `confidence_threshold` lose their atoms.
 
     Raises:
         MmcifError: not that format, or nothing of use in it.
     """
     stem, _, suffix = name.rpartition(".")
     if suffix in ("cif", "mmcif"):
-        return parse_mmcif(data, file_id=stem, path=path, config=config)
+        return parse_mmcif(
+            data, file_id=stem, path=path, config=config, is_distillation=is_distillation
+        )
     if suffix in ("pdb", "ent"):
         return parse_pdb(
             data, file_id=stem, path=path, config=config, is_distillation=is_distillation

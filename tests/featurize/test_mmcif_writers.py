@@ -1,0 +1,190 @@
+"""mmCIF as other programs write it: the same chains as in the PDB's own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gemmi
+import numpy as np
+import pytest
+from gemmi import cif
+from tests.featurize.golden import INPUTS
+from tests.featurize.test_mmcif import small
+from tests.featurize.test_pdb import protein
+
+from evofeed.errors import MmcifError
+from evofeed.featurize import FeaturizeConfig
+from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.structure import Structure
+from evofeed.featurize.structure_files import parse_structure
+
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))]
+OPENFOLD = FeaturizeConfig.openfold()
+
+
+def original(path: Path) -> Structure:
+    try:
+        return parse_mmcif(path.read_bytes(), file_id="t")
+    except MmcifError:
+        pytest.skip("no protein in it")
+
+
+def fill(block: cif.Block, tag: str, value: str) -> None:
+    column = block.find_loop(tag)
+    for row in range(len(column)):
+        column[row] = value
+
+
+def without_types(block: cif.Block) -> None:
+    """As gemmi writes components."""
+    fill(block, "_chem_comp.type", ".")
+
+
+def without_components(block: cif.Block) -> None:
+    """As Mol* and biojava leave them out, and the chains of an entity with them."""
+    block.find_mmcif_category("_chem_comp.").erase()
+    block.find_mmcif_category("_struct_asym.").erase()
+
+
+def without_residue_labels(block: cif.Block) -> None:
+    fill(block, "_atom_site.label_seq_id", "?")
+
+
+def without_chain_labels(block: cif.Block) -> None:
+    """As converters that know author's ids only, with the polymer tables kept."""
+    without_residue_labels(block)
+    fill(block, "_atom_site.label_asym_id", ".")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [without_types, without_components, without_residue_labels, without_chain_labels],
+    ids=lambda change: change.__name__,
+)
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
+def test_what_a_writer_leaves_out_is_found_elsewhere(
+    path: Path, change: Callable[[cif.Block], None], golden: Path
+) -> None:
+    want = original(path)
+    document = cif.read_string(path.read_text())
+    if not document[0].find_values("_entity_poly_seq.num"):
+        return  # atoms alone: the next test's
+    change(document[0])
+    got = parse_mmcif(document.as_string().encode(), file_id="t")
+    assert got.sequences == want.sequences
+    for name in want.sequences:
+        one, two = got.chain(name), want.chain(name)
+        if change in (without_residue_labels, without_chain_labels) and two.notes:
+            continue  # of residues at one position, labels alone tell
+        assert np.array_equal(one.mask, two.mask)
+        assert np.array_equal(one.positions, two.positions)
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
+def test_chains_without_labels_are_the_authors_and_never_one(path: Path, golden: Path) -> None:
+    want = original(path)
+    block = cif.read_string(path.read_text())[0]
+    numbers = list(block.find_values("_atom_site.auth_seq_id"))
+    fill(block, "_atom_site.label_asym_id", ".")
+    column = block.find_loop("_atom_site.label_seq_id")
+    for row, number in enumerate(numbers):  # as PyMOL does, waters and all
+        column[row] = number
+    for category in ("_entity_poly_seq.", "_struct_asym.", "_chem_comp."):
+        block.find_mmcif_category(category).erase()
+    data = block.as_string().encode()
+    got = parse_mmcif(data, file_id="t")
+    assert got.sequences.keys() == want.sequences.keys()
+    for name in want.sequences:
+        one, two = got.chain(name), want.chain(name)
+        rows, others = one.mask[:, 1] > 0, two.mask[:, 1] > 0
+        letters = "".join(np.array(list(one.sequence))[rows])
+        if not two.notes:
+            assert letters == "".join(np.array(list(two.sequence))[others])
+            assert np.array_equal(one.positions[rows], two.positions[others])
+    with pytest.raises(MmcifError):
+        parse_mmcif(data, file_id="t", config=OPENFOLD)
+
+
+def test_a_sequence_that_is_not_the_atoms_is_refused() -> None:
+    data = small([(".", "1.0", "1.0")]).replace(b" ALA A 1 1 A ", b" TRP A ? 1 A ")
+    with pytest.raises(MmcifError, match="no label_seq_id, and those of chain A are not"):
+        parse_mmcif(data, file_id="t")
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", ".", "?"])
+def test_an_atom_without_coordinates_is_absent(value: str) -> None:
+    data = small([(".", "1.0", "1.0"), (".", "1.0", value)])
+    with_cb = data.replace(f" {value} 0 0 1".encode(), f" {value} 0 0 1\n".encode())
+    data = with_cb[::-1].replace(b" AC ", b" BC ", 1)[::-1]  # the last CA is a CB
+    chain = parse_mmcif(data, file_id="t").chain("A")
+    assert chain.mask.sum() == 1 and chain.notes == ("1 atoms without coordinates",)
+    with pytest.raises(MmcifError):
+        parse_mmcif(data, file_id="t", config=OPENFOLD)
+
+
+# predictions
+
+
+def prediction(folder: Path, confidences: list[float]) -> tuple[bytes, bytes]:
+    """A model as AlphaFold's database has it, in both formats."""
+    text = "".join(
+        protein("A", "ALA", number, b=value) for number, value in enumerate(confidences, 1)
+    )
+    structure = gemmi.read_pdb_string(text)
+    structure.setup_entities()
+    structure.assign_label_seq_id()
+    document = structure.make_mmcif_document()
+    return text.encode(), document.as_string().encode()
+
+
+def test_a_prediction_is_masked_alike_in_both_formats(tmp_path: Path) -> None:
+    pdb, mmcif = prediction(tmp_path, [90, 50, 30, 50.01, 70])
+    for config in (FeaturizeConfig(), FeaturizeConfig(confidence_threshold=69.0)):
+        one, two = (
+            parse_structure(data, name, config=config, is_distillation=True).chain("A")
+            for data, name in ((pdb, "m.pdb"), (mmcif, "m.cif"))
+        )
+        assert one.notes == two.notes and "residues below confidence" in one.notes[0]
+        assert np.array_equal(one.mask, two.mask) and np.array_equal(one.positions, two.positions)
+        assert 0 < one.mask.sum() < 20
+    assert parse_structure(mmcif, "m.cif").chain("A").mask.sum() == 20
+    theirs = parse_structure(mmcif, "m.cif", config=FeaturizeConfig(mask_mmcif=False),
+                             is_distillation=True)  # fmt: skip
+    assert theirs.chain("A").mask.sum() == 20
+
+
+METRICS = """loop_
+_ma_qa_metric.id
+_ma_qa_metric.mode
+_ma_qa_metric.name
+1 global pLDDT
+2 local {name}
+loop_
+_ma_qa_metric_local.label_asym_id
+_ma_qa_metric_local.label_seq_id
+_ma_qa_metric_local.metric_id
+_ma_qa_metric_local.metric_value
+A 1 2 20.00
+A 2 2 95.00
+A 1 1 99.00
+"""
+
+
+@pytest.mark.parametrize(("name", "kept"), [("pLDDT", 1), ("QMEAN", 2)])
+def test_a_models_own_table_of_confidence_comes_before_b_factors(
+    name: str, kept: int, tmp_path: Path
+) -> None:
+    _, mmcif = prediction(tmp_path, [90, 90, 10])
+    data = mmcif.replace(b"Axp", b"A") + METRICS.format(name=name).encode()
+    chain = parse_mmcif(data, file_id="t", is_distillation=True).chain("A")
+    assert chain.mask.any(-1).sum() == kept
+
+
+def test_a_prediction_that_is_not_sure_of_anything_says_why() -> None:
+    data = small([(".", "1.0", "1.0")])
+    chain = parse_mmcif(data, file_id="t", is_distillation=True).chain("A")
+    assert chain.mask.sum() == 1 and "no residue is masked" in chain.notes[0]
+    text = protein("A", "ALA GLY", b=0.9).encode()
+    chain = parse_structure(text, "m.pdb", is_distillation=True).chain("A")
+    assert chain.mask.sum() == 0 and "pLDDT goes to 100" in chain.notes[1]
