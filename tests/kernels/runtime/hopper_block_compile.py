@@ -1,4 +1,4 @@
-"""Compiles the blocks' kernels for sm_90, without a GPU; run by test_hopper_blocks."""
+"""Compiles the blocks' kernels for sm_90, without a GPU; run by test_hopper_compile."""
 
 from __future__ import annotations
 
