@@ -82,12 +82,13 @@ def peak_mb(call: Call) -> float:
 
 
 def environment(script: str, repeats: str) -> Row:
-    """What a result file says about its run."""
+    """What a result file says about its run; `script` is a file or a package of benchmarks."""
     import triton
 
+    where = [f"benchmarks/{script}"] if script.endswith(".py") else ["-m", f"benchmarks.{script}"]
     properties = torch.cuda.get_device_properties(0)
     return {
-        "command": " ".join(["python", f"benchmarks/{script}", *_without_paths(sys.argv[1:])]),
+        "command": " ".join(["python", *where, *_without_paths(sys.argv[1:])]),
         "card": properties.name, "multiprocessors": properties.multi_processor_count,
         "torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(), "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Result files of `kernels.py`: sections measured one by one, kept together, shown as tables."""
+"""Result files of `benchmarks.kernels`: sections measured one by one, merged, shown as tables."""
 
 from __future__ import annotations
 
