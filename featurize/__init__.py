@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.reading import FileRef
     from evofeed.featurize.search import SearchConfig, SearchOptions, run_search, search_fasta
     from evofeed.featurize.sources import ChainSource
+    from evofeed.featurize.stage import stage_input
 
 __all__ = [
     "ChainSource",
@@ -31,6 +32,7 @@ __all__ = [
     "featurize_chain",
     "run_search",
     "search_fasta",
+    "stage_input",
     "to_openfold_multimer",
     "to_openfold_raw",
 ]
@@ -52,6 +54,7 @@ __getattr__ = names_from(
         "featurize_chain": "chain",
         "run_search": "search",
         "search_fasta": "search",
+        "stage_input": "stage",
         "to_openfold_multimer": "openfold_multimer",
         "to_openfold_raw": "openfold_raw",
     },

@@ -13,7 +13,7 @@ def featurize(
     input_uri: Annotated[
         str,
         typer.Argument(
-            metavar="INPUT", help="Folder of raw files, a FASTA or an alignment_db index."
+            metavar="INPUT", help="Folder of raw files, a FASTA, an alignment_db index, or s3://..."
         ),
     ],
     dataset_uri: Annotated[
@@ -30,6 +30,9 @@ def featurize(
         str, typer.Option(help="host:port of a Ray cluster that this machine is in.")
     ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
+    stage: Annotated[
+        str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
+    ] = "",
     clusters: Annotated[
         str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
     ] = "",
@@ -84,6 +87,7 @@ def featurize(
         raise InputError("no such file or folder", path=input_uri)  # before anything is imported
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.stage import is_remote
 
     if preset not in ("default", "openfold"):
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
@@ -117,6 +121,8 @@ def featurize(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if is_remote(input_uri):
+        input_uri = _stage(input_uri, stage, as_json)
     if searched:
         if not search_db:
             raise typer.BadParameter("--template-db needs --search-db too")
@@ -134,6 +140,22 @@ def featurize(
     changed = crop if crop != CropConfig() else None
     report = run_and_show(input_uri, dataset_uri, config, changed, options, finder, as_json)
     raise typer.Exit(report.exit_code)
+
+
+def _stage(uri: str, folder: str, quiet: bool) -> str:
+    """Copy an input from its bucket; the path of the copy."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from evofeed.featurize.stage import stage_input
+
+    columns = ("copying", TextColumn(uri), DownloadColumn(), TransferSpeedColumn())
+    folder = folder or str(Path.home() / ".cache" / "evofeed" / "inputs" / uri.partition("://")[2])
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("copying", total=None)
+        return stage_input(
+            uri, folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
 
 
 def _check(

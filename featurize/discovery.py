@@ -5,6 +5,8 @@ alignments/<chain>/*            OpenFold's flattened folders, structures beside 
 <chain>/msas/*                  AlphaFold's output
 *.index + *.db                  alignment_db: the sharded super-index or the old one
 *.a3m                           ColabFold results, models beside them
+*.json, *.yaml                  jobs of AlphaFold 3, Protenix and Boltz
+*_a3m.ffindex, *_a3m.ffdata     databases of hh-suite
 proteins.fasta                  sequences, alignments by name beside them
 *.cif, *.pdb                    structures alone, every protein chain
 """
@@ -25,8 +27,16 @@ from evofeed.featurize.explicit_places import refuse_unfit
 from evofeed.featurize.layouts import Beside, first_file, folders
 from evofeed.featurize.reading import plain
 from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
-from evofeed.featurize.roads.survey import nothing_here
+from evofeed.featurize.roads.complexes import SUFFIXES as JOB_FILES
+from evofeed.featurize.roads.complexes import from_job, is_job
+from evofeed.featurize.roads.ffindex import from_ffindex, index_files
+from evofeed.featurize.roads.protenix import FOLDERS as PROTENIX_FOLDERS
+from evofeed.featurize.roads.protenix import with_sequences
+from evofeed.featurize.roads.survey import no_input, nothing_here
+from evofeed.featurize.roads.tables import SUFFIXES as TABLES
+from evofeed.featurize.roads.tables import alignment_file
 from evofeed.featurize.sources import ChainSource
+from evofeed.featurize.stage import is_remote
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
 _DB_DIRS: Final = (".", "alignment_db", "alignment_dbs", "alignment_data/alignment_db")
@@ -68,6 +78,12 @@ def discover(
         InputError: no such input, nothing in it that looks like chains, or a chain
             id that is none.
     """
+    if is_remote(os.fspath(uri)):
+        raise InputError(
+            "in a bucket: `evofeed featurize` copies it first; in Python, "
+            "evofeed.featurize.stage_input(uri, folder) gives a path for discover",
+            path=os.fspath(uri),
+        )
     root = Path(_path(uri))
     if not root.exists():
         raise InputError("no such file or folder", path=str(root))
@@ -130,13 +146,19 @@ def home_of(root: Path) -> Path:
 def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainSource]:
     if root.is_file():
         return _of_file(root, beside)
-    index = next((i for name in _DB_DIRS for i in sorted((root / name).glob("*.index"))), None)
+    indices = (i for name in _DB_DIRS for i in sorted((root / name).glob("*.index")))
+    index = next((i for i in indices if not i.with_suffix(".dbtype").exists()), None)  # mmseqs'
     if index is not None:
         return layouts.from_db(read_index(str(index)), beside)
     tries: list[Callable[[], list[ChainSource]]] = [
         lambda: _from_named_folder(alignments, beside),
+        lambda: _each(filter(is_job, _files(root, JOB_FILES)), from_job, beside),
         lambda: _chains_here(root, beside),
-        lambda: [s for f in fasta_files(root) for s in layouts.from_fasta(f, beside)],
+        lambda: _numbered_chains(root, beside),
+        lambda: _each(index_files(root), from_ffindex, beside),
+        lambda: _each(sorted(root.glob("*/*_data.json*")), from_job, beside),
+        lambda: _each(fasta_files(root), layouts.from_fasta, beside),
+        lambda: layouts.from_a3m_files(filter(alignment_file, _files(root, TABLES)), beside),
         lambda: layouts.from_structures(_structures(root), beside),
     ]
     for attempt in tries:
@@ -144,6 +166,26 @@ def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainS
         if sources:
             return sources
     return []
+
+
+def _each(
+    files: Iterable[Path], road: Callable[[Path, Beside], list[ChainSource]], beside: Beside
+) -> list[ChainSource]:
+    """The chains of several files; one that cannot be read hides no other."""
+    sources = []
+    for path in files:
+        try:
+            sources += road(path, beside)
+        except InputError as error:
+            beside.faults.append(error)
+    return sources
+
+
+def _numbered_chains(root: Path, beside: Beside) -> list[ChainSource]:
+    """Protenix's alignments, a folder for each number, with the sequences of its index."""
+    here = layouts.first_dir(root, PROTENIX_FOLDERS)
+    sources = layouts.from_chain_folders(here, beside) if here else []
+    return with_sequences(root, sources, beside) if sources else []
 
 
 def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]:
@@ -170,9 +212,13 @@ def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
         return layouts.from_a3m_files([path], beside)
     if name.endswith(_STRUCTURES):
         return layouts.from_structures([path], beside)
-    raise InputError(
-        "expected a folder, or an .index, .fasta, .a3m or structure file", path=str(path)
-    )
+    if name.endswith(JOB_FILES) and is_job(path):
+        return from_job(path, beside)
+    if name.endswith((".ffindex", ".ffdata")):
+        return from_ffindex(path.with_suffix(".ffindex"), beside)
+    if name.endswith(TABLES) and alignment_file(path):
+        return layouts.from_a3m_files([path], beside)
+    raise InputError(no_input(path), path=str(path))
 
 
 def _duplicates(

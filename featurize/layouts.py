@@ -18,13 +18,8 @@ from evofeed.featurize.queries import query_of
 from evofeed.featurize.reading import PACKED, file_ref, plain, read_bytes, read_head
 from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
 from evofeed.featurize.roads.colabfold import assembly_in, from_complex
-from evofeed.featurize.roads.fasta_headers import (
-    Entity,
-    entity_of,
-    is_other,
-    msa_file,
-    no_protein,
-)
+from evofeed.featurize.roads.molecules import Molecule, is_other, molecule_of, no_protein
+from evofeed.featurize.roads.tables import alignment_file, alignment_named, chai_name, stem
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
 from evofeed.featurize.structure_files import SUFFIXES, parse_structure
 
@@ -235,10 +230,13 @@ def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
 
 
 def from_a3m_files(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
-    """ColabFold results: `<name>.a3m`, the best model beside it as its structure."""
+    """ColabFold results: `<name>.a3m`, the best model beside it as its structure.
+
+    Also the same as tables: Boltz's `.csv`, Chai's `.aligned.pqt`.
+    """
     sources = []
     for path in paths:
-        name = path.name.partition(".a3m")[0]
+        name = stem(path)
         assembly = assembly_in(path)
         if assembly is not None and sum(assembly.copies) > 1:
             model = _colabfold_model(path.parent, name)
@@ -250,7 +248,7 @@ def from_a3m_files(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
             sources.append(
                 dataclasses.replace(
                     source,
-                    alignments=(file_ref(path),),
+                    alignments=(alignment_file(path) or file_ref(path),),
                     structure=model,
                     is_distillation=source.is_distillation or model is not None,
                 )
@@ -273,23 +271,23 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
     """
     faults: list[InputError] = []
     records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults)
-    entities = [entity_of(fault.item or "") for fault in faults]
-    beside.faults.extend(f for f, e in zip(faults, entities, strict=True) if not is_other(e))
-    others = [entity for entity in entities if entity is not None and is_other(entity)]
+    molecules = [molecule_of(fault.item or "") for fault in faults]
+    beside.faults.extend(f for f, e in zip(faults, molecules, strict=True) if not is_other(e))
+    others = [m for m in molecules if m is not None and is_other(m)]
     sources = []
     for record in records:
-        entity = entity_of(record.description)
-        if entity is not None and is_other(entity):
-            others.append(entity)
+        molecule = molecule_of(record.description)
+        if molecule is not None and is_other(molecule):
+            others.append(molecule)
             continue
-        source = beside.source(_fasta_id(record.name, entity, path), str(path))
+        source = beside.source(_fasta_id(record.name, molecule, path), str(path))
         if source is not None:
             sources.append(
                 dataclasses.replace(
                     source,
                     sequence=record.sequence,
                     description=record.description,
-                    **_alignments_of(record.sequence, source.chain_id, entity, path, beside),
+                    **_alignments_of(record.sequence, source.chain_id, molecule, path, beside),
                 )
             )
     if others and not sources:
@@ -298,30 +296,33 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
     return [dataclasses.replace(source, notes=notes) for source in sources]
 
 
-def _fasta_id(name: str, entity: Entity | None, path: Path) -> str:
+def _fasta_id(name: str, molecule: Molecule | None, path: Path) -> str:
     """Chain id of a FASTA header's first word; of `sp|P61626|LYSC_HUMAN` the accession."""
-    if entity is not None:
+    if molecule is not None:
         entry = plain(path.name).rpartition(".")[0]
-        return f"{entry}_{entity.name}" if entity.chain else entity.name
+        return f"{entry}_{molecule.name}" if molecule.chain else molecule.name
     parts = name.split("|")
     return (parts[1] if len(parts) > 1 and parts[1] else name).partition("/")[0]
 
 
 def _alignments_of(
-    sequence: str, chain_id: str, entity: Entity | None, fasta: Path, beside: Beside
+    sequence: str, chain_id: str, molecule: Molecule | None, fasta: Path, beside: Beside
 ) -> dict[str, Any]:
     """Where the alignments of a sequence lie: as its header says, or by name beside its file."""
-    if entity is not None and entity.msa:
-        found = msa_file(entity.msa, fasta)
+    if molecule is not None and molecule.msa:
+        found = alignment_named(molecule.msa, fasta)
         if found is None:
-            why = f"its alignment {entity.msa!r} is not there, beside this file or above it"
+            why = f"its alignment {molecule.msa!r} is not there, beside this file or above it"
             beside.faults.append(InputError(why, path=str(fasta), item=chain_id))
         return {"alignments": (found,) if found else ()}
     folder = first_dir(fasta.parent, (chain_id, f"alignments/{chain_id}"))
     if folder:
         return {"alignment_dir": str(folder)}
-    files = [f for s in _PACKED if (f := fasta.parent / f"{chain_id}.a3m{s}").is_file()]
-    return {"alignments": tuple(file_ref(f) for f in files[:1])}
+    names = [f"{chain_id}.a3m{packed}" for packed in _PACKED]
+    names += [f"{home}{chai_name(sequence)}" for home in ("", "msas/", "msa/")]
+    beside_it = first_file(fasta.parent, names)
+    ref = alignment_file(Path(beside_it)) if beside_it else None
+    return {"alignments": (ref,) if ref else ()}
 
 
 def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:

@@ -67,11 +67,13 @@ class S3Storage:
 
         try:
             yield
-        except (FileNotFoundError, s3.NotFoundError):
+        except (FileNotFoundError, s3.NotFoundError) as error:
+            self._refuse_no_bucket(error)
             raise ShardMissing("no such object", path=self._path(key)) from None
         except (s3.AlreadyExistsError, s3.PreconditionError):
             raise
         except (s3.BaseError, OSError) as error:
+            self._refuse_no_bucket(error)
             first = str(error).strip().splitlines()[0]
             if "169.254.169.254" in first:  # where a machine of AWS has its own credentials
                 first = (
@@ -83,6 +85,14 @@ class S3Storage:
                 first += ": renew the AWS_ variables or the rights of these credentials"
                 raise AccessDenied(f"S3: {first}", path=self._path(key)) from None
             raise StoreError(f"S3: {first}", path=self._path(key)) from None
+
+    def _refuse_no_bucket(self, error: Exception) -> None:
+        if "<Code>NoSuchBucket</Code>" in str(error):
+            raise StoreError(
+                f"no such bucket: create {self.bucket!r}, or check its name, AWS_REGION and "
+                "AWS_ENDPOINT_URL",
+                path=self._uri,
+            ) from None
 
     def read(self, key: str) -> bytes:
         """All bytes of an object."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["part_of"]
 
-_HOMES: Final = {"complex": "colabfold"}
+_HOMES: Final = {"complex": "colabfold", "job": "complexes", "table": "tables"}
 """Module of each road; its `rows_of(data, argument, path)` gives a3m text."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from evofeed.errors import InputError
 from evofeed.featurize.reading import file_ref, read_bytes
@@ -13,6 +14,9 @@ from evofeed.featurize.sources import is_alignment
 if TYPE_CHECKING:
     from evofeed.featurize.layouts import Beside
     from evofeed.featurize.sources import ChainSource
+
+_MAP: Final = "chain_id_map.json"
+_LETTER: Final = re.compile("[A-Z]{1,2}")
 
 
 def chain_folders(target: Path) -> list[Path]:
@@ -23,10 +27,13 @@ def chain_folders(target: Path) -> list[Path]:
     inside = sorted(below.iterdir())
     if any(path.is_file() and is_alignment(path.name) for path in inside):
         return []  # a monomer's
+    mapped = (below / _MAP).is_file()
     return [
         path
         for path in inside
-        if path.is_dir() and any(is_alignment(file.name) for file in path.iterdir())
+        if (mapped or _LETTER.fullmatch(path.name))
+        and path.is_dir()
+        and any(is_alignment(file.name) for file in path.iterdir())
     ]
 
 
@@ -36,7 +43,7 @@ def from_target(target: Path, beside: Beside) -> list[ChainSource]:
     Their sequences are those of `chain_id_map.json`, without it the alignments' queries.
     """
     folders = chain_folders(target)
-    known = _chain_id_map(target / "msas" / "chain_id_map.json", beside)
+    known = _chain_id_map(target / "msas" / _MAP, beside)
     name = target.absolute().name
     letters = ", ".join(known or [folder.name for folder in folders])
     sources = []

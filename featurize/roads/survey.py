@@ -53,6 +53,13 @@ def nothing_here(root: Path) -> str:
     )
 
 
+def no_input(path: Path) -> str:
+    """Why a file is no input, and what to do about it."""
+    kind = Path(plain(path.name)).suffix.lower()
+    advice = _ADVICE.get(kind, "")
+    return "; ".join(filter(None, [f"no file of chains: {_EXPECTED}", advice]))
+
+
 def _files(root: Path) -> Iterator[Path]:
     """Files down to some depth, as many as make a picture."""
     count = 0

@@ -203,7 +203,7 @@ def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
     one, two = map(featurize_chain, discover(tmp_path / "job" / "x.fasta"))
     assert (one.chain_id, one.num_alignments, one.sequence) == ("x_A", 2, A)
     assert (two.chain_id, two.num_alignments, two.sequence) == ("x_B", 1, B)
-    assert "left out: L (smiles), N (ccd)" in one.dropped[0]
+    assert "no protein, left out: L (smiles), N (ccd)" in one.dropped[0]
     write(tmp_path, {"chai.fasta": f">protein|name=lys\n{A}\n>ligand|name=atp\nC1=NC\n"})
     (chai,) = discover(tmp_path / "chai.fasta")
     assert (chai.chain_id, featurize_chain(chai).sequence) == ("lys", A)

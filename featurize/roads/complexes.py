@@ -1,0 +1,166 @@
+"""Job files of structure predictors: AlphaFold 3 and Protenix JSON, Boltz YAML.
+
+All of them list the molecules of a complex under `sequences`. Each protein in them is a
+chain, `<name>_<id>`, with the alignment that is written in the file or named by it; what
+else is there (ligands, nucleic acids, copies, pairing alignments, templates) is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from evofeed.errors import InputError
+from evofeed.featurize.reading import FileRef, file_ref, plain, read_bytes, read_head
+from evofeed.featurize.roads.colabfold import chain_letter
+from evofeed.featurize.roads.molecules import Molecule, no_protein
+from evofeed.featurize.roads.tables import alignment_named
+
+if TYPE_CHECKING:
+    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.sources import ChainSource
+
+SUFFIXES: Final = (".json", ".yaml", ".yml")
+_HEAD_BYTES: Final = 1 << 16
+_PROTEINS: Final = ("protein", "proteinChain")
+_IS_JOB: Final = re.compile(rb"""(?m)^sequences:|["']sequences["']\s*:""")
+
+
+def is_job(path: Path) -> bool:
+    """Whether a JSON or YAML file lists molecules, by its first bytes."""
+    return bool(_IS_JOB.search(read_head(file_ref(path), _HEAD_BYTES)))
+
+
+def from_job(path: Path, beside: Beside) -> list[ChainSource]:
+    """The proteins of a job file; faults for what cannot be understood in it."""
+    sources = []
+    for number, job in enumerate(_jobs(path)):
+        entry = re.sub(r"[^\w.+=-]", "_", str(job.get("name") or _stem(path)), flags=re.ASCII)
+        molecules = job.get("sequences")
+        if not isinstance(molecules, list):
+            raise InputError(f"'sequences' of {entry} is no list", path=str(path))
+        try:
+            sources += list(_proteins(molecules, entry, number, path, beside))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"its 'sequences' are not as AlphaFold 3, Protenix or Boltz write them: {error!r}"
+            beside.faults.append(InputError(why, path=str(path), item=entry))
+    return sources
+
+
+def rows_of(data: bytes, argument: str, path: str) -> bytes:
+    """The alignment written into a JSON file: `unpairedMsa` of one protein.
+
+    Args:
+        data: the JSON.
+        argument: number of the job and of the molecule in it, from 0.
+        path: for errors.
+
+    Raises:
+        InputError: it is not there.
+    """
+    number, index = map(int, argument.split())
+    try:
+        jobs = json.loads(data)
+        (molecule,) = (jobs if isinstance(jobs, list) else [jobs])[number]["sequences"][
+            index
+        ].values()
+        return str(molecule["unpairedMsa"]).encode()
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"no alignment of molecule {index + 1}: {error!r}", path=path) from None
+
+
+def _jobs(path: Path) -> list[dict[str, Any]]:
+    data = read_bytes(file_ref(path))
+    try:
+        if plain(path.name).endswith(".json"):
+            found = json.loads(data)
+        else:
+            import yaml
+
+            found = yaml.safe_load(data)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # yaml and json each have errors of their own
+        why = " ".join(str(error).split())
+        raise InputError(f"neither JSON nor YAML: {why}", path=str(path)) from None
+    jobs = found if isinstance(found, list) else [found]
+    return [job for job in jobs if isinstance(job, dict) and "sequences" in job]
+
+
+def _proteins(
+    molecules: list[dict[str, Any]], entry: str, number: int, path: Path, beside: Beside
+) -> Iterator[ChainSource]:
+    taken = 0
+    proteins, others = [], []
+    for index, molecule in enumerate(molecules):
+        ((kind, body),) = molecule.items()
+        ids = _ids(body, taken)
+        taken += len(ids)
+        if kind in _PROTEINS:
+            proteins.append((index, ids, body))
+        else:
+            others.append(Molecule(", ".join(ids), kind))
+    if not proteins:
+        raise_none = InputError(
+            no_protein(others) or "no protein in it", path=str(path), item=entry
+        )
+        beside.faults.append(raise_none)
+    for index, ids, body in proteins:
+        chain_id = f"{entry}_{ids[0]}"
+        refs, notes = _alignments(body, number, index, chain_id, path, beside)
+        if len(ids) > 1:
+            notes.append(f"{len(ids)} copies in the complex: {', '.join(ids)}")
+        if others:
+            notes.append(no_protein(others))
+        source = beside.source(
+            chain_id,
+            str(path),
+            sequence=str(body["sequence"]),
+            description=chain_id,
+            alignments=refs,
+            notes=tuple(notes),
+        )
+        if source is not None:
+            yield source
+
+
+def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
+    """Chain ids of a molecule; where a file only counts copies, the letters that are next."""
+    given = body.get("id")
+    if given is not None:
+        return [str(one) for one in (given if isinstance(given, list) else [given])]
+    return [chain_letter(taken + copy) for copy in range(int(body.get("count", 1)))]
+
+
+def _alignments(
+    body: Mapping[str, Any], number: int, index: int, chain_id: str, path: Path, beside: Beside
+) -> tuple[tuple[FileRef, ...], list[str]]:
+    """The alignments of a protein, and what else is there for it, in words."""
+    notes = []
+    refs: list[FileRef] = []
+    if body.get("unpairedMsa"):
+        name = f"{chain_id}_unpaired.a3m"
+        refs.append(FileRef(name, str(path), part=f"job {number} {index}"))
+    named = [body.get("unpairedMsaPath"), body.get("msa")]
+    folder = body["msa"].get("precomputed_msa_dir") if isinstance(body.get("msa"), dict) else None
+    if folder:
+        named = [f"{folder}/non_pairing.a3m", f"{folder}/pairing.a3m"]
+    for name in (name for name in named if isinstance(name, str) and name not in ("", "empty")):
+        found = alignment_named(name, path)
+        if found is not None:
+            refs.append(found)
+        elif not name.endswith("/pairing.a3m"):
+            why = f"its alignment {name!r} is not there, from this file's folder or one above it"
+            beside.faults.append(InputError(why, path=str(path), item=chain_id))
+    if body.get("pairedMsa") or body.get("pairedMsaPath"):
+        notes.append("pairedMsa: for pairing the chains of a complex, not read")
+    if body.get("templates"):
+        notes.append(f"{len(body['templates'])} templates given with the sequence, not read")
+    return tuple(refs), notes
+
+
+def _stem(path: Path) -> str:
+    return plain(path.name).rpartition(".")[0]

@@ -1,0 +1,70 @@
+"""Alignments kept as tables: Boltz's CSV and Chai's `.aligned.pqt`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+from typing import Final
+
+from evofeed.errors import MsaError
+from evofeed.featurize.reading import FileRef, file_ref, plain, read_head
+
+SUFFIXES: Final = (".csv", ".aligned.pqt")
+_HEAD_BYTES: Final = 4096
+
+
+def alignment_file(path: Path) -> FileRef | None:
+    """A file as an alignment to read; None if it is none."""
+    name = plain(path.name)
+    if name.endswith(".aligned.pqt"):
+        return FileRef(f"{stem(path)}.a3m", str(path), part="table pqt")
+    if name.endswith(".csv"):
+        columns = read_head(file_ref(path), _HEAD_BYTES).partition(b"\n")[0].strip().split(b",")
+        if sorted(columns) != [b"key", b"sequence"]:
+            return None
+        return FileRef(f"{stem(path)}.a3m", str(path), part="table csv")
+    return file_ref(path)
+
+
+def stem(path: Path) -> str:
+    """Name of an alignment's file without what says its kind."""
+    name = plain(path.name)
+    return next((name.removesuffix(s) for s in (*SUFFIXES, ".a3m") if name.endswith(s)), name)
+
+
+def alignment_named(name: str, named_in: Path) -> FileRef | None:
+    """An alignment named by another file, from that one's folder, one above it, or from here.
+
+    Boltz's examples name theirs from the folder where the command is run.
+    """
+    homes = [*named_in.absolute().parents, Path()]
+    found = next((path for home in homes if (path := home / name).is_file()), None)
+    return alignment_file(found) if found is not None else None
+
+
+def chai_name(sequence: str) -> str:
+    """The file in which Chai keeps the alignment of a sequence."""
+    return f"{hashlib.sha256(sequence.upper().encode()).hexdigest()}.aligned.pqt"
+
+
+def rows_of(data: bytes, argument: str, path: str) -> bytes:
+    """The `sequence` column of a table as a3m, rows without a residue left out.
+
+    Raises:
+        MsaError: no such table, or no such column.
+    """
+    try:
+        if argument == "csv":
+            table = csv.DictReader(io.StringIO(data.decode("utf-8", "replace")))
+            rows = [row["sequence"] or "" for row in table]
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            rows = pq.read_table(pa.BufferReader(data), columns=["sequence"])[0].to_pylist()
+    except (KeyError, IndexError, OSError, ValueError, csv.Error) as error:
+        raise MsaError(f"no table of aligned sequences: {error!r}", path=path) from None
+    kept = [row for row in rows if row.strip("-")]
+    return "".join(f">row{number}\n{row}\n" for number, row in enumerate(kept)).encode()

@@ -1,0 +1,180 @@
+"""Job files, tables and databases of other programs give the chains that are in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.featurize.test_roads import A, B, write
+
+from evofeed.errors import InputError
+from evofeed.featurize import ChainSource, discover, featurize_chain
+from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.roads.tables import chai_name
+from evofeed.store import Dataset
+
+MSA = f">q\n{A}\n>x\nACwwDE-\n"
+WANT = (2, 2)  # rows, and insertions before the third column of the second
+
+
+def depth(source: ChainSource) -> tuple[int, int]:
+    record = featurize_chain(source)
+    assert record.sequence == A
+    return record.num_alignments, int(record.deletion_matrix()[-1, 2])
+
+
+def af3(folder: Path) -> Path:
+    """An input of AlphaFold 3 with every kind of molecule in it."""
+    proteins = [
+        {"id": ["A", "B"], "sequence": A, "unpairedMsa": MSA, "pairedMsa": MSA, "templates": [{}]},
+        {"id": "C", "sequence": B, "unpairedMsaPath": "c.a3m", "pairedMsa": ""},
+    ]
+    others = [{"ligand": {"id": "L", "ccdCodes": ["ATP"]}}, {"rna": {"id": "R", "sequence": "AC"}}]
+    job = {"name": "My job", "dialect": "alphafold3", "version": 2, "modelSeeds": [1]}
+    job["sequences"] = [{"protein": protein} for protein in proteins] + others
+    return write(folder, {"job.json": json.dumps(job), "c.a3m": f">q\n{B}\n>x\n{B}\n>y\n-----M\n"})
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_alphafold_3_inputs(tmp_path: Path, whole: bool) -> None:
+    one, two = discover(af3(tmp_path) if whole else af3(tmp_path) / "job.json")
+    assert (one.chain_id, two.chain_id) == ("My_job_A", "My_job_C")
+    assert depth(one) == WANT
+    assert featurize_chain(two).num_alignments == 2  # of three rows two are alike
+    notes = " | ".join(featurize_chain(one).dropped)
+    for part in (
+        "pairedMsa",
+        "1 templates given",
+        "2 copies in the complex: A, B",
+        "L (ligand), R",
+    ):
+        assert part in notes
+    assert ChainSource.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+
+def test_a_job_over_an_alignment_inside_a_json_file(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    report = run_job(str(af3(tmp_path / "raw")), data, executor="local", workers=1)
+    assert (report.state, report.num_good) == ("published", 2)
+    (tmp_path / "raw" / "job.json").write_text(
+        (tmp_path / "raw" / "job.json").read_text().replace("ACwwDE-", "ACDEF")
+    )
+    assert run_job(str(tmp_path / "raw"), data, executor="local", workers=1).num_good == 2
+    (chain,) = Dataset.open(data).read(["My_job_A"])
+    assert len(chain["msa"]) == 1  # what changed inside was noticed
+
+
+def test_protenix_jobs_count_copies_and_name_a_folder(tmp_path: Path) -> None:
+    chain = {"sequence": A, "count": 2, "msa": {"precomputed_msa_dir": "msa/1"}}
+    job = [{"name": "p", "sequences": [{"proteinChain": chain}, {"ligand": {"count": 1}}]}]
+    files = {"p.json": json.dumps(job), "msa/1/non_pairing.a3m": MSA}
+    (source,) = discover(write(tmp_path, files))
+    assert (source.chain_id, depth(source)) == ("p_A", WANT)
+
+
+def test_boltz_yaml_with_its_tables(tmp_path: Path) -> None:
+    text = f"""version: 1
+sequences:
+  - protein: {{id: [A, B], sequence: {A}, msa: ./msa/s.csv}}
+  - protein: {{id: C, sequence: {B}, msa: empty}}
+  - ligand: {{id: D, smiles: 'CC(=O)N'}}
+"""
+    table = [["0", A], ["1", "ACwwDE-"], ["-1", "-----"]]
+    write(tmp_path, {"examples/x.yaml": text, "examples/msa/s.csv": ""})
+    with (tmp_path / "examples/msa/s.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["key", "sequence"], *table])
+    one, two = discover(tmp_path / "examples")
+    assert (one.chain_id, two.chain_id) == ("x_A", "x_C")
+    assert depth(one) == WANT and featurize_chain(two).num_alignments == 1
+    (alone,) = discover(tmp_path / "examples/msa/s.csv")
+    assert (alone.chain_id, depth(alone)) == ("s", WANT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("a.json", '{"sequences": [', "neither JSON nor YAML"),
+        ("a.yaml", "sequences:\n  - protein: [\n", "neither JSON nor YAML"),
+        ("a.json", '{"name": "x", "sequences": {}}', "is no list"),
+        ("a.json", '{"name": "x", "sequences": [{"protein": {"id": "A"}}]}', "KeyError.*sequence"),
+        ("a.json", '{"name": "x", "sequences": [7]}', "not as AlphaFold 3"),
+        ("a.yaml", "sequences:\n  - ligand: {id: L, ccd: ATP}\n", r"left out: L \(ligand\)"),
+        ("a.yaml", "sequences:\n  - protein: {id: A, sequence: AC, msa: x.a3m}\n", "is not there"),
+    ],
+)
+def test_a_job_file_that_cannot_be_understood_is_one_fault(
+    name: str, text: str, match: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {name: text, "good.json": json.dumps({"name": "g", "sequences": []})})
+    problems: list[InputError] = []
+    discover(tmp_path, problems=problems)
+    assert len(problems) == 2
+    with pytest.raises(InputError, match=match):
+        raise next(problem for problem in problems if name in str(problem.path))
+
+
+def test_protenix_numbers_get_the_sequences_of_its_index(tmp_path: Path) -> None:
+    index = {A: 0, B: 1}
+    files = {f"mmcif_msa/{n}/uniref100_hits.a3m": f">q\n{s}\n" for s, n in index.items()}
+    files["mmcif_msa/7/uniref100_hits.a3m"] = MSA
+    write(tmp_path, files | {"common/seq_to_pdb_index.json": json.dumps(index)})
+    problems: list[InputError] = []
+    sources = discover(tmp_path, problems=problems)
+    assert [(s.chain_id, s.sequence) for s in sources] == [("0", A), ("1", B)]
+    assert [problem.item for problem in problems] == ["7"]
+
+
+def test_chai_tables_by_the_hash_of_the_sequence(tmp_path: Path) -> None:
+    names = ["sequence", "source_database", "pairing_key", "comment"]
+    rows = [[A, "query", "", ""], ["ACwwDE-", "uniref90", "", "x"]]
+    table = pa.table(
+        {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    )
+    (tmp_path / "msas").mkdir()
+    pq.write_table(table, tmp_path / "msas" / chai_name(A))
+    write(tmp_path, {"job.fasta": f">protein|name=lys\n{A}\n"})
+    (source,) = discover(tmp_path / "job.fasta")
+    assert (source.chain_id, depth(source)) == ("lys", WANT)
+    (alone,) = discover(tmp_path / "msas")
+    assert depth(alone) == WANT
+
+
+def test_hh_suite_databases(tmp_path: Path) -> None:
+    entries = {"1abc_A": MSA, "2abc_B": f">ss_pred\nCCCCC\n{MSA}"}
+    data, lines = b"", []
+    for name, text in entries.items():
+        lines.append(f"{name}\t{len(data)}\t{len(text) + 1}\n")
+        data += text.encode() + b"\0"
+    (tmp_path / "db_a3m.ffdata").write_bytes(data)
+    write(
+        tmp_path, {"db_a3m.ffindex": "".join(lines), "db_hhm.ffindex": "", "db_cs219.ffindex": ""}
+    )
+    sources = discover(tmp_path)
+    assert [(source.chain_id, depth(source)) for source in sources] == [
+        ("1abc_A", WANT),
+        ("2abc_B", WANT),
+    ]
+    assert discover(tmp_path / "db_a3m.ffdata") == sources
+    write(tmp_path, {"db_a3m.ffindex": "1abc_A 0 5\n"})
+    with pytest.raises(InputError, match=r"ffindex:1: expected name, offset and length"):
+        discover(tmp_path)
+
+
+def test_files_packed_with_xz(tmp_path: Path) -> None:
+    (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode()))
+    (source,) = discover(tmp_path)
+    assert (source.chain_id, depth(source)) == ("1abc_A", WANT)
+    (tmp_path / "1abc_A.a3m.xz").write_bytes(lzma.compress(MSA.encode())[:-9])
+    with pytest.raises(InputError, match="damaged compressed stream"):
+        featurize_chain(source)
+
+
+def test_a_file_that_is_no_input_says_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path, {"features.pkl": ""})
+    with pytest.raises(InputError, match="snapshots convert --trusted-pickle"):
+        discover(tmp_path / "features.pkl")

@@ -1,0 +1,81 @@
+"""An input in a bucket is copied here, what changed of it when it is copied again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.bucket import Bucket, local_bucket
+from tests.featurize.test_roads import A, write
+from typer.testing import CliRunner
+
+from evofeed.cli import _load
+from evofeed.errors import InputError, StoreError
+from evofeed.featurize import discover, featurize_chain, stage_input
+from evofeed.store import Dataset
+
+FILES = {
+    "alignments/1abc_A/a.a3m": f">q\n{A}\n>x\nAC-EF\n",
+    "alignments/2abc_A/a.a3m": f">q\n{A}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Bucket]:
+    with local_bucket() as bucket:
+        yield bucket
+
+
+def test_a_prefix_is_copied_and_copied_again_where_it_changed(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    raw, home = write(tmp_path / "raw", FILES), str(tmp_path / "home")
+    seen: list[tuple[int, int]] = []
+    copy = stage_input(bucket.fill(raw), home, progress=lambda *now: seen.append(now))
+    assert [featurize_chain(s).num_alignments for s in discover(copy)] == [2, 1]
+    assert seen[-1][0] == seen[-1][1] == sum(map(len, FILES.values()))
+    first = {path: path.stat() for path in Path(home).rglob("*.a3m")}
+    write(Path(home), {"alignments/9old_A/a.a3m": "gone from the bucket"})
+    write(raw, {"alignments/2abc_A/a.a3m": f">q\n{A}\n>y\nA--EF\n"})
+    bucket._client.put_object(
+        Bucket=bucket.uri[5:],
+        Key="set/alignments/2abc_A/a.a3m",
+        Body=(raw / "alignments/2abc_A/a.a3m").read_bytes(),
+    )
+    assert stage_input(f"{bucket.uri}/set/", home) == copy
+    assert [featurize_chain(s).num_alignments for s in discover(copy)] == [2, 2]
+    same = Path(home) / "alignments/1abc_A/a.a3m"
+    assert os.path.samestat(same.stat(), first[same])  # not fetched again
+    assert stage_input(f"{bucket.uri}/set/alignments/1abc_A/a.a3m", str(tmp_path / "one")).endswith(
+        "one/a.a3m"
+    )
+
+
+def test_what_is_not_there_or_has_no_room_is_one_line(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = str(tmp_path / "home")
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket.*: no such bucket: create"):
+        stage_input("s3://no-such-bucket/raw", home)
+    with pytest.raises(InputError, match=r"/nowhere: nothing is there"):
+        stage_input(f"{bucket.uri}/nowhere", str(tmp_path / "empty"))
+    write(tmp_path / "mine", {"thesis.txt": "years of work"})
+    with pytest.raises(InputError, match=r"mine: not empty, and no copy of s3://"):
+        stage_input(f"{bucket.uri}/set", str(tmp_path / "mine"))
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    uri = bucket.fill(write(tmp_path / "raw", FILES))
+    monkeypatch.setattr("evofeed.featurize.stage._SPARE", 1 << 60)
+    with pytest.raises(InputError, match=r"bytes are to be copied .* --stage"):
+        stage_input(uri, home)
+    with pytest.raises(InputError, match=r"`evofeed featurize` copies it first"):
+        discover(uri)
+
+
+def test_the_command_takes_an_input_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    uri = bucket.fill(write(tmp_path / "raw", FILES))
+    options = ["--stage", str(tmp_path / "home"), "--executor", "local", "--workers", "1"]
+    done = CliRunner().invoke(_load("featurize"), [uri, str(tmp_path / "data"), *options])
+    assert done.exit_code == 0, done.output
+    assert "1abc_A" in Dataset.open(tmp_path / "data").index["chain_id"].to_pylist()
