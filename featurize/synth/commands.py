@@ -16,6 +16,9 @@ def synth(
     broken: Annotated[float, typer.Option(min=0, max=1, help="Fraction to damage.")] = 0.0,
     mean_length: Annotated[int, typer.Option(min=30, help="Residues of a typical chain.")] = 100,
     mean_depth: Annotated[int, typer.Option(min=16, help="Homologs of a typical family.")] = 120,
+    mean_members: Annotated[
+        int, typer.Option(min=1, help="Chains with a structure in a typical family.")
+    ] = 6,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Write a synthetic raw dataset in the OpenProteinSet layout.
@@ -41,6 +44,7 @@ def synth(
             broken=broken,
             mean_length=mean_length,
             mean_depth=mean_depth,
+            mean_members=mean_members,
             progress=lambda done: bar.advance(task, done),
         )
     if as_json:
