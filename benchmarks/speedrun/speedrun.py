@@ -95,8 +95,9 @@ def race(options: argparse.Namespace, targets: list[float], run: Path) -> dict[s
             break
     stopped_by = "target" if all(reached.values()) else "clock"
     if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    if process.wait() not in (0, -signal.SIGTERM):
+        process.send_signal(signal.SIGTERM)  # torchrun reports a signal as its own failure
+        process.wait()
+    elif process.returncode:
         raise SystemExit(f"the training ended with {process.returncode}; see what it printed")
     command = [word.replace(str(run), "OUT") for word in command[1:]]
     return {
