@@ -25,6 +25,7 @@ class Account:
 
     Attributes:
         lost_workers: how many died or were killed; for the driver to count.
+        restarts: of a private Ray; likewise.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Account:
         self._num_chains, self._unusable = num_chains, unusable
         self._began = time.monotonic()
         self._first = ledger.counts(job.job_id)
-        self.lost_workers = 0
+        self.lost_workers = self.restarts = 0
 
     @property
     def total(self) -> int:
@@ -86,6 +87,7 @@ class Account:
             units=len(units),
             resumed=self._first["units_done"],
             lost_workers=self.lost_workers,
+            restarts=self.restarts,
             seconds=round(seconds, 3),
             chains_per_second=round(self._done_here(counts) / max(seconds, 1e-9), 2),
             path=report_path(self._ledger.url, self._job.dataset_uri, job_id),

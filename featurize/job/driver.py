@@ -24,7 +24,7 @@ from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
-from evofeed.featurize.job.executors import Executor, LocalExecutor
+from evofeed.featurize.job.executors import Executor, ExecutorGone, LocalExecutor, Outcome
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
@@ -42,7 +42,7 @@ from evofeed.featurize.job.template_use import (
 )
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
-from evofeed.featurize.job.worker import DEADLINE_KILL, Outcome, UnitFailed, UnitLost
+from evofeed.featurize.job.worker import DEADLINE_KILL, UnitFailed, UnitLost
 from evofeed.featurize.reading import FileRef
 from evofeed.store import Snapshot, leases
 from evofeed.store.leases import Lease
@@ -50,9 +50,10 @@ from evofeed.store.storage import open_storage
 
 _TICK = 0.5  # seconds between looks at cancellation
 _STRIKES = 2
-_STRIKES_SIGKILL = 3  # SIGKILL also comes from outside (out of memory, an operator)
+_STRIKES_FROM_OUTSIDE = 3  # SIGKILL and the end of a Ray worker also come from outside
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
-_MAX_LOST = 6  # times a unit may lose its worker with no chain in hand
+_LOST_TOGETHER = 3  # times a unit may lose its worker, nobody knows over which chain
+_MAX_LOST = 6  # times a unit may lose its worker with no chain to blame
 
 _NOWHERE: dict[str, Any] = {"path": None, "line": None}
 
@@ -205,7 +206,9 @@ class _Driver:
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.run_id = secrets.token_hex(8)
+        self.flying: set[str] = set()
         self.lost_units: Counter[str] = Counter()
+        self.alone: dict[str, deque[str]] = {}  # chains of lost units that are tried one by one
         self._told = 0.0
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
@@ -216,12 +219,11 @@ class _Driver:
         job_id = self.job.job_id
         waiting = deque(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
         try:
-            if waiting:
-                with self._executor() as executor:
-                    cancelled = self._work(executor, waiting)
-                if cancelled:
-                    return self._end(states.CANCELLED, "cancelled; run it again to go on")
+            if waiting and self._work(waiting):
+                return self._end(states.CANCELLED, "cancelled; run it again to go on")
             return self._publish()
+        except ExecutorGone as gone:
+            return self._end(states.FAILED, f"nothing was published: {gone.message}")
         except KeyboardInterrupt:
             self._end(states.CANCELLED, "interrupted; run it again to go on")
             raise
@@ -243,10 +245,32 @@ class _Driver:
         with contextlib.closing(executor):
             yield executor
 
-    def _work(self, executor: Executor, waiting: deque[str]) -> bool:
-        """Do all units; True if the job was cancelled meanwhile."""
-        flying = 0
-        while waiting or flying:
+    def _work(self, waiting: deque[str]) -> bool:
+        """Do all units; True if the job was cancelled meanwhile.
+
+        A Ray of our own that dies is started again, if it has done any unit: whatever
+        killed it is then not sure to kill the next one, too.
+
+        Raises:
+            ExecutorGone: Ray is, and was not started again.
+        """
+        while True:
+            left = len(waiting)
+            try:
+                with self._executor() as executor:
+                    return self._feed(executor, waiting)
+            except ExecutorGone as gone:
+                for unit_id in sorted(self.flying):  # nobody's fault
+                    self.ledger.give_back(self.job.job_id, unit_id)
+                    waiting.append(unit_id)
+                self.flying.clear()
+                self.lost_units.clear()
+                if not gone.again or len(waiting) == left:
+                    raise
+                self.account.restarts += 1
+
+    def _feed(self, executor: Executor, waiting: deque[str]) -> bool:
+        while waiting or self.flying:
             if self.ledger.job(self.job.job_id).cancel_requested:
                 return True
             self.lease.renew()
@@ -254,10 +278,10 @@ class _Driver:
                 task = self._task(self.units[waiting.popleft()])
                 self.ledger.lease(self.job.job_id, task.unit_id)
                 executor.submit(task)
-                flying += 1
+                self.flying.add(task.unit_id)
             outcomes = executor.wait(_TICK)
             for outcome in outcomes:
-                flying -= 1
+                self.flying.remove(outcome.unit_id)
                 waiting.extend(self._settle(outcome))
             self._tell(force=bool(outcomes))
         return False
@@ -267,6 +291,8 @@ class _Driver:
         known = {c["chain_id"]: c["dead"] for c in self.ledger.chains(self.job.job_id, dead=None)}
         chain_ids = [chain_id for chain_id in unit.chain_ids if not known.get(chain_id, False)]
         chain_ids.sort(key=lambda chain_id: chain_id not in known)
+        if unit.unit_id in self.alone:
+            chain_ids = [self.alone[unit.unit_id][0]]
         return UnitTask(
             unit_id=unit.unit_id,
             dataset_uri=self.job.dataset_uri,
@@ -284,6 +310,9 @@ class _Driver:
             self.ledger.give_back(self.job.job_id, outcome.unit_id)
             raise outcome.error
         if isinstance(outcome, UnitResult):
+            if outcome.unit_id in self.alone:
+                self._tried(outcome.unit_id)
+                return [outcome.unit_id]
             read = {
                 key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
                 for key, digest in outcome.inputs.items()
@@ -296,10 +325,20 @@ class _Driver:
             return []
         assert isinstance(outcome, UnitLost)  # this job sends no other tasks
         self.account.lost_workers += 1
+        if outcome.chain_id is None and outcome.unit_id in self.alone:
+            (chain_id, *_) = self.alone[outcome.unit_id]
+            outcome = dataclasses.replace(outcome, chain_id=chain_id)
         if outcome.chain_id:
             self._blame(outcome)
-            return [outcome.unit_id]
-        return self._lost(outcome)
+        else:
+            self._lost(outcome)
+        return [outcome.unit_id]
+
+    def _tried(self, unit_id: str) -> None:
+        """The chain that a unit was cut down to need not be tried again."""
+        self.alone[unit_id].popleft()
+        if not self.alone[unit_id]:
+            del self.alone[unit_id]
 
     def _localised(self, result: UnitResult) -> UnitResult:
         """Paths as the user knows them: relative to the input, the same on every machine."""
@@ -314,28 +353,31 @@ class _Driver:
         return dataclasses.replace(result, failures=failures, shard=shard)
 
     def _blame(self, lost: UnitLost) -> None:
-        limit = _STRIKES_SIGKILL if lost.cause == "signal SIGKILL" else _STRIKES
+        twice = lost.cause == DEADLINE_KILL or lost.cause.startswith(("signal ", "exit "))
+        limit = _STRIKES if twice and lost.cause != "signal SIGKILL" else _STRIKES_FROM_OUTSIDE
         if lost.cause == DEADLINE_KILL:
             what = f"took longer than {self.options.deadline:g} s, {limit} times"
         else:
             what = f"killed its worker {limit} times ({lost.cause})"
         failure = {"type": "WorkerKilled", "message": what, **_NOWHERE, "chain_id": lost.chain_id}
-        self.ledger.strike(self.job.job_id, lost.unit_id, failure, limit)
+        dead = self.ledger.strike(self.job.job_id, lost.unit_id, failure, limit)
+        if dead and lost.unit_id in self.alone:
+            self._tried(lost.unit_id)
 
-    def _lost(self, lost: UnitLost) -> list[str]:
-        """A unit was lost and nobody is to blame: again, but not for ever."""
-        job_id = self.job.job_id
+    def _lost(self, lost: UnitLost) -> None:
+        """A unit was lost over no chain, or nobody knows over which: again, but not for ever."""
         self.lost_units[lost.unit_id] += 1
-        if self.lost_units[lost.unit_id] < _MAX_LOST:
-            self.ledger.give_back(job_id, lost.unit_id)
-            return [lost.unit_id]
-        what = (
-            f"its unit lost its worker {_MAX_LOST} times ({lost.cause}); see `evofeed jobs retry`"
-        )
-        failure = {"type": "WorkerLost", "message": what, **_NOWHERE}
-        chain_ids = self.units[lost.unit_id].chain_ids
-        self.ledger.bury(job_id, lost.unit_id, [{**failure, "chain_id": c} for c in chain_ids])
-        return []
+        count = self.lost_units[lost.unit_id]
+        self.ledger.give_back(self.job.job_id, lost.unit_id)
+        if count == _MAX_LOST:
+            raise JobError(
+                f"{count} workers were lost over the same few chains, and none of these is to "
+                f"blame ({lost.cause}); what is done is kept: see to the machine, its memory for "
+                "one, and run it again"
+            )
+        if count == _LOST_TOGETHER and lost.chain_id is None:
+            chain_ids = (source.chain_id for source in self._task(self.units[lost.unit_id]).sources)
+            self.alone[lost.unit_id] = deque(chain_ids)
 
     def _publish(self) -> JobReport:
         broken, total = self.account.broken(), self.account.total

@@ -5,14 +5,39 @@ Both give back an outcome for every unit taken, in whatever order they end.
 
 from __future__ import annotations
 
+import pickle
 import time
 from multiprocessing import connection
 from typing import Protocol, runtime_checkable
 
-from evofeed.featurize.job.work import Task
-from evofeed.featurize.job.worker import Outcome, Worker
+from evofeed.errors import JobError
+from evofeed.featurize.job.work import Task, UnitOutput
+from evofeed.featurize.job.worker import UnitFailed, UnitLost, Worker
 
 _TICK = 0.25  # seconds between looks at the deadlines
+
+Outcome = UnitOutput | UnitLost | UnitFailed
+
+
+class ExecutorGone(JobError):
+    """What runs the units is gone itself; that is the fault of no unit in flight.
+
+    Args:
+        message: what is gone, and why.
+        again: whether a new one can be started; a cluster is not ours to start.
+    """
+
+    def __init__(self, message: str, *, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+def outcome_of(said: bytes | UnitLost) -> Outcome:
+    """What a watcher passed on, unpacked."""
+    if isinstance(said, UnitLost):
+        return said
+    outcome: Outcome = pickle.loads(said)
+    return outcome
 
 
 @runtime_checkable
@@ -26,7 +51,11 @@ class Executor(Protocol):
         """Take a unit."""
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes that are there, waiting up to `timeout` seconds for the first."""
+        """Outcomes that are there, waiting up to `timeout` seconds for the first.
+
+        Raises:
+            ExecutorGone: there will be none any more.
+        """
 
     def close(self) -> None:
         """Stop everything; nothing is left running."""
@@ -46,12 +75,11 @@ class LocalExecutor:
 
     def submit(self, task: Task) -> None:
         """Start a unit on an idle worker, or on a new one."""
-        for worker in self.workers:
-            if worker.idle:
-                worker.start(task)
-                return
-        self.workers.append(Worker(fresh=task.is_remote))
-        self.workers[-1].start(task)
+        worker = next((worker for worker in self.workers if worker.idle), None)
+        if worker is None:
+            worker = Worker(fresh=task.is_remote)
+            self.workers.append(worker)
+        worker.start(task.unit_id, pickle.dumps(task))
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first."""
@@ -61,9 +89,9 @@ class LocalExecutor:
         while busy and not outcomes and (left := end - time.monotonic()) > 0:
             for ready in connection.wait(list(busy), min(left, _TICK)):
                 worker = busy[ready]  # type: ignore[index]
-                outcome = worker.hear()
-                if outcome is not None:
-                    outcomes.append(outcome)
+                said = worker.hear()
+                if said is not None:
+                    outcomes.append(outcome_of(said))
                     del busy[worker.connection]
                 if not worker.pid:
                     worker.close()
@@ -76,14 +104,3 @@ class LocalExecutor:
         """Kill the workers and what they started."""
         while self.workers:
             self.workers.pop().close()
-
-
-def watch(worker: Worker, task: Task, deadline: float) -> Outcome:
-    """One unit on one worker, to its end."""
-    worker.start(task)
-    while True:
-        if connection.wait([worker.connection], _TICK):
-            outcome = worker.hear()
-            if outcome is not None:
-                return outcome
-        worker.enforce(deadline)

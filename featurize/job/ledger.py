@@ -227,13 +227,6 @@ class Ledger:
             connection.execute(_unit(job_id, unit_id).values(state=TODO, leased_at=None))
         return dead
 
-    def bury(self, job_id: str, unit_id: str, failures: Iterable[Mapping[str, Any]]) -> None:
-        """A unit cannot be done at all: it is dead and so are its chains."""
-        with self.engine.begin() as connection:
-            connection.execute(_unit(job_id, unit_id).values(state=DEAD, leased_at=None))
-            for failure in failures:
-                _put_chain(connection, job_id, unit_id, failure, dead=True)
-
     def set_job(self, job_id: str, **values: Any) -> None:
         """Change fields of a job."""
         with self.engine.begin() as connection:
@@ -310,12 +303,17 @@ def _put_inputs(connection: Connection, stamps: Mapping[str, Stamp]) -> None:
 
 
 def _release(connection: Connection, job_id: str) -> None:
-    """What a dead driver had in work is to be done again; so are units that were given up."""
+    """What a dead driver had in work is to be done again.
+
+    So are units that earlier versions gave up, with all their chains, when Ray lost them often.
+    """
     connection.execute(
         sa.update(UNITS)
-        .where(UNITS.c.job_id == job_id, UNITS.c.state == LEASED)
+        .where(UNITS.c.job_id == job_id, UNITS.c.state.in_((LEASED, DEAD)))
         .values(state=TODO, leased_at=None)
     )
+    given_up = (CHAINS.c.job_id == job_id) & (CHAINS.c.type == "WorkerLost")
+    connection.execute(sa.delete(CHAINS).where(given_up))
 
 
 def _insert_units(connection: Connection, job_id: str, plan: Plan) -> None:

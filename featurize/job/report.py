@@ -37,6 +37,7 @@ class JobReport:
             path line`, by chain id.
         notes: what was left out of good chains (templates, rows), per chain, in words.
         resumed: units that were already done when this run began.
+        restarts: times that a private Ray died and was started again.
         seconds: of this run.
     """
 
@@ -56,6 +57,7 @@ class JobReport:
     units: int
     resumed: int
     lost_workers: int
+    restarts: int
     seconds: float
     chains_per_second: float
     path: str

@@ -116,6 +116,8 @@ def summary(report: JobReport) -> list[str]:
         f"({report.chains_per_second:.1f} chains/s)"
         + (f", {report.resumed} of {report.units} units were done before" if report.resumed else "")
     ]
+    if report.restarts:
+        lines.append(f"Ray died and was started again {report.restarts} times")
     if report.snapshot:
         lines.append(f"{escape(report.ref)} -> {report.snapshot}")
     if report.broken:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -20,25 +21,34 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from multiprocessing import connection as pipes
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evofeed.errors import EvofeedError, JobError
-from evofeed.featurize.job.work import Task, UnitOutput, run_unit
+
+if TYPE_CHECKING:
+    from evofeed.featurize.job.work import Task, UnitOutput
 
 DEADLINE_KILL = "deadline"
 _PR_SET_PDEATHSIG = 1
+_TICK = 0.25  # seconds between looks at the deadline
 _MAIN = "import sys; from evofeed.featurize.job import worker; worker.main(*map(int, sys.argv[1:]))"
 
 
 @dataclass(frozen=True, slots=True)
 class UnitLost:
-    """A worker died over a unit: the chain it had in hand ("" if none), and of what."""
+    """A worker died over a unit.
+
+    Attributes:
+        unit_id: which.
+        chain_id: what it had in hand: "" if no chain, None if nobody knows.
+        cause: `deadline`, `signal NAME` or `exit CODE`, or what Ray says.
+    """
 
     unit_id: str
-    chain_id: str
+    chain_id: str | None
     cause: str
-    """`deadline`, `signal NAME` or `exit CODE`, or how a remote worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +59,26 @@ class UnitFailed:
     error: EvofeedError
 
 
-Outcome = UnitOutput | UnitLost | UnitFailed
-
-
 def serve(connection: Connection, watcher: int) -> None:
-    """The worker's life: unit tasks in, breadcrumbs and results out, until the other end closes."""
-    _die_with(watcher)
+    """The worker's life: unit tasks in, breadcrumbs and results out, until the other end closes.
+
+    A breadcrumb is the id of a chain, an outcome is pickled.
+    """
+    die_with(watcher)
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)  # tools started here can be killed together
+    os.dup2(2, 1)  # standard output is the report's, whatever a parser prints
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the watcher's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(EOFError, OSError):
         while True:
             task: Task = connection.recv()
-            connection.send(_outcome(task, connection))
+            connection.send(pickle.dumps(_outcome(task, connection)))
 
 
 def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
+    from evofeed.featurize.job.work import run_unit
+
     try:
         return run_unit(task, connection.send)
     except (BrokenPipeError, ConnectionResetError):
@@ -74,13 +89,11 @@ def _outcome(task: Task, connection: Connection) -> UnitOutput | UnitFailed:
         return UnitFailed(task.unit_id, JobError(f"{type(error).__name__}: {error}"))
 
 
-def _die_with(watcher: int) -> None:
+def die_with(watcher: int) -> None:
     """Have the kernel kill this process when the one that started it dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != watcher:  # it died before we asked
         os._exit(1)
-    with contextlib.suppress(PermissionError):
-        os.setpgid(0, 0)  # tools started here can be killed together
 
 
 def main(descriptor: int, watcher: int) -> None:
@@ -101,36 +114,39 @@ class Worker:
         with theirs:
             self.pid = _fork(mine, theirs) if self._fork else self._spawn(theirs)
         self.connection = Connection(mine.detach())
-        self.task: Task | None = None
+        self.unit_id = ""
         self.chain_id = ""
         self._since = 0.0
         self._late = False
 
     def _spawn(self, theirs: socket.socket) -> int:
-        path = os.pathsep.join(part for part in sys.path if part)
         self._popen = subprocess.Popen(
             [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )
         return self._popen.pid
 
     @property
     def idle(self) -> bool:
         """Whether it waits for a unit."""
-        return self.task is None
+        return not self.unit_id
 
-    def start(self, task: Task) -> None:
-        """Hand it a unit; it must be idle."""
-        assert self.task is None
-        self.task, self.chain_id, self._since = task, "", time.monotonic()
+    def start(self, unit_id: str, task: bytes) -> None:
+        """Hand it a pickled `Task`; it must be idle."""
+        assert not self.unit_id
+        self.unit_id, self.chain_id, self._since = unit_id, "", time.monotonic()
         with contextlib.suppress(OSError):  # it died while idle: `hear` will notice
-            self.connection.send(task)
+            self.connection.send_bytes(task)
 
-    def hear(self) -> Outcome | None:
-        """Take in what it has said; the outcome if the unit is over. Blocks while it is silent."""
-        assert self.task is not None
+    def hear(self) -> bytes | UnitLost | None:
+        """Take in what it has said; the outcome if the unit is over. Blocks while it is silent.
+
+        Returns:
+            A pickled `UnitOutput` or `UnitFailed`, or how the worker died over the unit.
+        """
+        assert self.unit_id
         try:
             said: Any = self.connection.recv()
         except (EOFError, OSError):
@@ -138,8 +154,8 @@ class Worker:
         if isinstance(said, str):
             self.chain_id, self._since = said, time.monotonic()
             return None
-        self.task, self.chain_id = None, ""
-        outcome: Outcome = said
+        self.unit_id = self.chain_id = ""
+        outcome: bytes = said
         return outcome
 
     def enforce(self, deadline: float) -> None:
@@ -150,7 +166,6 @@ class Worker:
             self.kill()
 
     def _lost(self) -> UnitLost:
-        assert self.task is not None
         status = self._reap()
         if self._late:
             cause = DEADLINE_KILL
@@ -158,8 +173,8 @@ class Worker:
             cause = f"signal {signal.Signals(os.WTERMSIG(status)).name}"
         else:
             cause = f"exit {os.waitstatus_to_exitcode(status)}"
-        lost = UnitLost(self.task.unit_id, self.chain_id, cause)
-        self.task = None
+        lost = UnitLost(self.unit_id, self.chain_id, cause)
+        self.unit_id = ""
         return lost
 
     def kill(self) -> None:
@@ -185,6 +200,23 @@ class Worker:
             self._popen.returncode = os.waitstatus_to_exitcode(status)
         self.pid = 0
         return status
+
+
+def watch(worker: Worker, unit_id: str, task: bytes, deadline: float) -> bytes | UnitLost:
+    """One unit on one worker, to its end; what `Worker.hear` gives back."""
+    worker.start(unit_id, task)
+    while True:
+        if pipes.wait([worker.connection], _TICK):
+            outcome = worker.hear()
+            if outcome is not None:
+                return outcome
+        worker.enforce(deadline)
+
+
+def environment() -> dict[str, str]:
+    """That of a fresh interpreter which finds modules where this one does."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def _fork(mine: socket.socket, theirs: socket.socket) -> int:

@@ -27,7 +27,7 @@ from tests.featurize.job.stage import (
 
 from evofeed.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, Ledger, driver, ray_executor
+from evofeed.featurize.job import JobReport, Ledger, driver, ray_executor, ray_start
 from evofeed.featurize.job.ray_executor import RayExecutor
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset
@@ -48,18 +48,12 @@ class Actor(ChainSource):
         if not os.environ.get("PLANNING"):
             if self.act == "crash":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            if self.act == "crash its watcher":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(1000)
             while self.act == "hang" or (self.act and not os.path.exists(self.act)):
                 time.sleep(0.02)
         return ChainSource.structure_ref(self)
-
-# Whoever watches a worker is sent its chains, so he comes here: he shall hurry only who hangs.
-honest = Worker.enforce
-
-def enforce(worker, deadline):
-    hangs = any(s.act == "hang" and s.chain_id == worker.chain_id for s in worker.task.sources)
-    honest(worker, deadline if hangs else 3600.0)
-
-Worker.enforce = enforce
 """
 """Chains that crash or hang whoever takes them in hand, or wait until there is a file."""
 
@@ -86,6 +80,13 @@ def ray_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers find the chains that do as they are told."""
+    (tmp_path / "evofeed_test_actor.py").write_text(ACTOR)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
 def is_empty(folder: Path) -> bool:
     return not list(folder.iterdir())
 
@@ -99,76 +100,94 @@ def no_token_file() -> Iterator[None]:
     assert token.exists() == before
 
 
-def test_ray_gives_the_snapshot_of_local_processes_whatever_dies_and_leaves_nothing_behind(
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("worker.main", "ray::unit_on_ray", "raylet/raylet"),
+        ("guardian.py", "gcs/gcs_server"),
+        ("ray_host.main",),
+    ],
+    ids=["workers and raylet", "guardian and GCS", "host"],
+)
+def test_whatever_dies_of_a_private_ray_the_snapshot_is_that_of_local_processes(
     raw: Path,
     tmp_path: Path,
     honest: tuple[str, dict[str, int]],
+    actors: None,
     no_token_file: None,
     ray_folders: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    victims: tuple[str, ...],
 ) -> None:
-    """Three jobs on one private Ray, for starting it is what takes the time."""
-    (tmp_path / "evofeed_test_actor.py").write_text(ACTOR)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    sources = discover(str(raw))
-    held = sources[2].chain_id
-    acts = {sources[4].chain_id: "crash", sources[9].chain_id: "hang"}
+    """One after another once something is done; the last takes the whole Ray with it."""
+    printed, dataset = tmp_path / "printed", tmp_path / "killed"
+    enough = dataset.with_suffix(".enough")  # the job cannot be over before
+    held = discover(str(raw))[2].chain_id
+    killed: list[str] = []
 
-    def act() -> list[JobReport]:
-        with contextlib.closing(RayExecutor(2, 60.0)):  # jobs find it running and leave it so
-            return [
-                undisturbed(raw, tmp_path / "quiet", held),
-                with_kills(raw, tmp_path / "killed", held),
-                with_poison(raw, tmp_path / "poisoned", acts),
-            ]
-
-    quiet, killed, poisoned = on_stage(act)
-    wait_until(lambda: is_empty(ray_folders))
-    assert quiet.snapshot == killed.snapshot == honest[0]
-    assert killed.lost_workers >= 1, "and nobody was blamed"
-    assert {item["chain_id"]: item["type"] for item in poisoned.broken} == dict.fromkeys(
-        acts, "WorkerKilled"
-    )
-    kept = {k: v for k, v in honest[1].items() if k not in acts}
-    assert checksums(tmp_path / "poisoned") == kept
-
-
-def undisturbed(raw: Path, dataset: Path, held: str) -> JobReport:
-    """Nothing dies; while units are in work, Ray has less memory to give than there is."""
-    import ray
-
-    seen = dataset.with_suffix(".seen")
-
-    def look(progress: Any) -> None:
-        whole, left = ray.cluster_resources(), ray.available_resources()
-        if whole["memory"] - left.get("memory", 0) >= expected_memory(0, 0):
-            seen.touch()
-
-    return with_actors(raw, dataset, {held: str(seen)}, progress=look)
-
-
-def with_kills(raw: Path, dataset: Path, held: str) -> JobReport:
-    """Three workers die, in turn ours and Ray's; the job cannot be over before."""
-    killed: list[int] = []
-    enough = dataset.with_suffix(".enough")
-
-    def kill_one(progress: Any) -> None:
-        word = ("worker.main", "ray::unit_on_ray")[len(killed) % 2]
-        alive = named(os.getpid(), word)
-        if len(killed) < 3 and alive:
+    def kill_next(progress: Any) -> None:
+        if len(killed) == len(victims):
+            enough.touch()
+        elif progress.good and (alive := named(os.getpid(), victims[len(killed)])):
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(alive[0], signal.SIGKILL)
-                killed.append(alive[0])
-        if len(killed) == 3:
-            enough.touch()
+                killed.append(victims[len(killed)])
 
-    return with_actors(raw, dataset, {held: str(enough)}, progress=kill_one)
+    def act() -> JobReport:
+        with printed.open("wb") as file:  # whatever Ray writes, past `sys.stdout` too
+            os.dup2(file.fileno(), 1)
+        report = with_actors(raw, dataset, {held: str(enough)}, progress=kill_next)
+        assert killed == list(victims)
+        return report
+
+    report = on_stage(act)
+    assert report.snapshot == honest[0]
+    assert report.restarts == 1
+    assert printed.read_bytes() == b"", "standard output is for the report"
+    assert is_empty(ray_folders)
 
 
-def with_poison(raw: Path, dataset: Path, acts: dict[str, str]) -> JobReport:
-    """Some chains crash or hang whoever takes them in hand."""
-    return with_actors(raw, dataset, acts, deadline=4.0, max_broken=0.5)
+def test_chains_that_crash_hang_or_kill_their_watcher_are_quarantined_on_ray_too(
+    raw: Path, tmp_path: Path, honest: tuple[str, dict[str, int]], actors: None, ray_folders: Path
+) -> None:
+    sources = discover(str(raw))
+    names = {4: "crash", 9: "hang", 11: "crash its watcher"}
+    acts = {sources[k].chain_id: act for k, act in names.items()}
+    dataset = tmp_path / "poisoned"
+    report = on_stage(lambda: with_actors(raw, dataset, acts, deadline=6.0, max_broken=0.5))
+    found = {item["chain_id"]: (item["type"], item["message"]) for item in report.broken}
+    assert {chain_id: kind for chain_id, (kind, _) in found.items()} == dict.fromkeys(
+        acts, "WorkerKilled"
+    )
+    messages = [found[sources[k].chain_id][1] for k in names]
+    assert "signal SIGSEGV" in messages[0]
+    assert "took longer than 6 s" in messages[1]
+    assert "WorkerCrashedError" in messages[2]
+    assert checksums(dataset) == {k: v for k, v in honest[1].items() if k not in acts}
+    assert report.restarts == 0
+
+
+def test_units_ask_a_ray_of_the_callers_own_for_memory_and_leave_it_running(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any], actors: None
+) -> None:
+    held = discover(str(raw))[2].chain_id
+    seen = tmp_path / "seen"
+
+    def act() -> JobReport:
+        import ray
+
+        def look(progress: Any) -> None:
+            whole, left = ray.cluster_resources(), ray.available_resources()
+            if whole["memory"] - left.get("memory", 0) >= expected_memory(0, 0):
+                seen.touch()
+
+        with a_cluster(nodes=1) as cluster:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            report = with_actors(raw, tmp_path / "data", {held: str(seen)}, progress=look)
+            assert ray.cluster_resources()["CPU"] == 2
+            ray.shutdown()
+        return report
+
+    assert on_stage(act).snapshot == honest[0]
 
 
 def with_actors(raw: Path, dataset: Path, acts: dict[str, str], **changes: Any) -> JobReport:
@@ -219,89 +238,108 @@ def _fields(source: Any) -> dict[str, Any]:
     return {name: getattr(source, name) for name in type(source).__dataclass_fields__}
 
 
-def test_a_node_lost_from_a_cluster_costs_time_and_nothing_else(
-    raw: Path, tmp_path: Path, honest: tuple[str, Any]
-) -> None:
-    def act() -> JobReport:
-        from ray.cluster_utils import Cluster
+@contextlib.contextmanager
+def a_cluster(nodes: int) -> Iterator[Any]:
+    """A Ray cluster in processes below this one: two cores in its head, one in each other node."""
+    from ray.cluster_utils import Cluster
 
-        os.environ["RAY_AUTH_MODE"] = "disabled"
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
-        folder = Path("/tmp") / f"evofeed-cluster-{os.getpid()}"
-        with ray_executor._patience():
-            cluster = Cluster(
-                initialize_head=True,
-                head_node_args={
-                    "num_cpus": 1,
-                    "object_store_memory": 128 << 20,
-                    "include_dashboard": False,
-                    "temp_dir": str(folder),
-                },
-            )
-            node = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
-        gone = []
-
-        def lose_node(progress: Any) -> None:
-            if progress.good and not gone:
-                gone.append(cluster.remove_node(node, allow_graceful=False))
-
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
+    small = {"num_cpus": 1, "object_store_memory": 128 << 20}
+    with tempfile.TemporaryDirectory(
+        prefix="ef-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        head = {**small, "num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
+        with ray_start.starting(lean=True):
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            for _ in range(nodes - 1):
+                cluster.add_node(**small)
         try:
-            report = on_ray(
-                raw, tmp_path, ray_address=cluster.address, workers=0, progress=lose_node
-            )
-            assert gone
+            yield cluster
         finally:
             cluster.shutdown()
-            import shutil
 
-            shutil.rmtree(folder, ignore_errors=True)
+
+def test_a_lost_node_costs_time_only_and_a_lost_cluster_fails_the_job_and_buries_nothing(
+    raw: Path,
+    tmp_path: Path,
+    honest: tuple[str, Any],
+    actors: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First the second node dies, then the GCS; then it is run again without any Ray."""
+    monkeypatch.setattr(ray_executor, "_GCS_AWAY", 2.0)
+    last = tmp_path / "never"
+    held = discover(str(raw))[2].chain_id
+
+    def act() -> tuple[JobReport, JobReport]:
+        with a_cluster(nodes=2) as cluster:
+            gone: list[str] = []
+
+            def lose(progress: Any) -> None:
+                if progress.good and not gone:
+                    (node,) = cluster.worker_nodes
+                    cluster.remove_node(node, allow_graceful=False)
+                    gone.append("node")
+                if progress.good >= 10 and len(gone) == 1:
+                    os.kill(named(os.getpid(), "gcs/gcs_server")[0], signal.SIGKILL)
+                    gone.append("GCS")
+
+            failed = with_actors(
+                raw,
+                tmp_path / "data",
+                {held: str(last)},
+                ray_address=cluster.address,
+                workers=0,
+                progress=lose,
+                max_broken=1.0,
+            )
+            assert gone == ["node", "GCS"]
+        return failed, run(raw, tmp_path / "data")
+
+    failed, repaired = on_stage(act)
+    assert (failed.exit_code, failed.num_good, failed.broken) == (1, 10, ())
+    assert "its GCS does not answer any more" in failed.message
+    assert "run the same command again once it is there again" in failed.message
+    assert repaired.snapshot == Dataset.open(str(tmp_path / "data")).digest == honest[0]
+
+
+def test_where_the_lean_start_does_not_work_ray_is_started_as_it_wants(
+    raw: Path, tmp_path: Path, honest: tuple[str, Any], ray_folders: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_AGENT)
+
+    honest_start, starts = RayExecutor._start, []
+
+    def start(executor: RayExecutor, lean: bool) -> None:
+        starts.append(lean)
+        honest_start(executor, lean)
+
+    def act() -> JobReport:
+        sys.path.insert(0, str(tmp_path))
+        RayExecutor._start = start  # type: ignore[method-assign]
+        report = on_ray(raw, tmp_path / "data")
+        assert starts == [True, False]
         return report
 
-    report = on_stage(act)
-    assert report.snapshot == honest[0]
-    assert Dataset.open(str(tmp_path)).digest == honest[0]
+    assert on_stage(act).snapshot == honest[0]
 
 
-def test_a_ray_that_is_slow_to_start_is_waited_for(
-    ray_folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray itself waits 30 seconds for a node, on a busy machine too."""
-    import ray
-    from ray._private import services
-
-    asked = []
-
-    def ask(gcs: str, node: str) -> dict[str, str]:
-        asked.append(node)
-        if len(asked) < 4:
-            raise RuntimeError("no such node")
-        return {"node": node}
-
-    def init(**options: Any) -> None:
-        assert services.get_node("address", "one") == {"node": "one"}
-
-    monkeypatch.setattr(services, "get_node", ask)
-    monkeypatch.setattr(ray, "init", init)
-    RayExecutor(2, 60.0).close()
-    assert asked == ["one"] * 4
-    assert services.get_node is ask
-    assert is_empty(ray_folders)
+BROKEN_AGENT = """
+import evofeed.featurize.job.ray_start as start
+start.Path = lambda path: type("", (), {"with_name": lambda *_: "/not/there.py"})
+"""
+"""Stand-ins for agents that do not run, as in a Ray that has come to need more of them."""
 
 
 def test_a_ray_that_does_not_start_is_a_clear_error(
     ray_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
-    def init(**options: Any) -> None:  # what Ray raises then has no type of its own
-        raise Exception("The current node timed out during startup.")
-
-    monkeypatch.setattr(ray, "init", init)
-    before = os.environ.copy()
-    with pytest.raises(JobError, match=r"timed out during startup\.; .*--executor local"):
+    monkeypatch.setattr(ray_executor, "_HOST", "import sys; sys.exit(3)")
+    with pytest.raises(JobError, match=r"start a local Ray: its process ended .*--executor local"):
         RayExecutor(2, 60.0)
-    assert dict(os.environ) == dict(before)
     assert is_empty(ray_folders), "nothing of it is left"
 
 
