@@ -1,4 +1,4 @@
-"""Species mnemonics in the headers of UniProt sequences."""
+"""What organism a sequence is of, by its header."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from typing import Final
 _ENTRY: Final = re.compile(
     r"(?:tr|sp)\|[A-Za-z0-9]{6,10}(?:_\d)?\|[A-Za-z0-9]+_(?P<species>[A-Za-z0-9]{1,5})(?:_\d+)?$"
 )
+
+
+# UniRef: `Tax=Homo sapiens TaxID=9606 RepID=...`; UniProt: `OS=Homo sapiens OX=9606 GN=...`.
+_TAXON: Final = re.compile(r"\b(?:TaxID|OX)=(?P<taxid>[0-9]+)\b")
+
+
+def organism_of(header: str) -> str:
+    """Taxon id of a header, else its species mnemonic; '' where it has neither.
+
+    `UniRef90_P61626 Lysozyme n=1 Tax=Homo sapiens TaxID=9606` gives `9606`.
+    """
+    match = _TAXON.search(header)
+    return match["taxid"] if match else species_of(header)
 
 
 def species_of(header: str) -> str:

@@ -37,6 +37,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.scheduler.start()
         service.notifier.start()
+        service.tickets.start()
         yield
         service.close()
 

@@ -68,6 +68,17 @@ class ServiceSettings(BaseSettings):
     """`host:port` of the Ray cluster jobs run on; empty starts a private one for each."""
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
+    msa_databases: dict[str, str] = {}
+    """What `/ticket/msa` searches (JSON): `uniref`, and `env` for the environmental database;
+    each a path as `evofeed search --db` takes it. Empty: nothing."""
+    msa_cache: Path | None = None
+    """Results of searches, shared with `evofeed search --cache`; `msa` in `home` if not set."""
+    msa_workers: int = Field(default=0, ge=0)
+    """Searches at once; 0 is one per core."""
+    msa_max_waiting: int = Field(default=50, ge=1)
+    """Tickets of one principal that may wait."""
+    msa_max_sequences: int = Field(default=100, ge=1)
+    """Sequences of one ticket."""
     webhook_hosts: tuple[str, ...] = ()
     """Where webhooks may go: host names (`*.example.org` too) reached by https at public
     addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:
@@ -89,6 +100,13 @@ class ServiceSettings(BaseSettings):
             name: uri if "://" in uri else str(Path(uri).absolute())
             for name, uri in datasets.items()
         }
+
+    @field_validator("msa_databases")
+    @classmethod
+    def _databases_have_a_use(cls, databases: dict[str, str]) -> dict[str, str]:
+        if databases and not {"uniref"} <= set(databases) <= {"uniref", "env"}:
+            raise ValueError("want `uniref`, and `env` if there is one")
+        return databases
 
     @property
     def url(self) -> str:

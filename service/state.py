@@ -18,6 +18,7 @@ from evofeed.service.metrics import Metrics
 from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
+from evofeed.service.tickets import Tickets
 from evofeed.service.webhooks import Notifier
 
 
@@ -34,6 +35,7 @@ class Service:
     jobs: JobQueue
     scheduler: Scheduler
     notifier: Notifier
+    tickets: Tickets
     stopping: threading.Event
 
     @classmethod
@@ -71,6 +73,7 @@ class Service:
             jobs=jobs,
             scheduler=Scheduler(jobs, settings),
             notifier=Notifier(database, settings.webhook_hosts),
+            tickets=Tickets(settings),
             stopping=threading.Event(),
         )
 
@@ -79,6 +82,7 @@ class Service:
         self.stopping.set()
         self.scheduler.close()
         self.notifier.close()
+        self.tickets.close()
         self.catalog.close()
         self.database.close()
 

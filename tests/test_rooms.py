@@ -18,7 +18,13 @@ MAY_IMPORT = {
     "kernels": set(),
     "featurize": {"store"},
     "loader": {"store"},
-    "service": {"store", "featurize.job", "loader:LoaderConfig", "loader:plan_samples"},
+    "service": {
+        "store",
+        "featurize.job",
+        "featurize.search",
+        "loader:LoaderConfig",
+        "loader:plan_samples",
+    },
     "trainer": {"loader", "kernels", "store:Dataset"},  # docs/decisions/0004
 }
 

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class SearchCache:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._pack: Any = None
+        self._lock = threading.RLock()
         with self._one_line():
             (self.folder / "packs").mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.folder / "cache.sqlite", check_same_thread=False)
@@ -154,7 +156,8 @@ class SearchCache:
     def _one_line(self) -> Iterator[None]:
         """A full disk, a damaged file: one line that says so."""
         try:
-            yield
+            with self._lock:
+                yield
         except (sqlite3.Error, OSError) as error:
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(
                 error

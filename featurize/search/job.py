@@ -78,10 +78,12 @@ def run_search(
     with _alone(out), contextlib.ExitStack() as stack:
         cache = SearchCache(options.cache_dir or out / "cache")
         stack.callback(cache.close)
-        search = _Search(chains, databases, config, options, cache, progress, len(problems))
+        sequences = (chain.sequence for chain in chains)
+        search = Search(sequences, databases, config, options, cache, progress)
         stack.callback(search.close)
         found, broken = search.run()
-        report = search.report(found, [*map(_unusable, problems), *_by_chain(chains, broken)])
+        told = [*map(_unusable, problems), *_by_chain(chains, broken)]
+        report = search.report(found, told, len(chains) + len(problems))
         _write_index(out / INDEX, chains, databases, search.infos, found, broken)
         _write(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
@@ -120,34 +122,57 @@ def result_name(database: Database, info: DatabaseInfo) -> str:
     return name if is_plain else f"search_{name}"
 
 
-class _Search:
+class Search:
+    """A search as it runs: what is known, what is missing, what it cost."""
+
     def __init__(
         self,
-        chains: Sequence[ChainSource],
+        sequences: Iterable[str],
         databases: Sequence[Database],
         config: SearchConfig,
         options: SearchOptions,
         cache: SearchCache,
-        progress: Progress | None,
-        num_problems: int,
+        progress: Progress | None = None,
+        executor: SearchExecutor | None = None,
     ) -> None:
         self.databases, self.config, self.options = databases, config, options
         self.cache, self.progress = cache, progress
-        self.num_chains = len(chains) + num_problems
-        self.sequences = list(dict.fromkeys(chain.sequence.upper() for chain in chains))
+        self.sequences = list(dict.fromkeys(sequence.upper() for sequence in sequences))
         self.infos: list[DatabaseInfo] = []
         self.spent: Counter[int] = Counter()  # worker seconds by database
         self.searched: Counter[int] = Counter()
         self.hits: Counter[int] = Counter()
         self.lost_workers = 0
         self.began = time.monotonic()
-        self._executor: SearchExecutor | None = None
+        self._executor = executor
         self._stack = contextlib.ExitStack()
         self._told = 0.0
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
     def close(self) -> None:
+        """Stop the workers, if it started some."""
         self._stack.close()
+
+    def known(self) -> dict[tuple[str, int], Found] | None:
+        """All results by sequence and database, if there is nothing left to search.
+
+        Raises:
+            InputError: a database is not here.
+        """
+        self.infos = [look_at(database, self.config) for database in self.databases]
+        plain = [i for i, db in enumerate(self.databases) if not db.is_template]
+        keys = {(s, i): self.key(i, s) for i in plain for s in self.sequences}
+        there = self.cache.find(keys.values())
+        if len(there) < len(set(keys.values())):
+            return None
+        found = {where: there[key] for where, key in keys.items()}
+        for number in set(range(len(self.databases))) - set(plain):
+            keys = {(s, number): self.key(number, s, found[s, plain[0]]) for s in self.sequences}
+            there = self.cache.find(keys.values())
+            if len(there) < len(set(keys.values())):
+                return None
+            found |= {where: there[key] for where, key in keys.items()}
+        return found
 
     @property
     def executor(self) -> SearchExecutor:
@@ -342,7 +367,10 @@ class _Search:
         self.progress(SearchProgress(searched, sum(self.hits.values()), total, done, left))
 
     def report(
-        self, found: dict[tuple[str, int], Found], broken: list[dict[str, Any]]
+        self,
+        found: dict[tuple[str, int], Found],
+        broken: list[dict[str, Any]],
+        num_chains: int,
     ) -> SearchReport:
         """What was done, at what cost."""
         lines = [
@@ -367,7 +395,7 @@ class _Search:
         ]
         return SearchReport(
             digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest(),
-            num_chains=self.num_chains,
+            num_chains=num_chains,
             num_sequences=len(self.sequences),
             num_broken=len(broken),
             searched=sum(self.searched.values()),

@@ -11,6 +11,7 @@ from evofeed.service.routes import (
     shards,
     snapshots,
     statistics,
+    tickets,
     tokens,
     webhooks,
 )
@@ -28,6 +29,7 @@ ROUTERS = tuple(
         plans,
         statistics,
         jobs,
+        tickets,
         tokens,
         webhooks,
     )

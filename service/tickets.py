@@ -1,0 +1,392 @@
+"""Tickets of the ColabFold protocol: sequences handed in, searched together, fetched as tar.gz.
+
+A ticket is a small file in the service's home, so it outlives the service; what it asks for is
+searched by `evofeed.featurize.search` and kept in its cache. One thread searches: it takes
+waiting tickets in turns, one of each principal, and searches all it took in one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import re
+import tarfile
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from evofeed.errors import EvofeedError, InputError
+from evofeed.featurize.search import (
+    Database,
+    SearchCache,
+    SearchConfig,
+    SearchOptions,
+)
+from evofeed.featurize.search.aligned_text import read_any, to_a3m
+from evofeed.featurize.search.executors import SearchExecutor, open_executor
+from evofeed.featurize.search.job import Search
+from evofeed.featurize.search.pairing import pair
+from evofeed.service.problems import Problem
+from evofeed.service.settings import ServiceSettings
+
+PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
+MODES: Final = re.compile(r"(env|all|env-nofilter|nofilter|pair(greedy|complete)(-env)?)$")
+_LETTERS: Final = re.compile(r"[A-Za-z]+")
+_BATCH: Final = 64
+"""Sequences searched together, at least one ticket's."""
+_KEPT: Final = 7 * 86_400.0
+"""Seconds a ticket may be asked for."""
+_NAMES: Final = {"uniref": "uniref.a3m", "env": "bfd.mgnify30.metaeuk30.smag30.a3m"}
+_log = logging.getLogger("evofeed.service.tickets")
+
+
+@dataclass(slots=True)
+class Ticket:
+    """What somebody asked for.
+
+    Attributes:
+        id: its name.
+        principal: whose it is.
+        names: of its sequences, the numbers that clients give them.
+        sequences: upper-case letters.
+        mode: as the protocol has it.
+        state: PENDING, RUNNING, COMPLETE or ERROR.
+        message: why it is ERROR.
+        made_at: Unix seconds.
+    """
+
+    id: str
+    principal: str
+    names: list[str]
+    sequences: list[str]
+    mode: str
+    state: str = PENDING
+    message: str = ""
+    made_at: float = 0.0
+
+    @property
+    def with_env(self) -> bool:
+        """Whether it wants the environmental database too."""
+        return self.mode.startswith("env") or self.mode.endswith("-env")
+
+
+class Tickets:
+    """The tickets of a service, and the thread that works on them."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.folder = settings.home / "tickets"
+        self.databases = {
+            name: dataclasses.replace(Database.parse(text), name=name)
+            for name, text in settings.msa_databases.items()
+        }
+        self.config = SearchConfig.colabfold()
+        self._tickets: dict[str, Ticket] = {}
+        self._queues: OrderedDict[str, deque[str]] = OrderedDict()
+        self._spent: dict[str, deque[tuple[float, int]]] = {}
+        self._lock = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._cache: SearchCache | None = None
+
+    def start(self) -> None:
+        """Take up what an earlier service left, and begin."""
+        if self.databases:
+            self.open()
+            self._thread = threading.Thread(target=self._work, name="tickets", daemon=True)
+            self._thread.start()
+
+    def open(self) -> None:
+        """Take up what an earlier service left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._cache = SearchCache(self.settings.msa_cache or self.settings.home / "msa")
+        for path in sorted(self.folder.glob("*.json")):
+            with contextlib.suppress(ValueError, TypeError, OSError):
+                self._remember(Ticket(**json.loads(path.read_text())))
+
+    def close(self) -> None:
+        """Stop; what was not finished is taken up by the next service."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self._cache is not None:
+            self._cache.close()
+
+    def submit(self, principal: str, text: str, mode: str, quota: int | None) -> Ticket:
+        """A ticket for the sequences of a FASTA text; COMPLETE at once if all are known.
+
+        Args:
+            principal: whose it is.
+            text: the sequences.
+            mode: of the protocol.
+            quota: sequences the principal may hand in within a day.
+
+        Raises:
+            Problem: 429, too many of its tickets wait or its quota is used up.
+            InputError: no sequences, or none that can be searched.
+        """
+        self._require_databases()
+        names, sequences = parse_query(text, self.settings.msa_max_sequences)
+        if not MODES.match(mode):
+            raise InputError(f"no mode {mode[:40]!r}: env, all, pairgreedy, ...")
+        parts = [principal, mode, *names, *sequences]
+        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:43]
+        with self._lock:
+            known = self._tickets.get(name)
+            if known is not None and known.state != ERROR:
+                return known
+        ticket = Ticket(name, principal, names, sequences, mode, made_at=time.time())
+        if self._found(ticket) is not None:
+            ticket.state = COMPLETE
+        with self._lock:
+            if ticket.state == PENDING:
+                self._require_room(principal, len(sequences), quota)
+            self._save(ticket)
+            self._remember(ticket)
+            self._lock.notify_all()
+        return ticket
+
+    def get(self, ticket_id: str, principal: str) -> Ticket | None:
+        """A principal's ticket, None if there is none of that id."""
+        with self._lock:
+            ticket = self._tickets.get(ticket_id)
+        return ticket if ticket is not None and ticket.principal == principal else None
+
+    def result(self, ticket: Ticket) -> bytes:
+        """What a complete ticket asked for, as tar.gz.
+
+        Raises:
+            InputError: it is in the cache no more: a database was replaced since.
+        """
+        found = self._found(ticket)
+        if found is None:
+            raise InputError("a database was replaced since: hand it in again", item=ticket.id)
+        return _tar(self._files(ticket, found))
+
+    def waiting(self) -> int:
+        """Tickets that wait."""
+        with self._lock:
+            return sum(map(len, self._queues.values()))
+
+    def _require_databases(self) -> None:
+        if not self.databases:
+            raise Problem(
+                503,
+                "no_search",
+                "this service searches nothing",
+                next="set EVOFEED_MSA_DATABASES, see docs/search.md",
+            )
+
+    def _require_room(self, principal: str, count: int, quota: int | None) -> None:
+        queue = self._queues.get(principal, ())
+        if len(queue) >= self.settings.msa_max_waiting:
+            raise _limited(f"{len(queue)} tickets of yours wait", 10.0)
+        spent = self._spent.setdefault(principal, deque())
+        now = time.time()
+        while spent and spent[0][0] < now - 86_400:
+            spent.popleft()
+        if quota is not None and sum(n for _, n in spent) + count > quota:
+            wait = spent[0][0] + 86_400 - now if spent else 86_400.0
+            raise _limited(f"{quota} sequences a day are your quota", wait)
+        spent.append((now, count))
+
+    def _remember(self, ticket: Ticket) -> None:
+        self._tickets[ticket.id] = ticket
+        if ticket.state in (PENDING, RUNNING):
+            ticket.state = PENDING
+            self._queues.setdefault(ticket.principal, deque()).append(ticket.id)
+
+    def _save(self, ticket: Ticket) -> None:
+        path = self.folder / f"{ticket.id}.json"
+        aside = path.with_suffix(".aside")
+        aside.write_text(json.dumps(dataclasses.asdict(ticket)))
+        aside.replace(path)
+
+    def _databases(self, ticket: Ticket) -> list[Database]:
+        wanted = ["uniref", *(["env"] if ticket.with_env else [])]
+        return [self.databases[name] for name in wanted if name in self.databases]
+
+    def _search(self, tickets: Sequence[Ticket], executor: SearchExecutor | None) -> Search:
+        """A search of what tickets of one kind ask for."""
+        assert self._cache is not None
+        sequences = dict.fromkeys(s for ticket in tickets for s in ticket.sequences)
+        databases = self._databases(tickets[0])
+        options = SearchOptions(workers=self.settings.msa_workers)
+        return Search(
+            list(sequences), databases, self.config, options, self._cache, executor=executor
+        )
+
+    def _found(self, ticket: Ticket) -> dict[tuple[str, str], bytes] | None:
+        """Its results by sequence and database, if the cache has all."""
+        assert self._cache is not None
+        search = self._search([ticket], None)
+        found = search.known()
+        if found is None:
+            return None
+        names = [database.name for database in search.databases]
+        return {(s, names[i]): self._cache.read(one) for (s, i), one in found.items()}
+
+    # the thread
+
+    def _work(self) -> None:
+        options = SearchOptions(workers=self.settings.msa_workers)
+        with open_executor(options) as executor:
+            while (batch := self.next_batch()) is not None:
+                try:
+                    self._do(batch, executor)
+                except EvofeedError as error:
+                    self._end(batch, {ticket.id: str(error) for ticket in batch})
+                except Exception:
+                    _log.exception("a batch of tickets failed")
+                    self._end(batch, {ticket.id: "not foreseen" for ticket in batch})
+
+    def next_batch(self) -> list[Ticket] | None:
+        """Waiting tickets that want the same databases, one of each principal in turn."""
+        with self._lock:
+            while not self._stopping and not any(self._queues.values()):
+                self._forget()
+                self._lock.wait(60)
+            if self._stopping:
+                return None
+            batch: list[Ticket] = []
+            size = 0
+            while any(self._queues.values()) and size < _BATCH:
+                principal, queue = self._queues.popitem(last=False)
+                ticket = self._tickets[queue[0]] if queue else None
+                if ticket is not None and (not batch or _alike(ticket, batch[0])):
+                    queue.popleft()
+                    ticket.state = RUNNING
+                    batch.append(ticket)
+                    size += len(ticket.sequences)
+                elif ticket is not None:
+                    self._queues[principal] = queue
+                    self._queues.move_to_end(principal, last=False)
+                    break
+                if queue:
+                    self._queues[principal] = queue  # behind all others
+            return batch
+
+    def _do(self, batch: list[Ticket], executor: SearchExecutor) -> None:
+        search = self._search(batch, executor)
+        with contextlib.closing(search):
+            _, broken = search.run()
+        why = {sequence: reason["message"] for sequence, reason in broken.items()}
+        self._end(
+            batch,
+            {t.id: why[s] for t in batch for s in t.sequences if s in why},
+        )
+
+    def _end(self, batch: list[Ticket], failed: dict[str, str]) -> None:
+        with self._lock:
+            for ticket in batch:
+                ticket.message = failed.get(ticket.id, "")
+                ticket.state = ERROR if ticket.id in failed else COMPLETE
+                self._save(ticket)
+
+    def _forget(self) -> None:
+        """Tickets that nobody has fetched for long are gone; their results stay in the cache."""
+        for ticket in list(self._tickets.values()):
+            if ticket.made_at < time.time() - _KEPT:
+                del self._tickets[ticket.id]
+                (self.folder / f"{ticket.id}.json").unlink(missing_ok=True)
+
+    # results
+
+    def _files(
+        self, ticket: Ticket, found: dict[tuple[str, str], bytes]
+    ) -> Iterator[tuple[str, bytes]]:
+        databases = self._databases(ticket)
+        if ticket.mode.startswith("pair"):
+            a3ms = [_joined(s, databases, found) for s in ticket.sequences]
+            blocks = pair(a3ms, complete="complete" in ticket.mode)
+            yield "pair.a3m", _blocks(ticket.names, blocks)
+        else:
+            for database in databases:
+                a3ms = [_a3m(found[s, database.name]) for s in ticket.sequences]
+                yield _NAMES[database.name], _blocks(ticket.names, a3ms)
+            if ticket.with_env and "env" not in self.databases:
+                alone = [f">q\n{s}\n".encode() for s in ticket.sequences]
+                yield _NAMES["env"], _blocks(ticket.names, alone)
+            yield "pdb70.m8", b""  # templates are not searched
+        yield "msa.sh", self._script(databases)
+
+    def _script(self, databases: Sequence[Database]) -> bytes:
+        """What clients keep beside results to know how they were made."""
+        lines = ["#!/bin/sh", "# Made by evofeed; settings that the results depend on:"]
+        lines += [f"# {database.name}: {Path(database.path).name}" for database in databases]
+        return "\n".join([*lines, f"# mmseqs search {' '.join(self.config.mmseqs)}", ""]).encode()
+
+
+def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
+    """Names and sequences of a FASTA text; a bare sequence is called 101.
+
+    Raises:
+        InputError: none, too many, a name twice, or letters that are none.
+    """
+    text = text if text.lstrip().startswith(">") else f">101\n{text}"
+    names, sequences = [], []
+    for record in text.split(">")[1:]:
+        head, _, body = record.partition("\n")
+        sequence = "".join(body.split()).upper()
+        if not _LETTERS.fullmatch(sequence):
+            raise InputError("a sequence has letters A to Z only", item=head.strip()[:40])
+        names.append((head.split() or [""])[0])
+        sequences.append(sequence)
+    if not names or len(names) > most or len(set(names)) < len(names):
+        raise InputError(f"want 1 to {most} sequences, each with a name of its own")
+    return names, sequences
+
+
+def _alike(one: Ticket, other: Ticket) -> bool:
+    """Whether two tickets are searched in the same databases."""
+    return one.with_env == other.with_env and one.mode[:4] == other.mode[:4]
+
+
+def _a3m(data: bytes) -> bytes:
+    """A result as A3M, whatever program wrote it."""
+    return data if data.startswith(b">") else to_a3m(read_any(data))
+
+
+def _joined(
+    sequence: str, databases: Sequence[Database], found: dict[tuple[str, str], bytes]
+) -> bytes:
+    """The hits of all databases below one query."""
+    parts = [_a3m(found[sequence, db.name]) for db in databases]
+    hits = (part.partition(b"\n>")[2] for part in parts)
+    return b"".join([f">query\n{sequence}\n".encode(), *(b">" + h for h in hits if h)])
+
+
+def _blocks(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:
+    """Alignments behind each other, each begun by its query's name and ended by a NUL."""
+    blocks = (
+        f">{name}\n".encode() + a3m.partition(b"\n")[2]
+        for name, a3m in zip(names, a3ms, strict=True)
+    )
+    return b"".join(block.rstrip(b"\n") + b"\n\0" for block in blocks)
+
+
+def _tar(files: Iterator[tuple[str, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _limited(what: str, wait: float) -> Problem:
+    seconds = str(max(1, round(wait)))
+    return Problem(
+        429, "rate_limited", what, next=f"wait {seconds} s", headers={"Retry-After": seconds}
+    )

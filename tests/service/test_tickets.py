@@ -1,0 +1,195 @@
+"""The protocol of ColabFold's MSA server: what its clients are told, and when."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.featurize.search_programs import family, fasta
+from tests.service.conftest import Start
+
+from evofeed.featurize.search.pairing import pair
+from evofeed.service import ServiceSettings
+from evofeed.service.tickets import Tickets
+
+FAMILIES = [family(seed, 6, 60) for seed in range(9)]
+
+
+@pytest.fixture
+def databases(tmp_path: Path) -> dict[str, str]:
+    rows = [
+        (f"UniRef100_{f}_{n} Thing n=1 Tax=Some TaxID={n + 1} RepID=X", s)
+        for f, kin in enumerate(FAMILIES)
+        for n, s in enumerate(kin[1:])
+    ]
+    uniref = fasta(tmp_path / "uniref.fasta", rows)
+    return {"uniref": uniref, "env": fasta(tmp_path / "env.fasta", rows[::2])}
+
+
+def ask(client: httpx.Client, *sequences: str, mode: str = "env") -> dict[str, Any]:
+    """Hand sequences in as clients do, numbered from 101."""
+    text = "".join(f">{n}\n{s}\n" for n, s in enumerate(sequences, 101))
+    kind = "pair" if mode.startswith("pair") else "msa"
+    answer: dict[str, Any] = client.post(f"/ticket/{kind}", data={"q": text, "mode": mode}).json()
+    return answer
+
+
+def fetch(client: httpx.Client, ticket: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a ticket, once it is complete."""
+    while ticket["status"] in ("PENDING", "RUNNING"):
+        time.sleep(0.05)
+        ticket = client.get(f"/ticket/{ticket['id']}").json()
+    assert ticket["status"] == "COMPLETE", ticket
+    data = client.get(f"/result/download/{ticket['id']}").content
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {name: (tar.extractfile(name) or io.BytesIO()).read() for name in tar.getnames()}
+
+
+def alignments(data: bytes) -> dict[int, list[str]]:
+    """Rows by the number of the query, read as clients read them."""
+    found: dict[int, list[str]] = {}
+    number, is_new = 0, True
+    for line in data.decode().splitlines(keepends=True):
+        if "\0" in line:
+            line, is_new = line.replace("\0", ""), True
+        if line.startswith(">") and is_new:
+            number, is_new = int(line[1:]), False
+        elif line and line[0] != ">":
+            found.setdefault(number, []).append(line.strip())
+    return found
+
+
+def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
+    start: Start, databases: dict[str, str]
+) -> None:
+    client = start(msa_databases=databases, msa_workers=1)
+    queries = FAMILIES[0][0], FAMILIES[1][0]
+    files = fetch(client, ask(client, *queries))
+    names = {"uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pdb70.m8", "msa.sh"}
+    assert set(files) == names
+    for name, rows in (("uniref.a3m", 6), ("bfd.mgnify30.metaeuk30.smag30.a3m", 3)):
+        found = alignments(files[name])
+        assert [found[101][0], found[102][0]] == list(queries)
+        assert len(found[101]) >= rows - 1 and len(found) == 2
+    assert b"TaxID=1 " in files["uniref.a3m"]
+    assert ask(client, *queries)["status"] == "COMPLETE"
+    # Another ticket, of sequences that are known from this one.
+    other = ask(client, queries[1], mode="all")
+    assert other["status"] == "COMPLETE"
+    assert alignments(fetch(client, other)["uniref.a3m"])[101] == found_of(files, 102)
+
+
+def found_of(files: dict[str, bytes], number: int) -> list[str]:
+    return alignments(files["uniref.a3m"])[number]
+
+
+def test_many_clients_at_once_get_each_their_own(start: Start, databases: dict[str, str]) -> None:
+    client = start(msa_databases=databases, msa_workers=2)
+
+    def one(number: int) -> bool:
+        query = FAMILIES[number % 9][0][number // 9 :]
+        files = fetch(client, ask(client, query, mode="all"))
+        rows = alignments(files["uniref.a3m"])
+        return list(rows) == [101] and rows[101][0] == query and len(rows[101]) > 3
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(27)))
+
+
+def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) -> None:
+    client = start(msa_databases=databases, msa_workers=1)
+    files = fetch(client, ask(client, FAMILIES[2][0], FAMILIES[3][0], mode="paircomplete"))
+    text = files["pair.a3m"].decode().split("\0")
+    heads = [[line for line in block.splitlines() if ">Uni" in line] for block in text[:2]]
+    taxa = [[head.partition("TaxID=")[2].split()[0] for head in block] for block in heads]
+    assert taxa[0] == taxa[1] and len(taxa[0]) >= 3
+    assert all("UniRef100_2_" in h for h in heads[0]) and all("_3_" in h for h in heads[1])
+
+
+def test_pairing_takes_the_best_row_of_an_organism() -> None:
+    one = b">q\nACDE\n>a OX=1\nAC-E\n>b OX=1\nACDD\n>c OX=2\nACDE\n>d\nACDE\n"
+    two = b">q\nKLM\n>e OX=3\nKLL\n>f OX=2\nKKK\n"
+    three = b">q\nWY\n>g OX=1\nWW\n>h OX=2\nYY\n"
+    gap = "DUMMY"
+    want = [["q", "c OX=2", "a OX=1"], ["q", "f OX=2", gap], ["q", "h OX=2", "g OX=1"]]
+
+    def heads(blocks: list[bytes]) -> list[list[str]]:
+        lines = (block.decode().splitlines() for block in blocks)
+        return [[line[1:] for line in block if line[0] == ">"] for block in lines]
+
+    assert heads(pair([one, two, three])) == want
+    assert heads(pair([one, two, three], complete=True)) == [rows[:2] for rows in want]
+
+
+def test_tickets_are_taken_in_turns_and_outlive_the_service(
+    tmp_path: Path, databases: dict[str, str]
+) -> None:
+    settings = ServiceSettings(home=tmp_path, msa_databases=databases, msa_workers=1)
+    tickets = Tickets(settings)
+    tickets.open()
+    busy = [tickets.submit("busy", FAMILIES[n][0], "all", None).id for n in range(3)]
+    late = tickets.submit("late", FAMILIES[3][0], "all", None).id
+    assert tickets.get(late, "busy") is None
+    tickets.close()
+    again = Tickets(settings)
+    again.open()
+    order = [ticket.id for ticket in again.next_batch() or ()]
+    assert sorted(order) == sorted([*busy, late])
+    assert order.index(late) <= 1  # not behind all of the other's
+    again.close()
+    third = Tickets(settings)
+    third.start()
+    while (ticket := third.get(late, "late")) is None or ticket.state != "COMPLETE":
+        time.sleep(0.05)
+    assert len(third.result(ticket)) > 100
+    third.close()
+
+
+def test_what_cannot_be_searched_is_refused_in_the_clients_words(
+    start: Start, databases: dict[str, str]
+) -> None:
+    client = start(msa_databases=databases, msa_max_sequences=2)
+    too_many = client.post("/ticket/msa", data={"q": ">1\nAC\n>2\nAC\n>3\nAC\n", "mode": "all"})
+    assert (too_many.status_code, too_many.json()["status"]) == (422, "ERROR")
+    for q, mode in (("", "all"), (">1\nAC-D\n", "all"), (">1\nACD\n", "none such")):
+        assert client.post("/ticket/msa", data={"q": q, "mode": mode}).json()["status"] == "ERROR"
+    assert client.get(f"/ticket/{'0' * 43}").json()["status"] == "ERROR"
+    assert client.get(f"/result/download/{'0' * 43}").status_code == 404
+
+
+def test_a_quota_is_sequences_within_a_day(tmp_path: Path, databases: dict[str, str]) -> None:
+    tickets = Tickets(ServiceSettings(home=tmp_path, msa_databases=databases, msa_max_waiting=2))
+    tickets.open()
+    tickets.submit("me", FAMILIES[0][0], "all", 2)
+    tickets.submit("me", FAMILIES[1][0], "all", 2)
+    with pytest.raises(Exception, match="tickets of yours wait") as caught:
+        tickets.submit("me", FAMILIES[2][0], "all", 9)
+    assert caught.value.status == 429 and int(caught.value.headers["Retry-After"]) > 0
+    tickets.next_batch()
+    with pytest.raises(Exception, match="2 sequences a day") as caught:
+        tickets.submit("me", FAMILIES[2][0], "all", 2)
+    assert int(caught.value.headers["Retry-After"]) > 80_000
+    tickets.submit("you", FAMILIES[2][0], "all", 2)
+    tickets.close()
+
+
+def test_who_asks_too_often_is_told_when_to_come_back(
+    start: Start, databases: dict[str, str]
+) -> None:
+    client = start(msa_databases=databases, rate_per_second=0.01, rate_burst=1)
+    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
+    assert client.post("/ticket/msa", data=form).status_code == 200
+    answer = client.post("/ticket/msa", data=form)
+    assert (answer.status_code, answer.json()["status"]) == (429, "RATELIMIT")
+    assert int(answer.headers["retry-after"]) > 50
+
+
+def test_a_service_without_databases_says_so(start: Start) -> None:
+    answer = start().post("/ticket/msa", data={"q": ">101\nACDE\n", "mode": "all"})
+    assert (answer.status_code, answer.json()["status"]) == (503, "MAINTENANCE")
