@@ -16,7 +16,7 @@ from evofeed.featurize.discovery import discover
 from evofeed.featurize.layouts import first_file
 from evofeed.featurize.queries import query_of
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes
-from evofeed.featurize.sources import SUBFOLDERS, ChainSource
+from evofeed.featurize.sources import SUBFOLDERS, ChainSource, why_unread
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
 from evofeed.residues import RESTYPES
@@ -38,6 +38,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "template hits, but no template structures": ("warning", "pass template_mmcif_dir"),
     "no release date": ("warning", "date filters cannot hold for it"),
     "odd letters": ("info", "not one of the twenty: X to the model"),
+    "something left out": ("info", "not read; the chain's record says so"),
     "not flattened": ("info", "read as it is; OpenFold would train on empty alignments"),
     "not in chain_data_cache.json": ("warning", "OpenFold's sampler would leave it out"),
     "in no cluster": ("warning", "its cluster size will be unknown, -1"),
@@ -185,6 +186,9 @@ def _check_chain(
     report.input_bytes += source.nbytes()
     if source.alignment_dir and any(Path(ref.path).parent.name in SUBFOLDERS for _, ref in files):
         report.add("not flattened", source.chain_id)
+    unread = [f"{ref.name}: {why}" for _, ref in files if (why := why_unread(ref.plain_name))]
+    for note in (*source.notes, *unread):
+        report.add("something left out", f"{source.chain_id}: {note}")
     if not (source.structure or source.sequence or source.fasta):
         report.add("no structure", source.chain_id)
         if not alignments:

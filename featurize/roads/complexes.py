@@ -38,7 +38,8 @@ def from_job(path: Path, beside: Beside) -> list[ChainSource]:
     """The proteins of a job file; faults for what cannot be understood in it."""
     sources = []
     for number, job in enumerate(_jobs(path)):
-        entry = re.sub(r"[^\w.+=-]", "_", str(job.get("name") or _stem(path)), flags=re.ASCII)
+        name = job.get("name")
+        entry = re.sub(r"[^\w.+=-]", "_", name if isinstance(name, str) and name else _stem(path))
         molecules = job.get("sequences")
         if not isinstance(molecules, list):
             raise InputError(f"'sequences' of {entry} is no list", path=str(path))
@@ -67,7 +68,7 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
         (molecule,) = (jobs if isinstance(jobs, list) else [jobs])[number]["sequences"][
             index
         ].values()
-        return str(molecule["unpairedMsa"]).encode()
+        return _text(molecule["unpairedMsa"]).encode()
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"no alignment of molecule {index + 1}: {error!r}", path=path) from None
 
@@ -118,7 +119,7 @@ def _proteins(
         source = beside.source(
             chain_id,
             str(path),
-            sequence=str(body["sequence"]),
+            sequence=_text(body["sequence"]),
             description=chain_id,
             alignments=refs,
             notes=tuple(notes),
@@ -131,7 +132,7 @@ def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
     """Chain ids of a molecule; where a file only counts copies, the letters that are next."""
     given = body.get("id")
     if given is not None:
-        return [str(one) for one in (given if isinstance(given, list) else [given])]
+        return [_text(one) for one in (given if isinstance(given, list) else [given])]
     return [chain_letter(taken + copy) for copy in range(int(body.get("count", 1)))]
 
 
@@ -160,6 +161,17 @@ def _alignments(
     if body.get("templates"):
         notes.append(f"{len(body['templates'])} templates given with the sequence, not read")
     return tuple(refs), notes
+
+
+def _text(value: object) -> str:
+    """A text, or a number that YAML took a chain id for.
+
+    Raises:
+        TypeError: it is neither; nothing nested is spelled out, for it may be huge.
+    """
+    if not isinstance(value, str | int):
+        raise TypeError(f"a {type(value).__name__} where a text belongs")
+    return str(value)
 
 
 def _stem(path: Path) -> str:

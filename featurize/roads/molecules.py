@@ -28,7 +28,8 @@ def molecule_of(header: str) -> Molecule | None:
         msa = rest[1] if len(rest) > 1 else ""
         return Molecule(first, rest[0].lower(), "" if msa == "empty" else msa, chain=True)
     if rest and first.lower() in _CHAI:
-        return Molecule(rest[0].removeprefix("name=").split(maxsplit=1)[0], first.lower())
+        name, _, _ = rest[0].removeprefix("name=").strip().partition(" ")
+        return Molecule(name, first.lower())
     return None
 
 

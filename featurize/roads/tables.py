@@ -40,7 +40,10 @@ def alignment_named(name: str, named_in: Path) -> FileRef | None:
     Boltz's examples name theirs from the folder where the command is run.
     """
     homes = [*named_in.absolute().parents, Path()]
-    found = next((path for home in homes if (path := home / name).is_file()), None)
+    try:
+        found = next((path for home in homes if (path := home / name).is_file()), None)
+    except OSError:  # no name that a file could have
+        return None
     return alignment_file(found) if found is not None else None
 
 

@@ -49,6 +49,8 @@ def test_copies_in_a_complex_are_counted(tmp_path: Path) -> None:
     assert (dimer.chain_id, dimer.num_alignments) == ("dimer", 2)
     assert "2 x A of 5 residues" in dimer.dropped[0]
     assert [record.chain_id for record in hetero] == ["hetero_A", "hetero_C"]
+    found = check_input(str(tmp_path)).findings["something left out"]
+    assert found.count == 3 and "2 x A of 5 residues" in found.examples[0]
 
 
 @pytest.mark.parametrize("letters", ["AB", "BC"])  # ColabFold's models began with B once
@@ -208,9 +210,10 @@ def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
     (chai,) = discover(tmp_path / "chai.fasta")
     assert (chai.chain_id, featurize_chain(chai).sequence) == ("lys", A)
     problems: list[InputError] = []
-    write(tmp_path, {"job/y.fasta": f">A|protein|gone.a3m\n{A}\n"})
+    write(tmp_path, {"job/y.fasta": f">A|protein|gone.a3m\n{A}\n>protein|name=\n{A}\n"})
     discover(tmp_path / "job" / "y.fasta", problems=problems)
     assert "its alignment 'gone.a3m' is not there" in str(problems[0])
+    assert "'' is no chain id" in str(problems[1])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from evofeed.featurize.roads.tables import chai_name
 from evofeed.store import Dataset
 
 MSA = f">q\n{A}\n>x\nACwwDE-\n"
+NAMELESS = {"id": "A", "sequence": A, "unpairedMsaPath": "x" * 300}
 WANT = (2, 2)  # rows, and insertions before the third column of the second
 
 
@@ -105,6 +106,8 @@ sequences:
         ("a.json", '{"name": "x", "sequences": [7]}', "not as AlphaFold 3"),
         ("a.yaml", "sequences:\n  - ligand: {id: L, ccd: ATP}\n", r"left out: L \(ligand\)"),
         ("a.yaml", "sequences:\n  - protein: {id: A, sequence: AC, msa: x.a3m}\n", "is not there"),
+        ("a.json", json.dumps({"sequences": [{"protein": NAMELESS}]}), "is not there"),
+        ("a.json", '{"sequences": [{"protein": {"id": "A", "sequence": [[]]}}]}', "list where a"),
     ],
 )
 def test_a_job_file_that_cannot_be_understood_is_one_fault(
