@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, no_type_check
+from typing import Any, Final, NamedTuple, no_type_check
 
 import numpy as np
 from numba import njit
@@ -48,6 +48,21 @@ class AtomLoop:
     ints: Int[np.ndarray, "2 A"]
 
 
+class _LoopColumns(NamedTuple):
+    """Items of an `AtomLoop` by row of its arrays."""
+
+    texts: tuple[str, ...]
+    ints: tuple[str, ...]
+    unset: int
+
+    def floats(self, b_factor: bool) -> tuple[str, ...]:
+        """Positions and occupancy, and the B factor if asked for."""
+        return (*_FLOATS, _B_FACTOR) if b_factor else _FLOATS
+
+
+COLUMNS: Final = _LoopColumns(_TEXTS, _INTS, _UNSET_INT)
+
+
 def cut_atom_loop(
     data: bytes, caps: InputCaps, *, b_factor: bool = False
 ) -> tuple[bytes, AtomLoop | None]:
@@ -62,7 +77,7 @@ def cut_atom_loop(
     if head is None or data.find(b"\ndata_", 1) > 0 or data.count(b"\n;", 0, head.start()) % 2:
         return data, None
     columns = [line.strip()[11:].decode() for line in head[1].splitlines()]
-    wanted = (*_FLOATS, _B_FACTOR) if b_factor else _FLOATS
+    wanted = COLUMNS.floats(b_factor)
     places = _places(columns, wanted)
     if places is None:
         return data, None

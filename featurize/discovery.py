@@ -37,11 +37,12 @@ from evofeed.featurize.roads.tables import SUFFIXES as TABLES
 from evofeed.featurize.roads.tables import alignment_file
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.stage import is_remote
+from evofeed.featurize.structure_files import SUFFIXES
+from evofeed.featurize.structure_places import structure_files
 
 _ALIGNMENT_DIRS: Final = ("alignments", "pdb", "uniclust30", "openfold_alignments")
 _DB_DIRS: Final = (".", "alignment_db", "alignment_dbs", "alignment_data/alignment_db")
 _FASTA: Final = (".fasta", ".fa", ".faa")
-_STRUCTURES: Final = (".cif", ".mmcif", ".pdb", ".ent", ".core")
 
 Path_ = str | os.PathLike[str]
 
@@ -210,7 +211,7 @@ def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
         return layouts.from_fasta(path, beside)
     if name.endswith(".a3m"):
         return layouts.from_a3m_files([path], beside)
-    if name.endswith(_STRUCTURES):
+    if name.endswith(SUFFIXES):
         return layouts.from_structures([path], beside)
     if name.endswith(JOB_FILES) and is_job(path):
         return from_job(path, beside)
@@ -268,9 +269,10 @@ def fasta_files(root: Path) -> list[Path]:
 
 
 def _structures(root: Path) -> list[Path]:
-    here = _files(root, _STRUCTURES)
-    inside = folders(None, root, layouts.STRUCTURE_DIRS)
-    return here or [f for folder in inside for f in _files(folder, _STRUCTURES)]
+    """Structures of a folder, else of its usual folders, else of all below."""
+    usual = folders(None, root, layouts.STRUCTURE_DIRS)
+    here = structure_files(root) or [f for place in usual for f in structure_files(place)]
+    return here or structure_files(root, deep=True)
 
 
 def _path(uri: Path_) -> str:

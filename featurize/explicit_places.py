@@ -11,8 +11,8 @@ from typing import Final
 from evofeed.errors import InputError
 from evofeed.featurize.reading import plain
 from evofeed.featurize.sources import ChainSource
+from evofeed.featurize.structure_files import SUFFIXES
 
-_STRUCTURES: Final = (".cif", ".mmcif", ".bcif", ".pdb", ".ent", ".core")
 _SHOWN: Final = 3
 
 
@@ -59,7 +59,7 @@ def _below(folder: str, path: str | None) -> bool:
 
 
 def _is_structure(path: Path) -> bool:
-    return plain(path.name).endswith(_STRUCTURES)
+    return plain(path.name).endswith(SUFFIXES)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -21,7 +21,8 @@ from evofeed.featurize.roads.colabfold import assembly_in, from_complex
 from evofeed.featurize.roads.molecules import Molecule, is_other, molecule_of, no_protein
 from evofeed.featurize.roads.tables import alignment_file, alignment_named, chai_name, stem
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
-from evofeed.featurize.structure_files import SUFFIXES, parse_structure
+from evofeed.featurize.structure_files import entry_of, parse_structure
+from evofeed.featurize.structure_places import structures_by_entry
 
 _PACKED: Final = ("", *PACKED)
 STRUCTURE_DIRS: Final = (
@@ -81,7 +82,7 @@ class Beside:
         structures = folders(structure_dir, root, STRUCTURE_DIRS)
         templates = folders(template_mmcif_dir, root, _TEMPLATE_DIRS) or structures
         return cls(
-            structures=_index(structures, SUFFIXES),
+            structures=structures_by_entry(structures, deep=structure_dir is not None),
             structure_db=read_index(structure_index) if structure_index else {},
             fastas=_index(folders(fasta_dir, root, FASTA_DIRS), (".fasta", ".fa", ".faa")),
             template_mmcif_dir=str(templates[0]) if templates else None,
@@ -213,7 +214,7 @@ def _holds_alignments(item: os.DirEntry[str]) -> bool:
 def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:
     """The structure in OpenProteinSet's `cif/` or `pdb/` below a chain's folder."""
     below = [Path(item.path) for item in inner if item.is_dir() and item.name in ("cif", "pdb")]
-    found = _index(sorted(below), SUFFIXES)
+    found = structures_by_entry(sorted(below))
     return found[min(found)] if found else None
 
 
@@ -330,7 +331,7 @@ def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
     sources = []
     for path in paths:
         ref = file_ref(path)
-        entry = ref.plain_name.rpartition(".")[0]
+        entry = entry_of(ref.plain_name)
         try:
             structure = parse_structure(read_bytes(ref), ref.plain_name, path=str(path))
         except InputError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from evofeed.errors import MmcifError
@@ -17,6 +17,7 @@ from evofeed.featurize.atom_labels import aligned_to
 from evofeed.featurize.atom_loop import AtomLoop, cut_atom_loop, sites_of
 from evofeed.featurize.atom_sites import AtomSites, place_chain
 from evofeed.featurize.atom_table import read_atom_sites
+from evofeed.featurize.bcif import read_bcif
 from evofeed.featurize.confidence import with_confidence
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.polymers import Polymer, polymers_of_atoms, protein_polymers, values_of
@@ -63,10 +64,53 @@ def parse_mmcif(
         raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
     masked = is_distillation and config.mask_mmcif
     rest, loop = cut_atom_loop(data, config.caps, b_factor=masked)
-    block = _block_without(rest, data, path)
-    if not config.require_labels and not block.find_values("_struct_asym.id"):
-        rest, loop, block = data, None, _block(data, path)  # atoms tell the chains of an entity
+    tables = _Tables(
+        _block_without(rest, data, path), loop, lambda: _block(data, path) if loop else None
+    )
+    return _structure(tables, file_id, path, config, masked)
+
+
+def parse_bcif(
+    data: bytes,
+    *,
+    file_id: str,
+    path: str = "",
+    config: FeaturizeConfig | None = None,
+    is_distillation: bool = False,
+) -> Structure:
+    """The protein chains of a BinaryCIF file: arguments and errors as `parse_mmcif`'s."""
+    config = config or FeaturizeConfig()
+    masked = is_distillation and config.mask_mmcif
+    binary = read_bcif(data, path, config.caps)
+    loop = binary.atom_loop(b_factor=masked)
+    tables = _Tables(
+        binary.block(atoms=loop is None), loop, lambda: binary.block(atoms=True) if loop else None
+    )
+    return _structure(tables, file_id, path, config, masked)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """A file's tables.
+
+    Attributes:
+        block: all, or all but the atoms.
+        loop: the atoms, if they are not in the block.
+        whole: the block with the atoms; None if `block` has them.
+    """
+
+    block: Any
+    loop: AtomLoop | None
+    whole: Callable[[], Any]
+
+
+def _structure(
+    tables: _Tables, file_id: str, path: str, config: FeaturizeConfig, masked: bool
+) -> Structure:
+    block, loop = tables.block, tables.loop
     try:
+        if not config.require_labels and not block.find_values("_struct_asym.id"):
+            block, loop = tables.whole() or block, None  # atoms tell the chains of an entity
         if config.require_atom_items:
             _check_atom_items(block, loop)
         polymers = protein_polymers(block, path, config)
@@ -79,7 +123,7 @@ def parse_mmcif(
             raise MmcifError(_no_protein(block), path=path or None)
         sites = sites_of(loop) if loop is not None else None
         if sites is None:
-            block = block if rest is data else _block(data, path)
+            block = block if loop is None else tables.whole()
             sites = read_atom_sites(block, path, config, b_factor=masked)
         if sites.chains_by_author:
             polymers = protein_polymers(block, path, config, by_strand=True)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from evofeed.errors import MmcifError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.mmcif import parse_mmcif
+from evofeed.featurize.mmcif import parse_bcif, parse_mmcif
 from evofeed.featurize.pdb import parse_pdb
 from evofeed.featurize.proteinnet import parse_proteinnet
 from evofeed.featurize.structure import Structure
 
-SUFFIXES: Final = (".cif", ".mmcif", ".core", ".pdb", ".ent")
+SUFFIXES: Final = (".cif", ".mmcif", ".bcif", ".core", ".pdb", ".ent")
 """Structure formats, in the order in which they are looked for."""
+_WWPDB: Final = re.compile(r"pdb([0-9][a-z0-9]{3}|_[a-z0-9]{8})$", re.IGNORECASE)
+"""The wwPDB's own names of legacy files: `pdb4hhb.ent`."""
+
+
+def entry_of(name: str) -> str:
+    """Entry of a structure file by its name without compression suffix: 4hhb of `pdb4hhb.ent`."""
+    stem, _, suffix = name.rpartition(".")
+    found = _WWPDB.match(stem) if suffix == "ent" else None
+    return found[1] if found else stem
 
 
 def parse_structure(
@@ -36,7 +46,11 @@ def parse_structure(
     Raises:
         MmcifError: not that format, or nothing of use in it.
     """
-    stem, _, suffix = name.rpartition(".")
+    stem, suffix = entry_of(name), name.rpartition(".")[2]
+    if suffix == "bcif":
+        return parse_bcif(
+            data, file_id=stem, path=path, config=config, is_distillation=is_distillation
+        )
     if suffix in ("cif", "mmcif"):
         return parse_mmcif(
             data, file_id=stem, path=path, config=config, is_distillation=is_distillation

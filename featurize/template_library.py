@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from evofeed.errors import InputError, TemplateError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.mmcif import parse_mmcif
-from evofeed.featurize.reading import file_ref, read_bytes, xxh3
+from evofeed.featurize.reading import file_ref, plain, read_bytes, xxh3
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.structure import Structure
+from evofeed.featurize.structure_files import parse_structure
+from evofeed.featurize.structure_places import homes_of_entry, names_of_entry
 
 _PDB_ID: Final = re.compile(r"[A-Za-z0-9]{1,32}$")
 _KEPT_NBYTES: Final = 256 << 20
@@ -67,7 +68,9 @@ class _Known(NamedTuple):
 
 
 class TemplateLibrary:
-    """Structures by PDB id from a folder of `<id>.cif` (or `<i[1:3]>/<id>.cif`, packed or not).
+    """Structures by PDB id from a folder of `<id>.cif`, packed or not, or of the wwPDB's mirror.
+
+    That is `<id[1:3]>/<id>.cif` or `pdb<id>.ent`, or either below `mmCIF/` or `pdb/`.
 
     A structure is read and parsed at most once while it is among the last used;
     one that is broken is remembered as such. Folders are listed once.
@@ -137,7 +140,7 @@ class TemplateLibrary:
             )
             data = read_bytes(file_ref(path), self._config.caps)
             file = file._replace(content=xxh3(data))
-            entry = parse_mmcif(data, file_id=pdb_id, path=str(path), config=self._config)
+            entry = parse_structure(data, plain(path.name), path=str(path), config=self._config)
         except (InputError, OSError) as error:
             what = error.message if isinstance(error, InputError) else str(error.strerror)
             broken = TemplateError("broken structure file: " + what, path=str(path))
@@ -148,11 +151,13 @@ class TemplateLibrary:
         """The file of an entry, None if there was none when its folder was listed."""
         if not _PDB_ID.match(pdb_id):  # a hit's name must not lead out of the folder
             return None
-        for folder in (self._folder, self._folder / pdb_id[1:3]):
-            names = self._names(str(folder))
-            for suffix in (".cif", ".cif.gz", ".cif.zst"):
-                if f"{pdb_id}{suffix}" in names:
-                    return folder / f"{pdb_id}{suffix}"
+        names = list(names_of_entry(pdb_id, legacy=not self._config.all_pdb_residues))
+        for home in homes_of_entry(pdb_id):
+            folder = self._folder / home
+            here = self._names(str(folder))
+            found = next((name for name in names if name in here), None)
+            if found is not None:
+                return folder / found
         return None
 
     def _names(self, folder: str) -> frozenset[str]:

@@ -154,7 +154,7 @@ def _template(
     assert name is not None
     pdb_id = library.current_id(name[1].lower())
     structure = library.structure(pdb_id)
-    if structure.lacks_date:
+    if not structure.release_date:
         raise TemplateError("its entry does not tell when it was released")
     if structure.release_date > cutoff:
         raise TemplateError("released too late")

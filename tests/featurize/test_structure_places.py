@@ -1,0 +1,212 @@
+"""Structures as they are downloaded: mirrors, nested folders, BinaryCIF, every packing."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from tests.featurize.binary_cif import as_bcif
+from tests.featurize.golden import INPUTS
+from tests.featurize.test_mmcif import small
+from tests.featurize.test_pdb import SEQRES, protein
+
+from evofeed.errors import InputError, MmcifError, TemplateError
+from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
+from evofeed.featurize.structure_files import entry_of, parse_structure
+from evofeed.featurize.template_library import TemplateLibrary
+
+ENTRIES = [path for root in INPUTS for path in sorted(root.rglob("mmcif/*.cif"))]
+LEGACY = "REVDAT   1   19-OCT-01 1ABC    0\n" + SEQRES + protein("A", "MET ALA GLY")
+TEXT = small([(".", "1.0", "1.0")]).decode()
+
+
+def put(path: Path, data: str | bytes) -> Path:
+    """A file, packed as its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = data.encode() if isinstance(data, str) else data
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.compress,
+    }
+    path.write_bytes(pack.get(path.suffix, bytes)(raw))
+    return path
+
+
+def mmcif_mirror(root: Path) -> None:
+    put(root / "mmCIF" / "ab" / "1abc.cif.gz", TEXT)
+    put(root / "mmCIF" / "xy" / "9xyz.cif.gz", TEXT)
+
+
+def legacy_mirror(root: Path) -> None:
+    put(root / "pdb" / "ab" / "pdb1abc.ent.gz", LEGACY)
+    put(root / "pdb" / "xy" / "pdb9xyz.ent.gz", LEGACY)
+
+
+def both_mirrors(root: Path) -> None:
+    mmcif_mirror(root / "divided")
+    legacy_mirror(root / "divided")
+
+
+def nested(root: Path) -> None:
+    put(root / "batch1" / "sub" / "1abc.bcif.gz", as_bcif(TEXT))
+    put(root / "batch2" / "deep" / "er" / "9xyz.pdb.xz", LEGACY)
+
+
+MIRRORS = [mmcif_mirror, legacy_mirror, both_mirrors, nested]
+
+
+def names(sources: list[ChainSource]) -> list[str]:
+    return [source.chain_id for source in sources]
+
+
+@pytest.mark.parametrize("make", MIRRORS, ids=lambda make: make.__name__)
+def test_a_mirror_is_an_input_and_a_place_for_structures(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "mirror")
+    assert names(discover(tmp_path / "mirror")) == ["1abc_A", "9xyz_A"]
+    for home in (tmp_path / "mirror").iterdir():  # what a user may name is not only the top
+        if home.is_dir():
+            assert {"1abc_A", "9xyz_A"} >= set(names(discover(home)))
+    (tmp_path / "raw" / "alignments" / "1abc_A").mkdir(parents=True)
+    (source,) = discover(tmp_path / "raw", structure_dir=tmp_path / "mirror")
+    assert featurize_chain(source).all_atom_positions is not None
+    assert "1abc" in Path(str(source.structure)).name
+
+
+def test_both_kinds_of_an_entry_are_one_and_mmcif_counts(tmp_path: Path) -> None:
+    both_mirrors(tmp_path)
+    assert all(str(source.structure).endswith(".cif.gz") for source in discover(tmp_path))
+
+
+def test_equal_names_in_several_folders_are_reported(tmp_path: Path) -> None:
+    for job in ("job1", "job2"):
+        put(tmp_path / job / "ranked_0.pdb", LEGACY)
+    faults: list[InputError] = []
+    assert names(discover(tmp_path, problems=faults)) == ["ranked_0_A"]
+    assert ["there twice" in str(fault) for fault in faults] == [True]
+
+
+@pytest.mark.parametrize("make", [mmcif_mirror, legacy_mirror, both_mirrors],
+                         ids=lambda make: make.__name__)  # fmt: skip
+def test_templates_come_from_mirrors_of_both_kinds(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path)
+    library = TemplateLibrary(str(tmp_path), FeaturizeConfig())
+    assert library.structure("1abc").sequences["A"]
+    with pytest.raises(TemplateError, match="no structure file"):
+        library.structure("2abc")
+    below = next(path for path in tmp_path.rglob("ab")).parent
+    assert TemplateLibrary(str(below), FeaturizeConfig()).find("9xyz")
+    theirs = TemplateLibrary(str(below), FeaturizeConfig.openfold())
+    assert (theirs.find("9xyz") is None) == (make is legacy_mirror)
+
+
+def test_entries_of_alphafolds_database_are_found_by_accession(tmp_path: Path) -> None:
+    put(tmp_path / "afdb" / "P0" / "AF-P01112-F1-model_v4.pdb.gz", LEGACY)
+    fasta = put(tmp_path / "set.fasta", ">sp|P01112|RASH_HUMAN\nMAGSAGS\n")
+    (source,) = discover(fasta, structure_dir=tmp_path / "afdb", is_distillation=True)
+    assert featurize_chain(source).is_distillation
+    assert names(discover(tmp_path / "afdb")) == ["AF-P01112-F1-model_v4_A"]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst", ".xz"])
+def test_every_packing_is_unpacked(packed: str, tmp_path: Path) -> None:
+    put(tmp_path / f"1abc.pdb{packed}", LEGACY)
+    (source,) = discover(tmp_path)
+    assert featurize_chain(source).sequence == "MAGSAGS"
+
+
+def test_one_unreadable_structure_hides_no_other_and_says_why(tmp_path: Path) -> None:
+    put(tmp_path / "1abc.cif", TEXT)
+    put(tmp_path / "2abc.cif", "no mmCIF")
+    faults: list[InputError] = []
+    assert names(discover(tmp_path, problems=faults)) == ["1abc_A"]
+    (fault,) = faults
+    assert "2abc.cif" in str(fault) and "not mmCIF" in str(fault)
+
+
+def test_the_wwpdbs_file_names_name_entries() -> None:
+    assert [entry_of(n) for n in ("pdb4hhb.ent", "pdb4hhb.pdb", "x.ent", "1abc.cif")] == [
+        *("4hhb", "pdb4hhb", "x", "1abc")
+    ]
+
+
+# BinaryCIF
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
+def test_binary_cif_is_read_as_its_text(path: Path, golden: Path) -> None:
+    data = as_bcif(path.read_text())
+    for prediction in (False, True):
+        try:
+            want = parse_structure(path.read_bytes(), "x.cif", is_distillation=prediction)
+        except MmcifError as error:
+            with pytest.raises(MmcifError, match=error.message[:30]):
+                parse_structure(data, "x.bcif")
+            return
+        got = parse_structure(data, "x.bcif", is_distillation=prediction)
+        assert got.sequences == want.sequences
+        for name in ("release_date", "resolution", "method"):
+            assert getattr(got, name) == getattr(want, name)
+        for name in want.sequences:
+            one, two = got.chain(name), want.chain(name)
+            assert np.array_equal(one.positions, two.positions)
+            assert np.array_equal(one.mask, two.mask)
+            assert (one.insertion_codes, one.notes) == (two.insertion_codes, two.notes)
+
+
+def test_a_binary_table_that_is_not_regular_is_read_as_text() -> None:
+    odd = TEXT.replace("ATOM CA", "ATOM 'CA'").replace(" A ? 1.0", " . ? 1.0")
+    long = TEXT.replace(" CA ", " A_LONG_NAME ") + TEXT[TEXT.rindex("ATOM CA") :]
+    for text in (odd, long):
+        assert parse_structure(as_bcif(text), "x.bcif").chain("A").mask.sum() == 1
+
+
+def test_damaged_binary_files_give_typed_errors_only() -> None:
+    data = as_bcif(TEXT)
+    draw = random.Random(7)
+    for _ in range(300):
+        bad = bytearray(data)
+        for _ in range(draw.randint(1, 4)):
+            bad[draw.randrange(len(bad))] = draw.randrange(256)
+        try:
+            structure = parse_structure(bytes(bad[: draw.choice([len(bad), 200])]), "x.bcif")
+        except MmcifError:
+            continue
+        for name in structure.sequences:
+            assert np.isfinite(structure.chain(name).positions).all()
+
+
+@pytest.mark.parametrize("rows", [10**9, -1])
+def test_a_run_that_claims_more_than_its_table_is_refused_before_it_is_made(rows: int) -> None:
+    file = msgpack.unpackb(as_bcif(TEXT))
+    for category in file["dataBlocks"][0]["categories"]:
+        for column in category["columns"]:
+            runs = np.array([0, rows], "<i4").tobytes()
+            encoding = {"kind": "RunLength", "srcType": 4, "srcSize": rows}
+            if "mask" in column:
+                column["mask"] = {
+                    "data": runs,
+                    "encoding": [encoding, {"kind": "ByteArray", "type": 3}],
+                }
+    with pytest.raises(MmcifError, match="runs of"):
+        parse_structure(bytes(msgpack.packb(file)), "x.bcif")
+
+
+def test_a_mirror_beside_alignments_is_found_by_its_name(tmp_path: Path) -> None:
+    put(tmp_path / "alignments" / "1abc_A" / "x.a3m", ">q\nAG\n")
+    mmcif_mirror(tmp_path / "m")
+    shutil.move(tmp_path / "m" / "mmCIF", tmp_path / "mmcif")
+    (source,) = discover(tmp_path)
+    assert str(source.structure).endswith("ab/1abc.cif.gz")
