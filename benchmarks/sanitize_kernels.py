@@ -72,7 +72,7 @@ def entries() -> set[str]:
             ):
                 found.add(f"{module}.{node.name}")
     for node in ast.walk(ast.parse((HERE.parent / "loader/fused/sample_kernels.py").read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch":
             found.add(f"loader.fused.{ast.unparse(node.args[0])}")
     return found
 

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "store": set(),
     "kernels": set(),
     "featurize": {"store"},
-    "loader": {"store"},
+    "loader": {"store", "kernels.runtime"},
     "service": {
         "store",
         "featurize.job",

@@ -24,6 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.graphs.recording import Homes, Recording, autocast_type, stream_number
+from evofeed.kernels.runtime.private_apis import (
+    backward_runs,
+    functorch_active,
+    saved_tensor_hooks_active,
+)
 
 __all__ = ["paused", "run"]
 
@@ -87,11 +92,11 @@ def _why_not(tensors: Sequence[Tensor]) -> str | None:
         return f"its inputs are on {', '.join(places) or 'no device'}, not on a GPU"
     if torch.cuda.is_current_stream_capturing():
         return ""  # somebody records more than this module
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+    if saved_tensor_hooks_active():
         return "hooks on saved tensors are active (activation checkpointing or offloading)"
-    if torch._C._current_graph_task_id() != -1:
+    if backward_runs():
         return "it was called inside a backward pass (activation checkpointing)"
-    if torch._C._are_functorch_transforms_active():
+    if functorch_active():
         return "a transform of torch.func is active"
     if torch.is_inference_mode_enabled():
         return "inference mode is on; torch.no_grad would do"

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 from torch.autograd.function import once_differentiable
 
 from evofeed.errors import KernelError
+from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
 __all__ = ["Homes", "Recording", "autocast_type", "stream_number"]
 
@@ -80,7 +80,7 @@ class Recording:
             return [g for g in of_inputs if g is not None] + flat
 
         with torch.no_grad():
-            _copy(self._inputs, given)
+            copy_all(self._inputs, given)
         with _stand_ins(homes) as found:
             learnt = [(home, leaf) for home, leaf in found if grad and leaf.requires_grad]
             self._learnt = [home for home, _ in learnt]
@@ -118,7 +118,7 @@ class Recording:
     def forth(self, given: Sequence[Tensor]) -> list[Tensor]:
         """The results, in memory of their own."""
         with torch.no_grad():
-            _copy(self._inputs, given)
+            copy_all(self._inputs, given)
             self._replay()
             return [t.detach().clone() for t in self._made]
 
@@ -135,7 +135,7 @@ class Recording:
                 "a recorded module's backward pass was asked for again after another forward "
                 "pass: call to_fused(model) without cuda_graphs to keep graphs for longer"
             )
-        _copy(self._given, [g for g, wanted in zip(grads, self._wanted, strict=True) if wanted])
+        copy_all(self._given, [g for g, wanted in zip(grads, self._wanted, strict=True) if wanted])
         self._replay_back()
         turn.done = True
         made = (t.clone() for t in self._grads)
@@ -143,7 +143,7 @@ class Recording:
         of_inputs = [next(made) if t.requires_grad and next(used) else None for t in self._inputs]
         of_weights: list[Tensor | None] = [None] * len(self._weights)
         for numbers, flat in zip(self._joined, made, strict=True):
-            parts = _unflatten_dense_tensors(flat, [self._weights[n] for n in numbers])
+            parts = unflatten(flat, [self._weights[n] for n in numbers])
             for n, part in zip(numbers, parts, strict=True):
                 of_weights[n] = part
         return of_inputs + of_weights
@@ -168,11 +168,7 @@ class _Replayed(torch.autograd.Function):
 
 
 # Without `apply`'s look at each of a hundred weights for functorch; nothing is recorded under it.
-_replayed: Any = super(torch.autograd.Function, _Replayed).apply
-
-
-def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    torch._foreach_copy_(list(to), list(source))
+_replayed = function_apply(_Replayed)
 
 
 def _alike(grads: Sequence[Tensor | None]) -> list[list[int]]:
@@ -255,7 +251,7 @@ def _onto(
     """
     kept = [torch.empty_like(t, requires_grad=False) for t in like]
     pool = _pools.setdefault((device, stream_number(device)), torch.cuda.graph_pool_handle())
-    _, replay = _capture(device, pool, lambda: _copy(kept, function()))
+    _, replay = _capture(device, pool, lambda: copy_all(kept, function()))
     return kept, replay
 
 

@@ -15,6 +15,7 @@ import torch
 
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER
+from evofeed.kernels.runtime.private_apis import repeat, repeatable
 
 __all__ = ["Launch", "launch"]
 
@@ -65,22 +66,18 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
             _compiled.clear()
         _compiled[found_by] = found
         return
-    run, function, metadata, constants = found
-    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    run(
-        x, y, z, torch._C._cuda_getCurrentRawStream(device), function, metadata,
-        None, None, None, *values, *constants,
-    )  # fmt: skip
+    ready, constants = found
+    repeat(ready, grid if len(grid) == 3 else (*grid, 1, 1)[:3], device, *values, *constants)
 
 
 def _launched_by_triton(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]
-) -> tuple[Any, Any, Any, list[Any]]:
+) -> tuple[tuple[Any, Any, Any], list[Any]]:
     """Launches, and says what the launcher needs to do it again, addresses and numbers apart."""
     _check(kernel, grid)
     compiled = kernel[grid](*args, **meta)
     constants = [meta[name] for name in kernel.arg_names[len(args) :]]
-    return compiled.run, compiled.function, compiled.packed_metadata, constants
+    return repeatable(compiled), constants
 
 
 def _check(kernel: Any, grid: tuple[int, ...]) -> None:
@@ -131,11 +128,8 @@ class Launch:
             args = (*tensors, *self._numbers)
             self._ready = _launched_by_triton(self._kernel, (self._programs,), args, self._meta)
             return None
-        run, function, metadata, constants = self._ready
-        run(
-            self._programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), function, metadata,
-            None, None, None, *addresses, *self._numbers, *constants,
-        )  # fmt: skip
+        ready, constants = self._ready
+        repeat(ready, (self._programs, 1, 1), device, *addresses, *self._numbers, *constants)
         return None
 
     def _as_any_other(self, tensors: tuple[Any, ...]) -> None:

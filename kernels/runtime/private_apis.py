@@ -1,19 +1,36 @@
 """Every private name of PyTorch and Triton that the kernels use, and nowhere else.
 
 Each is here because no public one does the same at its cost. They were read and run on the
-versions in `VERSIONS`; on another one a test says which name to look at first.
+versions in `VERSIONS`; on another one a test says so, and this is the file to read again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
-__all__ = ["VERSIONS", "function_apply", "functorch_active"]
+__all__ = [
+    "VERSIONS",
+    "backward_runs",
+    "copy_all",
+    "function_apply",
+    "functorch_active",
+    "product_relu",
+    "repeat",
+    "repeatable",
+    "saved_tensor_hooks_active",
+    "unflatten",
+]
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
+
+
+# --- autograd -------------------------------------------------------------------------------------
 
 
 def function_apply(function: type[torch.autograd.Function]) -> Any:
@@ -21,5 +38,53 @@ def function_apply(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-functorch_active = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func` runs; then `function.apply` itself must be called."""
+def functorch_active() -> bool:
+    """Whether a transform of `torch.func` runs; then `function.apply` itself must be called."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def saved_tensor_hooks_active() -> bool:
+    """Whether `torch.autograd.graph.saved_tensors_hooks` are in force."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def backward_runs() -> bool:
+    """Whether this is called inside a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+# --- many tensors at once -------------------------------------------------------------------------
+
+
+def copy_all(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Copies each source into its place, a launch for many of one type."""
+    torch._foreach_copy_(list(to), list(source))
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Views of a flat tensor in the shapes of others, one after the other."""
+    return _unflatten_dense_tensors(flat, list(like))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def product_relu(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """relu(a b + bias) by cuBLAS, which does the relu on the way out."""
+    return torch._addmm_activation(bias, a, b)
+
+
+# --- Triton's launcher ----------------------------------------------------------------------------
+
+
+def repeatable(compiled: Any) -> tuple[Any, Any, Any]:
+    """What of a compiled kernel its launcher takes again."""
+    return compiled.run, compiled.function, compiled.packed_metadata
+
+
+def repeat(ready: tuple[Any, Any, Any], grid: tuple[int, ...], device: int, *values: Any) -> None:
+    """Launches a grid of three sizes on the device's current stream.
+
+    `values` are addresses, numbers and constants. The three Nones are the launch's metadata
+    and hooks, for profilers of Triton's.
+    """
+    run, function, metadata = ready
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(*grid, stream, function, metadata, None, None, None, *values)

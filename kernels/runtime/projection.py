@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.private_apis import product_relu
 from evofeed.kernels.runtime.projection_kernels import (
     norm_rows_kernel,
     scaled_kernel,
@@ -138,7 +139,7 @@ def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = 
         return torch.mm(a, weight.t())
     bias = bias.to(a.dtype)
     if relu:
-        return torch._addmm_activation(bias, a, weight.t())
+        return product_relu(bias, a, weight.t())
     return torch.addmm(bias, a, weight.t())
 
 

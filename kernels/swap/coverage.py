@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from evofeed.kernels.fused_module import Fused
@@ -39,7 +38,7 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
         step()
         if on_gpu:
             torch.cuda.synchronize()
-    events = [e for e in measured.events() if e.device_type == DeviceType.CPU]
+    events = [e for e in measured.events() if e.device_type == torch.autograd.DeviceType.CPU]  # type: ignore[attr-defined]
     ours = {e.sequence_nr for e in events if e.sequence_nr >= 0 and _inside(e)}
     total = inside = 0.0
     for event in events:

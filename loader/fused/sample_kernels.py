@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from evofeed.features import SUPERVISED
+from evofeed.kernels.runtime.launching import launch
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop
 from evofeed.loader.fused import clusters, coordinates, emit, rows, stages
 from evofeed.loader.fused.filling import pack_words, recycle_words, sample_words
-from evofeed.loader.fused.launch import CompiledKernel
 from evofeed.loader.fused.sample_words import Recycle, RowSpans, Sample
 from evofeed.loader.fused.tables import residue_tables
 from evofeed.loader.msa_draws import RecycleDraws
@@ -26,15 +26,6 @@ __all__ = ["SampleKernels", "plan_sample"]
 _CODES = MASK + 1
 _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""
-# Frames of nearly straight lines amplify rounding: there it is that of the plain operators.
-_UNPACK_AND_SHUFFLE = CompiledKernel(stages.unpack_and_shuffle)
-_ADD_EXCEPTIONS = CompiledKernel(coordinates.add_exceptions)
-_GATHER_ROWS = CompiledKernel(rows.gather_rows)
-_CONSTANT_FEATURES = CompiledKernel(stages.constant_features, enable_fp_fusion=False)
-_MASK_AND_EMIT_EXTRA = CompiledKernel(stages.mask_and_emit_extra)
-_CLUSTER_ROWS = CompiledKernel(clusters.cluster_rows)
-_ADD_DELETIONS = CompiledKernel(clusters.add_deletions)
-_EMIT_MSA = CompiledKernel(emit.emit_msa)
 
 
 def plan_sample(
@@ -150,40 +141,57 @@ class SampleKernels:
         """Coordinates; where each row lies in the store; random orders of the rows."""
         sample, structures = self.sample, self.structures
         blocks = cdiv(sample.rows, 64) + 3 * self.recycles * cdiv(sample.max_rows, 32)
-        _UNPACK_AND_SHUFFLE(
+        launch(
+            stages.unpack_and_shuffle,
             (blocks + structures * cdiv(sample.out_residues + 1, 16), 1, 1),
-            *(words, data, self.stored, self.place, self.deletion_row),
-            *(self.order, self.rank, self.xyz, self.known),
-            PLACED=64,
-            SHUFFLED=32,
-            UNPACKED=16,
+            (
+                words,
+                data,
+                self.stored,
+                self.place,
+                self.deletion_row,
+                self.order,
+                self.rank,
+                self.xyz,
+                self.known,
+            ),
+            {"PLACED": 64, "SHUFFLED": 32, "UNPACKED": 16},
         )
         exceptions = max(sample.truth_exceptions, sample.template_exceptions)
         if exceptions:
-            _ADD_EXCEPTIONS(
-                (cdiv(exceptions, 256), structures, 1), *(words, data, self.xyz), BLOCK=256
+            launch(
+                coordinates.add_exceptions,
+                (cdiv(exceptions, 256), structures, 1),
+                (words, data, self.xyz),
+                {"BLOCK": 256},
             )
 
     def gather(self, words: Tensor, data: Tensor) -> None:
         """Codes of the kept rows."""
-        _GATHER_ROWS(
+        launch(
+            rows.gather_rows,
             (cdiv(self.rows, 8), self.recycles, 1),
-            *(words, data, self.stored, self.order, self.place, self.codes),
-            NUM_SPANS=self.config.num_blocks + 3,
-            BLOCK=8,
-            COLUMNS=128,
+            (words, data, self.stored, self.order, self.place, self.codes),
+            {"NUM_SPANS": self.config.num_blocks + 3, "BLOCK": 8, "COLUMNS": 128},
         )
 
     def mask(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Masked-MSA of the centres; the extra rows' features but for their deletions."""
         sample = self.sample
         rows = sample.out_centres + cdiv(sample.out_extra, 8)
-        _MASK_AND_EMIT_EXTRA(
+        launch(
+            stages.mask_and_emit_extra,
             (rows, cdiv(max(sample.pitch, sample.out_residues), 128), self.recycles),
-            *(words, data, self.codes, self.masked, self.asked, self.order),
-            *(batch[name] for name in _OF_EXTRA),
-            MASKED=128,
-            EMITTED=8,
+            (
+                words,
+                data,
+                self.codes,
+                self.masked,
+                self.asked,
+                self.order,
+                *(batch[name] for name in _OF_EXTRA),
+            ),
+            {"MASKED": 128, "EMITTED": 8},
         )
 
     def features_of_recycles(
@@ -192,29 +200,45 @@ class SampleKernels:
         """Clusters, and what follows from them."""
         sample = self.sample
         if self.extra:
-            _CLUSTER_ROWS(
+            launch(
+                clusters.cluster_rows,
                 (cdiv(self.extra, 16), self.recycles, 1),
-                *(words, self.codes, self.masked, self.cluster, self.size, self.counts),
-                BLOCK=16,
-                CENTRES=64,
-                COLUMNS=64,
+                (words, self.codes, self.masked, self.cluster, self.size, self.counts),
+                {"BLOCK": 16, "CENTRES": 64, "COLUMNS": 64},
             )
         if sample.deletions:
-            _ADD_DELETIONS(
+            launch(
+                clusters.add_deletions,
                 (cdiv(sample.deletions, 256), self.recycles, 1),
-                *(words, data, self.deletion_row, self.place, self.rank, self.cluster),
-                *(self.deleted, self.own),
-                *(batch["extra_has_deletion"], batch["extra_deletion_value"]),
-                BLOCK=256,
+                (
+                    words,
+                    data,
+                    self.deletion_row,
+                    self.place,
+                    self.rank,
+                    self.cluster,
+                    self.deleted,
+                    self.own,
+                    batch["extra_has_deletion"],
+                    batch["extra_deletion_value"],
+                ),
+                {"BLOCK": 256},
             )
-        _EMIT_MSA(
+        launch(
+            emit.emit_msa,
             (sample.out_centres, cdiv(sample.out_residues, 128), self.recycles),
-            *(words, self.codes, self.masked, self.asked),
-            *(self.size, self.counts, self.deleted, self.own),
-            *(batch[name] for name in _OF_MSA),
-            COLUMNS=128,
-            TILE=32,
-            CHANNELS=32,
+            (
+                words,
+                self.codes,
+                self.masked,
+                self.asked,
+                self.size,
+                self.counts,
+                self.deleted,
+                self.own,
+                *(batch[name] for name in _OF_MSA),
+            ),
+            {"COLUMNS": 128, "TILE": 32, "CHANNELS": 32},
         )
 
     def constant_features(self, words: Tensor, data: Tensor, batch: Mapping[str, Tensor]) -> None:
@@ -222,14 +246,21 @@ class SampleKernels:
         sample = self.sample
         # Without ground truth its kernels are not compiled, and anything stands for its tensors.
         absent = batch["seq_mask"]
-        _CONSTANT_FEATURES(
+        launch(
+            stages.constant_features,
             (cdiv(sample.out_residues, 8), 2 + sample.out_templates, 1),
-            *(words, data, *residue_tables(self.device), self.xyz, self.known),
-            *(batch[name] for name in _OF_RESIDUES),
-            *(batch[name] for name in _OF_TEMPLATES),
-            *(batch.get(name, absent) for name in SUPERVISED),
-            SUPERVISED=int(self.config.supervised),
-            BLOCK=8,
+            (
+                words,
+                data,
+                *residue_tables(self.device),
+                self.xyz,
+                self.known,
+                *(batch[name] for name in _OF_RESIDUES),
+                *(batch[name] for name in _OF_TEMPLATES),
+                *(batch.get(name, absent) for name in SUPERVISED),
+            ),
+            # Frames of nearly straight lines amplify rounding: not contracted, as in plain torch.
+            {"SUPERVISED": int(self.config.supervised), "BLOCK": 8, "enable_fp_fusion": False},
         )
 
 
