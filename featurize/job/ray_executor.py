@@ -64,6 +64,7 @@ class RayExecutor:
         self.limit = num_workers
         self.address = address or _ray_of_this_process()
         self._flying: set[str] = set()
+        self._nodes: list[tuple[str, dict[str, float]]] = []
         self._host: subprocess.Popen[bytes] | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._folder = ""
@@ -116,6 +117,9 @@ class RayExecutor:
             if not self._line.poll(_START):
                 raise self._refusal(f"not within {_START:.0f} s")
             word, said = self._line.recv()
+            if word == "nodes":
+                self._nodes = said
+                word, said = self._line.recv()
         except (EOFError, OSError) as error:
             raise self._refusal("its process ended while it started") from error
         if word == "refused":
@@ -136,13 +140,24 @@ class RayExecutor:
         limited = 0 < self.limit < self._cores
         return (self.limit if limited else 2 * self._cores) - len(self._flying)
 
-    def submit(self, task: Task) -> None:
-        """Send a unit to whichever Ray worker is free first and has the memory for it."""
+    def nodes(self) -> list[tuple[str, dict[str, float]]]:
+        """The nodes there were when Ray last said so, each with its resources."""
+        return self._nodes
+
+    def submit(self, task: Task, node: str = "", num_cpus: int = 1) -> None:
+        """Send a unit to whichever Ray worker is free first and has the memory for it.
+
+        Args:
+            task: the unit.
+            node: only there; Ray's id of the node.
+            num_cpus: cores it takes.
+        """
         # A task that asks for more than the largest node has would wait for ever.
         memory = min(task.expected_memory, self._memory)
         self._flying.add(task.unit_id)
         with contextlib.suppress(OSError):  # it is gone: `wait` will notice
-            self._line.send((task.unit_id, pickle.dumps(task), self.deadline, memory))
+            place = node, num_cpus
+            self._line.send((task.unit_id, pickle.dumps(task), self.deadline, memory, place))
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes that are there, waiting up to `timeout` seconds for the first.
@@ -171,6 +186,8 @@ class RayExecutor:
                 word, said = self._line.recv()
                 if word == "size":
                     self._cores, self._memory = said
+                elif word == "nodes":
+                    self._nodes = said
                 elif word == "gone":
                     return outcomes, said
                 else:

@@ -40,6 +40,7 @@ def main(descriptor: str, watcher: str) -> None:
     try:
         ray = _start(address, folder, num_cpus, lean)
         host = _Host(ray, line)
+        line.send(("nodes", host.nodes()))
         line.send(("ready", (*host.size(), *host.servers())))
     except Exception as error:  # a node that is slow to start raises a bare one
         line.send(("refused", str(error) or type(error).__name__))
@@ -89,6 +90,10 @@ class _Host:
         nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
         return cores, int(max((node.get("memory", 0) for node in nodes), default=0))
 
+    def nodes(self) -> list[tuple[str, dict[str, float]]]:
+        """The nodes that are there, each with its resources."""
+        return [(n["NodeID"], dict(n["Resources"])) for n in self._ray.nodes() if n["Alive"]]
+
     def servers(self) -> tuple[str, str]:
         """Where the raylet of this machine and the GCS listen."""
         context = self._ray.get_runtime_context()
@@ -101,16 +106,26 @@ class _Host:
         looked = time.monotonic()
         while True:
             if self._line.poll(_LOOK):
-                unit_id, task, deadline, memory = self._line.recv()
-                unit = self._unit.options(memory=memory or None)
+                unit_id, task, deadline, memory, place = self._line.recv()
+                unit = self._unit.options(memory=memory or None, **self._placed(*place))
                 ref = unit.remote(unit_id, task, deadline)
                 self._flying[unit_id] = ref
                 ref.future().add_done_callback(
                     lambda done, unit_id=unit_id: self._tell(unit_id, done)
                 )
             if time.monotonic() - looked > _LOOK:
+                self._say("nodes", self.nodes())
                 self._say("size", self.size())
                 looked = time.monotonic()
+
+    def _placed(self, node: str, num_cpus: int) -> dict[str, Any]:
+        """Options of a task that runs on this node, or on any, and takes so many cores."""
+        if not node:
+            return {"num_cpus": num_cpus}
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        return {"num_cpus": num_cpus, "scheduling_strategy": strategy}
 
     def _tell(self, unit_id: str, done: Any) -> None:
         """Called by a thread of Ray's."""

@@ -33,7 +33,7 @@ class SearchExecutor(Protocol):
 
 
 class _OnePlace:
-    """A job's executor as one node: it places units itself, and holds every database."""
+    """This machine as the only node, with every database."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
@@ -53,6 +53,29 @@ class _OnePlace:
         return outcomes
 
 
+class _Cluster:
+    """The nodes of a Ray, each with the databases that its resources name."""
+
+    def __init__(self, executor: Any, threads: int) -> None:
+        self.executor, self.threads = executor, threads
+
+    def nodes(self) -> list[Node]:
+        return [
+            Node(node_id, int(there.get("CPU", 0)) // self.threads, there)
+            for node_id, there in self.executor.nodes()
+        ]
+
+    def slots(self) -> int:
+        return max(1, sum(node.slots for node in self.nodes()))
+
+    def submit(self, task: SearchTask, node: Node) -> None:
+        self.executor.submit(task, node.node_id, self.threads)
+
+    def wait(self, timeout: float) -> list[Any]:
+        outcomes: list[Any] = self.executor.wait(timeout)
+        return outcomes
+
+
 @contextlib.contextmanager
 def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
     """The executor that the options name, closed with all that it started.
@@ -61,7 +84,7 @@ def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
         JobError: Ray cannot be started or joined.
     """
     deadline = options.deadline + _GRACE
-    executor: Any
+    executor: Any  # of one of two classes
     if options.executor == "local":
         executor = LocalExecutor(options.num_workers, deadline)
     else:
@@ -70,4 +93,5 @@ def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
         workers = options.workers if options.ray_address else options.num_workers
         executor = RayExecutor(workers, deadline, options.ray_address)
     with contextlib.closing(executor):
-        yield _OnePlace(executor)
+        is_ray = options.executor == "ray"
+        yield _Cluster(executor, options.threads) if is_ray else _OnePlace(executor)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from evofeed.errors import InputError, JobError
 from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.search.cache import Found, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.executors import SearchExecutor, open_executor
@@ -33,8 +34,11 @@ _TICK: Final = 0.5
 _STRIKES: Final = 3
 """Times a sequence may fail in a database; each time elsewhere if there is an elsewhere."""
 _MAX_LOST: Final = 6
-_HOMELESS: Final = 60.0
+_NOWHERE: Final = 60.0
 """Seconds to wait for a node that holds a database."""
+_REST: Final = 6.0
+"""Seconds until Ray says that a node has died, and some."""
+_RESTARTS: Final = 3
 INDEX: Final = "search.index"
 REPORT: Final = "report.json"
 
@@ -147,6 +151,7 @@ class Search:
         self._executor = executor
         self._stack = contextlib.ExitStack()
         self._told = 0.0
+        self._restarts = 0
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
     def close(self) -> None:
@@ -309,10 +314,13 @@ class Search:
     ) -> Iterator[tuple[Unit, Any, str]]:
         """Units as they end, with their outcome and the node they were on."""
         flying: dict[str, tuple[Unit, str]] = {}
+        resting: dict[str, float] = {}  # nodes that lost a unit: Ray may not know yet that one died
         orphaned = time.monotonic()
         while schedule or flying:
             nodes = self.executor.nodes()
             for node in nodes:
+                if resting.get(node.node_id, 0.0) > time.monotonic():
+                    continue
                 at_work = sum(node_id == node.node_id for _, node_id in flying.values())
                 for _ in range(node.slots - at_work):
                     unit = schedule.take(node, nodes)
@@ -322,18 +330,35 @@ class Search:
                     flying[unit.unit_id] = unit, node.node_id
             if flying:
                 orphaned = time.monotonic()
-            elif schedule and time.monotonic() - orphaned > _HOMELESS:
+            elif schedule and time.monotonic() - orphaned > _NOWHERE:
                 name = (schedule.orphans(nodes) or ["?"])[0]
                 raise JobError(
                     f"no node holds the database {name!r}: start one with `ray start --address=... "
                     f"--resources='{{\"db:{name}\": 1}}'`, and run it again"
                 )
-            for outcome in self.executor.wait(_TICK):
+            for outcome in self._wait(schedule, flying):
                 unit, node_id = flying.pop(outcome.unit_id)
+                if getattr(outcome, "chain_id", "") is None:
+                    resting[node_id] = time.monotonic() + _REST
                 if (error := getattr(outcome, "error", None)) is not None:
                     raise error
                 yield unit, outcome, node_id
             self._tell()
+
+    def _wait(self, schedule: Schedule, flying: dict[str, tuple[Unit, str]]) -> list[Any]:
+        """Outcomes that are there. Where a private Ray died, a new one does what was in work."""
+        try:
+            return self.executor.wait(_TICK)
+        except ExecutorGone as gone:
+            self._restarts += 1
+            if not gone.again or self._restarts > _RESTARTS:
+                raise
+            for unit, _ in flying.values():
+                schedule.put(unit)
+            flying.clear()
+            self._stack.close()
+            self._executor = None
+            return []
 
     def _outcomes(self, schedule: Schedule) -> Iterator[Any]:
         return (outcome for _, outcome, _ in self._units(schedule, {}))

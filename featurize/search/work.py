@@ -76,7 +76,6 @@ class SearchTask:
         info: of the database as it was when the job began.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.
-        placement: options of the Ray task.
     """
 
     unit_id: str
@@ -86,7 +85,6 @@ class SearchTask:
     info: DatabaseInfo | None = None
     deadline: float = 3600.0
     scratch: str = ""
-    placement: dict[str, Any] = field(default_factory=dict)
     is_remote: bool = False
     expected_memory: int = 0
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.job.stage import on_stage
+from tests.featurize.job.test_ray import a_cluster
+from tests.featurize.search_programs import family, fasta, require_programs
 
 from evofeed.errors import InputError, JobError
 from evofeed.featurize import (
@@ -24,6 +28,8 @@ from evofeed.featurize import (
 from evofeed.featurize.reading import read_bytes
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.options import SearchReport
+from evofeed.featurize.search.plan import Node, Schedule, make_units
+from evofeed.featurize.search.searchers import Query
 from evofeed.featurize.stockholm import parse_stockholm
 
 EMBEDDED = SearchConfig(program="pyhmmer")
@@ -251,3 +257,75 @@ def test_searches_on_ray_give_what_searches_here_give(data: tuple[Path, str]) ->
     ]
     assert reports[0].digest == reports[1].digest
     assert [report.searched for report in reports] == [4, 4]
+
+
+LOGGING = """#!/bin/sh
+[ "$1" = -h ] || echo "$EVOFEED_NODE" >> {log}
+exec {real} "$@"
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_database_is_searched_on_the_node_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_programs()
+    query, *kin = family(1, 6)
+    here, there = (
+        fasta(tmp_path / f"{name}.fasta", [(f"{name}{n}", s) for n, s in enumerate(kin)])
+        for name in ("everywhere", "on_two")
+    )
+    tool = tmp_path / "bin" / "jackhmmer"
+    tool.parent.mkdir()
+    real = shutil.which("jackhmmer")
+    tool.write_text(LOGGING.format(log=tmp_path / "calls", real=real))
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+    def search(database: str, cluster: Any) -> SearchReport:
+        options = SearchOptions(executor="ray", ray_address=cluster.address)
+        sequences = [query[n:] for n in range(4)]
+        out = str(tmp_path / "out")
+        return run_search(chains(*sequences), out, [Database.parse(database)], options=options)
+
+    def act() -> list[SearchReport]:
+        with a_cluster(1) as cluster:
+            cluster.add_node(
+                num_cpus=1,
+                object_store_memory=128 << 20,
+                resources={"db:on_two": 1},
+                env_vars={"EVOFEED_NODE": "two"},
+            )
+            return [search(there, cluster), search(here, cluster)]
+
+    reports = on_stage(act)
+    assert [(report.searched, report.num_broken) for report in reports] == [(4, 0), (4, 0)]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[:4] == ["two"] * 4
+    assert "" in calls[4:]  # the head takes its share of what is on both
+
+
+def test_a_node_works_through_one_database_before_it_takes_the_next() -> None:
+    databases = [Database(name, name) for name in ("a", "b")]
+    both = Node("both", 1, {"db:a": 1.0, "db:b": 1.0})
+    second = Node("second", 1, {"db:b": 1.0})
+    nodes = [both, second]
+    queries = [Query(f"k{n}", "ACDE" * n) for n in range(1, 7)]
+    units = [u for number in (0, 1) for u in make_units(number, "fasta", queries, 2)]
+    schedule = Schedule(databases, units)
+    order = []
+    while schedule:
+        for node in (both, both, second):
+            unit = schedule.take(node, nodes)
+            order += [(node.node_id, unit.database)] if unit else []
+    first = [number for node, number in order if node == "both"]
+    assert first == sorted(first) and set(first) == {0, 1}
+    assert {number for node, number in order if node == "second"} == {1}
+    assert sum(len(unit.queries) for unit in units) == 12
+    failed = dataclasses.replace(units[-1], avoid="second")
+    schedule.put(failed)
+    assert schedule.take(second, nodes) is None
+    assert schedule.take(both, nodes) == failed
+    schedule.put(failed)
+    assert schedule.take(second, [second]) == failed  # there is no other
