@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
+    "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
     "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
     "doctor": ("evofeed.doctor", "doctor", "What this machine has, for a bug report."),

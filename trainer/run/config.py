@@ -60,6 +60,11 @@ class TrainConfig:
     """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
     max_skipped: int = 20
     """So many steps in a row without a finite gradient end the run."""
+    hang_factor: float = 100.0
+    """So many times the median step without a step stop the run, with the stacks of all ranks
+    below `hangs/`; 0: never."""
+    hang_seconds: float = 1_080.0
+    """But never sooner: longer than the loader waits for a storage that does not answer."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Learning rate, Adam, clipping, moving average."""
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +91,11 @@ class TrainConfig:
         for name in ("checkpoint_every", "validate_every", "profile_steps", "fixed_batches"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative")
+        if self.hang_factor < 0 or self.hang_seconds <= 0:
+            raise ValueError(
+                f"hang_factor is {self.hang_factor} and hang_seconds {self.hang_seconds}, but they "
+                "must be at least 0 and above 0"
+            )
         if min(self.shares, default=1.0) <= 0:
             raise ValueError(f"shares are {list(self.shares)}, but each must be above 0")
 

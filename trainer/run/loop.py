@@ -12,7 +12,6 @@ a step's numbers are read one step later, by all ranks alike.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +36,7 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
+from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.runlog import RunLog, without_nan
@@ -49,6 +49,7 @@ from evofeed.trainer.run.telemetry import (
     measured,
     note_signals,
 )
+from evofeed.trainer.run.watchdog import Watchdog
 
 LossFunction = Callable[[Mapping[str, Any], dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 _LOG = logging.getLogger(__name__)
@@ -132,6 +133,14 @@ class Loop:
         self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
+        self._passes: list[Pass] = []  # of the step whose numbers are under way
+        self._watchdog = Watchdog(
+            out,
+            world.rank,
+            factor=config.hang_factor,
+            least=config.hang_seconds,
+            facts=lambda: {"loader": _state_of(loader)},
+        )
         self._saved = -1
         self._skipped_in_a_row = 0
         self._asked = ""  # a signal reached this rank
@@ -175,7 +184,7 @@ class Loop:
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
-        with note_signals(self._ask_to_stop):
+        with note_signals(self._ask_to_stop), self._watchdog:
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
@@ -205,12 +214,14 @@ class Loop:
     def _step(self, step: int) -> None:
         config, clock = self.config, self.clock
         clock.begin(step, "profiling")
+        self._watchdog.beat(step)
         if self.watch:
             self.watch(step)
         clock.part("optimizer")
         self.optimizer.zero_grad()
         numbers: Tensor | None = None
         samples: list[Names] = []
+        passes: list[Pass] = []
         for micro in range(config.accumulate):
             clock.part("data_wait")
             batch = next(self.stream)
@@ -219,7 +230,8 @@ class Loop:
                 self.batch_like = {k: v.to("meta") for k, v in batch.items()}
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
-            torch.manual_seed(self._sample_seed(step, micro))
+            passes.append(Pass(batch=batch, seed=self._sample_seed(step, micro)))
+            torch.manual_seed(passes[-1].seed)
             part = self._backward(batch)
             numbers = part if numbers is None else numbers + part
         assert numbers is not None  # accumulate >= 1
@@ -235,6 +247,7 @@ class Loop:
         if self.world.size == 1 and self._asked:
             self._stop = self._asked
         self._telemetry.send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
+        self._passes = passes
         self.result.step = step + 1
         self._every(step + 1)
         self._flush()
@@ -313,14 +326,22 @@ class Loop:
             )
 
     def _skip(self, found: StepNumbers) -> None:
-        """Count a step without a finite gradient and write down what was in it."""
+        """Count a step without a finite gradient and keep what was in it."""
         self.result.skipped.append(found.step)
-        folder = self.out / "nonfinite"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.out / NONFINITE
         names = [name for ask in found.samples for name in ask()]
-        entry = {"step": found.step, "samples": names, "mean_terms": found.terms}
-        name = f"step_{found.step:08d}.rank{self.world.rank}.json"
-        (folder / name).write_text(json.dumps(without_nan(entry)))
+        entry = {
+            "step": found.step,
+            "samples": names,
+            "mean_terms": found.terms,
+            "config": self.config.to_dict(),
+        }
+        keep_step(
+            folder / f"step_{found.step:08d}.rank{self.world.rank}",
+            without_nan(entry),
+            self._passes,
+            dict(self.optimizer.views(self.optimizer.param)),
+        )
         if self._skipped_in_a_row >= self.config.max_skipped:
             raise TrainerError(
                 f"{self._skipped_in_a_row} steps in a row without a finite gradient; "
@@ -386,3 +407,9 @@ class Loop:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
         number = (step * self.config.accumulate + micro) * self.world.size + self.world.rank
         return (self.config.seed * 1_000_003 + number) % 2**63
+
+
+def _state_of(loader: Any) -> dict[str, Any]:
+    """Where a loader stands and what it waited for, as far as it says."""
+    stats = loader.stats() if hasattr(loader, "stats") else {}
+    return {"state": loader.state_dict(), "stats": stats}

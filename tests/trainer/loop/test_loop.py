@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -18,6 +17,7 @@ from evofeed.trainer.run.checkpoint import CHECKPOINTS
 from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.nonfinite import NONFINITE, read_step
 from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.runlog import RunLog, read_steps
 
@@ -89,9 +89,12 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
     assert result.skipped == [2, 3]
     assert run.optimizer.updates.item() == 4
     assert all(torch.isfinite(buffer).all() for buffer in run.optimizer.state().values())
-    dumped = json.loads((tmp_path / "nonfinite" / "step_00000002.rank0.json").read_text())
-    assert dumped["samples"] == ["chain2"]
-    assert dumped["mean_terms"] == {"error": None}
+    kept = read_step(tmp_path / NONFINITE / "step_00000002.rank0")
+    assert kept.entry["samples"] == ["chain2"]
+    assert kept.entry["mean_terms"] == {"error": None}
+    assert [one.seed for one in kept.passes] == [run._sample_seed(2, 0)]
+    assert any(bool(value.isnan().any()) for value in kept.passes[0].batch.values())
+    assert all(bool(value.isfinite().all()) for value in kept.weights.values())
     assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 1, 0, 0, 1, 1]
 
 

@@ -1,0 +1,78 @@
+"""A run in which nothing moves writes down why, and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+
+from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
+from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.watchdog import HANGS, Watchdog
+
+
+class StuckLoader(TinyLoader):
+    """Gives its fourth batch only when somebody has written down that it hangs."""
+
+    report: Path
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for number, batch in enumerate(super().__iter__()):
+            while number == 3 and not self.report.exists():
+                time.sleep(0.01)
+            yield batch
+
+
+def test_a_run_that_hangs_says_where_and_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    loader = StuckLoader()
+    loader.report = tmp_path / HANGS / "step_00000003.rank0.json"
+    settings = TrainConfig(
+        steps=50, precision="fp32", checkpoint_every=0, hang_factor=1.0, hang_seconds=1.0
+    )
+    run = Loop(settings, TinyModel(), squared_error, loader, out=tmp_path, world=World())
+    result = run.run()
+    assert result.stopped_by == "SIGTERM"
+    assert 4 <= result.step < 50
+    found = newest_checkpoint(tmp_path / CHECKPOINTS)
+    assert found is not None
+    assert found.step == result.step
+    assert "test_watchdog.py" in loader.report.with_suffix(".txt").read_text()
+    facts = json.loads(loader.report.read_text())
+    assert facts["step"] == 3
+    assert facts["seconds_without_a_step"] >= facts["limit"] >= 1.0
+    assert "position" in facts["loader"]["state"]
+
+
+def test_a_process_that_cannot_stop_is_ended(tmp_path: Path) -> None:
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with Watchdog(tmp_path, 2, factor=1.0, least=0.2, grace=0.2, end=end):
+            assert ended.wait(60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert codes == [1]
+    assert (tmp_path / HANGS / "step_00000000.rank2.txt").is_file()
+
+
+def test_the_limit_follows_the_median_step_and_a_beat_keeps_it_away(tmp_path: Path) -> None:
+    dog = Watchdog(tmp_path, 0, factor=10.0, least=0.5)
+    dog._seconds.extend([0.2, 0.2, 9.0])
+    assert dog.limit == 2.0
+    with Watchdog(tmp_path, 0, factor=0.0, least=0.01):
+        time.sleep(0.05)
+    assert not (tmp_path / HANGS).exists()

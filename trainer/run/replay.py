@@ -1,0 +1,118 @@
+"""`evofeed replay`: a step without a finite gradient once more, with an eye on every module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.trainer.run.build import build_model, set_precision
+from evofeed.trainer.run.config import from_dict
+from evofeed.trainer.run.nonfinite import read_step
+
+
+def replay_step(
+    folder: Path, device: torch.device, precision: str | None = None, kernels: str | None = None
+) -> dict[str, Any]:
+    """Repeat a kept step: same batches, dropout masks and weights.
+
+    The weights are those of the time it was noticed, one update after the step: a training
+    step is read while the next one runs. Dropout draws the same masks on the same kind of device.
+
+    Args:
+        folder: `nonfinite/step_<number>.rank<rank>` of a run.
+        device: where to repeat it.
+        precision: instead of the run's: `bf16`, `tf32` or `fp32`.
+        kernels: instead of the run's: `fused` or `torch`.
+
+    Returns:
+        JSON-ready: for each pass the loss terms, the first module whose output is not finite
+        (None if all are), and the parameters whose gradient is not.
+
+    Raises:
+        CheckpointError: there is no such step, or its weights are of another model.
+    """
+    kept = read_step(folder)
+    changes = {"precision": precision, "kernels": kernels}
+    config = from_dict({**kept.entry["config"], **{k: v for k, v in changes.items() if v}})
+    set_precision(config)
+    model, loss = build_model(config, device)
+    model.load_state_dict(kept.weights, strict=False)  # buffers are constants
+    model.train()
+    passes = []
+    for one in kept.passes:
+        batch = {name: value.to(device) for name, value in one.batch.items()}
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(one.seed)
+        half = config.precision == "bf16"
+        with first_nonfinite(model) as found:
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                outputs = model(batch)
+            value, terms = loss(outputs, batch)
+        value.backward()
+        passes.append(
+            {
+                "loss": _number(value),
+                "terms": {name: _number(term) for name, term in sorted(terms.items())},
+                "first_module": found[0] if found else None,
+                "gradients": [
+                    name
+                    for name, parameter in model.named_parameters()
+                    if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+                ],
+            }
+        )
+    return {
+        "step": kept.entry["step"],
+        "samples": kept.entry["samples"],
+        "device": str(device),
+        "precision": config.precision,
+        "kernels": config.kernels,
+        "passes": passes,
+        "finite": all(
+            x["first_module"] is None and not x["gradients"] and math.isfinite(float(x["loss"]))
+            for x in passes
+        ),
+    }
+
+
+@contextmanager
+def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
+    """Names of modules in the order in which their outputs stop being finite; innermost first."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not all(bool(x.isfinite().all()) for x in _tensors(output)):
+                found.append(name)
+
+        return hook
+
+    hooks = [part.register_forward_hook(look(name)) for name, part in model.named_modules() if name]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _number(value: Tensor) -> float | str:
+    number = float(value.detach())
+    return number if math.isfinite(number) else str(number)
