@@ -44,7 +44,7 @@ def replay_step(
     model, loss = build_model(config, device)
     model.load_state_dict(kept.weights, strict=False)  # buffers are constants
     model.train()
-    passes = []
+    passes: list[dict[str, Any]] = []
     for one in kept.passes:
         batch = {name: value.to(device) for name, value in one.batch.items()}
         model.zero_grad(set_to_none=True)
@@ -54,7 +54,7 @@ def replay_step(
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 outputs = model(batch)
             value, terms = loss(outputs, batch)
-        value.backward()
+        torch.autograd.backward(value)
         passes.append(
             {
                 "loss": _number(value),
