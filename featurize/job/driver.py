@@ -248,8 +248,8 @@ class _Driver:
     def _work(self, waiting: deque[str]) -> bool:
         """Do all units; True if the job was cancelled meanwhile.
 
-        A Ray of our own that dies is started again, if it has done any unit: whatever
-        killed it is then not sure to kill the next one, too.
+        A Ray of our own that dies is started again, once, and after that if the last one has
+        done a unit: whatever kills it may kill every one.
 
         Raises:
             ExecutorGone: Ray is, and was not started again.
@@ -265,7 +265,7 @@ class _Driver:
                     waiting.append(unit_id)
                 self.flying.clear()
                 self.lost_units.clear()
-                if not gone.again or len(waiting) == left:
+                if not gone.again or (self.account.restarts and len(waiting) == left):
                     raise
                 self.account.restarts += 1
 

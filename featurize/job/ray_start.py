@@ -8,8 +8,10 @@ that is most of its 12 seconds on two idle cores. A job has no use for any of th
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ _LEFT_OUT = ("start_monitor", "start_log_monitor", "start_api_server")
 def starting(lean: bool) -> Iterator[None]:
     """While `ray.init` starts a node: wait for it as long as it takes, not Ray's 30 seconds.
 
+    If the raylet ends meanwhile, so does this process: Ray would wait for a minute.
+
     Args:
         lean: start a GCS and a raylet only. Fails where this version of Ray needs more.
     """
@@ -31,7 +35,7 @@ def starting(lean: bool) -> Iterator[None]:
 
     start: Callable[..., Any] = services.start_ray_process
     ask: Callable[..., Any] = services.get_node
-    raylets: list[subprocess.Popen[bytes]] = []
+    done = threading.Event()
 
     def start_process(command: list[str], process_type: str, *args: Any, **more: Any) -> Any:
         if process_type != "raylet":
@@ -39,8 +43,13 @@ def starting(lean: bool) -> Iterator[None]:
         if lean:
             command = [_without_agent(part, command) for part in command]
         started = start(command, process_type, *args, **more)
-        raylets.append(started.process)
+        threading.Thread(target=watch, args=(started.process,), daemon=True).start()
         return started
+
+    def watch(raylet: subprocess.Popen[bytes]) -> None:
+        while not done.wait(0.1):
+            if raylet.poll() is not None:
+                os._exit(1)
 
     def ask_on(*args: Any, **more: Any) -> Any:
         end = time.monotonic() + _START
@@ -50,11 +59,10 @@ def starting(lean: bool) -> Iterator[None]:
             except RuntimeError:  # it is not there yet
                 if time.monotonic() > end:
                     raise
-            if any(raylet.poll() is not None for raylet in raylets):
-                raise ChildProcessError("its raylet ended while it started")
-            time.sleep(0.1)
+                time.sleep(0.1)
 
     with contextlib.ExitStack() as stack:
+        stack.callback(done.set)
         stack.enter_context(_instead(services, "start_ray_process", start_process))
         stack.enter_context(_instead(services, "get_node", ask_on))
         if lean:
