@@ -19,7 +19,9 @@ def featurize(
     dataset_uri: Annotated[
         str, typer.Argument(metavar="[DATASET]", help="Where the shards go: a folder or s3://...")
     ] = "",
-    executor: Annotated[str, typer.Option(help="`ray`, or `local` processes.")] = "ray",
+    executor: Annotated[
+        str, typer.Option(help="`local` processes, `ray`, or `auto`: ray where there is a cluster.")
+    ] = "auto",
     workers: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
     preset: Annotated[str, typer.Option(help="`default` (AF2's safe rules) or `openfold`.")] = (
         "default"
@@ -27,7 +29,7 @@ def featurize(
     check: Annotated[bool, typer.Option("--check", help="Look, report, write nothing.")] = False,
     ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
     ray_address: Annotated[
-        str, typer.Option(help="host:port of a Ray cluster that this machine is in.")
+        str, typer.Option(help="host:port of this machine's Ray cluster; else $RAY_ADDRESS.")
     ] = "",
     ledger: Annotated[str, typer.Option(help="Path or SQLAlchemy URL of the job ledger.")] = "",
     stage: Annotated[
@@ -76,7 +78,7 @@ def featurize(
     With --search-db, INPUT is a FASTA file or a folder of them: the sequences are searched
     first, as `evofeed search` does, and the alignments kept beside it in INPUT.search/.
 
-    Example: evofeed featurize raw/ data/ --executor local
+    Example: evofeed featurize raw/ data/ --ray-address 10.0.0.1:6379
 
     Example: evofeed featurize proteins.fasta data/ --search-db uniref.fasta
     """

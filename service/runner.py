@@ -48,7 +48,7 @@ def main(job_id: str) -> int:
                 progress=pulse.progress,
                 ledger="" if database.is_sqlite else settings.url,
                 ref=job.spec["ref"],
-                ray_address=settings.ray_address if options["executor"] == "ray" else "",
+                ray_address=settings.ray_address if options["executor"] != "local" else "",
                 **options,
             )
         _end(queue, job_id, report)

@@ -65,7 +65,7 @@ class ServiceSettings(BaseSettings):
     max_jobs: int = Field(default=1, ge=0)
     """Featurize jobs that may run at once; 0 refuses all."""
     ray_address: str = ""
-    """`host:port` of the Ray cluster jobs run on; empty starts a private one for each."""
+    """`host:port` of the Ray cluster jobs run on; empty: processes of this machine."""
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
     msa_databases: dict[str, str] = {}

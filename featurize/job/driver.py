@@ -234,14 +234,15 @@ class _Driver:
     @contextlib.contextmanager
     def _executor(self) -> Iterator[Executor]:
         executor: Executor
-        if self.options.executor == "local":
-            executor = LocalExecutor(self.options.num_workers, self.options.deadline)
-        else:
+        options = self.options
+        if options.on_ray:
             from evofeed.featurize.job.ray_executor import RayExecutor
 
-            options = self.options
-            workers = options.num_workers if not options.ray_address else options.workers
-            executor = RayExecutor(workers, options.deadline, options.ray_address)
+            cluster = options.cluster
+            workers = options.workers if cluster else options.num_workers
+            executor = RayExecutor(workers, options.deadline, cluster)
+        else:
+            executor = LocalExecutor(options.num_workers, options.deadline)
         with contextlib.closing(executor):
             yield executor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,13 @@ from evofeed.store.manifest import check_name
 class JobOptions:
     """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
 
-    executor: str = "ray"
-    """`ray` (a local Ray, or a cluster by `ray_address`) or `local` (processes of this machine)."""
+    executor: str = "auto"
+    """`local` (processes of this machine), `ray` (a cluster, or a private Ray on this machine) or
+    `auto`: `ray` where there is an address or this process has joined a Ray, else `local`."""
     workers: int = 0
     """Chains worked on at once; 0 is one per usable core."""
     ray_address: str = ""
-    """`host:port` of a running Ray cluster; empty starts a private one on this machine."""
+    """`host:port` of a running Ray cluster; if empty, what RAY_ADDRESS says."""
     ledger: str = ""
     """SQLAlchemy URL or path of the ledger; empty puts `jobs/ledger.sqlite` into the dataset."""
     ref: str = "main"
@@ -40,8 +42,8 @@ class JobOptions:
     """Broken share of the chains above which nothing is published."""
 
     def __post_init__(self) -> None:
-        if self.executor not in ("ray", "local"):
-            raise ValueError(f"executor is {self.executor!r}, must be 'ray' or 'local'")
+        if self.executor not in ("auto", "ray", "local"):
+            raise ValueError(f"executor is {self.executor!r}, must be 'auto', 'ray' or 'local'")
         if self.workers < 0 or self.deadline <= 0 or self.memory < 1 << 20:
             raise ValueError(
                 f"workers={self.workers} deadline={self.deadline} memory={self.memory}: "
@@ -52,8 +54,21 @@ class JobOptions:
         if not 0 <= self.max_broken <= 1:
             raise ValueError(f"max_broken is {self.max_broken}, must be a fraction")
         check_name(self.ref, "ref")
-        if self.ray_address and self.executor != "ray":
+        if self.ray_address and self.executor == "local":
             raise ValueError("ray_address needs executor='ray'")
+
+    @property
+    def cluster(self) -> str:
+        """Address of the Ray to join; empty if there is none."""
+        address = self.ray_address or os.environ.get("RAY_ADDRESS", "")
+        if self.executor == "local" or address == "local":  # Ray's word for one of its own
+            return ""
+        return address or ray_of_this_process()
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether units run on Ray, here and now."""
+        return self.executor == "ray" or bool(self.cluster)
 
     @property
     def num_workers(self) -> int:
@@ -63,3 +78,11 @@ class JobOptions:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
         return dataclasses.asdict(self)
+
+
+def ray_of_this_process() -> str:
+    """The address of the Ray that a program of the user's own has joined, if it has."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().gcs_address)

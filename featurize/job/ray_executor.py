@@ -20,7 +20,6 @@ import tempfile
 import time
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from typing import Any
 from urllib.parse import urlsplit
 
 from evofeed.errors import JobError
@@ -53,7 +52,7 @@ class RayExecutor:
         num_workers: cores of a private Ray; at most so many units at once on a cluster, 0 for
             all its cores.
         deadline: seconds one chain may take.
-        address: of a cluster; empty for the Ray this process has joined, or else a private one.
+        address: of a cluster; empty for a private Ray.
 
     Raises:
         JobError: Ray does not start, or nothing answers at the address.
@@ -62,7 +61,7 @@ class RayExecutor:
     def __init__(self, num_workers: int, deadline: float, address: str = "") -> None:
         self.deadline = deadline
         self.limit = num_workers
-        self.address = address or _ray_of_this_process()
+        self.address = address
         self._flying: set[str] = set()
         self._nodes: list[tuple[str, dict[str, float]]] = []
         self._host: subprocess.Popen[bytes] | None = None
@@ -282,14 +281,6 @@ class _Server:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
-
-
-def _ray_of_this_process() -> str:
-    """The address of the Ray that a program of the user's own has joined, if it has."""
-    ray: Any = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return ""
-    return str(ray.get_runtime_context().gcs_address)
 
 
 def _knock(address: str) -> None:

@@ -193,7 +193,9 @@ def search_first(
     problems: list[InputError] = []
     chains = read_sequences(fasta, problems)
     places = SearchOptions(
-        executor=options.executor, workers=options.workers, ray_address=options.ray_address
+        executor="ray" if options.on_ray else "local",
+        workers=options.workers,
+        ray_address=options.cluster,
     )
     with _bar(quiet=as_json) as show:
         report = run_search(

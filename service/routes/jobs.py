@@ -53,7 +53,9 @@ class NewJob(BaseModel):
     preset: Preset = Field("safe", description="`openfold`: bit for bit what OpenFold makes")
     config: dict[str, Any] = Field({}, description="fields of FeaturizeConfig to change")
     crop: dict[str, Any] | None = Field(None, description="fields of CropConfig; null: no crop")
-    executor: Literal["ray", "local"] = "ray"
+    executor: Literal["auto", "ray", "local"] = Field(
+        "auto", description="`auto`: Ray if the service has a cluster, else processes"
+    )
     workers: int = Field(0, ge=0, le=4096, description="0: one per core")
     deadline: float = Field(600.0, gt=0, le=86_400, description="seconds for one chain")
     memory: int = Field(8 << 30, ge=1 << 20, le=1 << 42, description="bytes for one chain")
