@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.kernels import reference
+from evofeed.kernels.ops.attention import reference
 from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
 from evofeed.kernels.ops.attention.triton import (
     LOG2E,

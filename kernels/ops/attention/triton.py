@@ -3,7 +3,7 @@
 
 No logits are ever in memory, and the bias gradient is summed over rows in
 registers: its kernel owns one tile of the bias and walks over the rows that
-share it. Nothing uses atomics, so two runs give equal bits.
+share it. Sums have a fixed order, so two runs give equal bits.
 
 All tensors arrive as strided views `[B, R, N, H, D]`, so rows of an MSA, its
 columns and both triangle directions are the same kernel with other strides.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels import reference
+from evofeed.kernels.ops.softmax import reference
 from evofeed.kernels.ops.softmax.triton import softmax_backward_kernel, softmax_forward_kernel
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
 from evofeed.kernels.runtime.checks import check_shape, check_type

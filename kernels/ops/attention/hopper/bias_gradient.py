@@ -2,7 +2,7 @@
 """Gradient of the bias of biased attention on Hopper's tensor cores, in 16 bits, in Gluon.
 
 The one kernel that recomputes the logits: its program owns a tile of the bias, which stays in
-shared memory, and walks over the rows that share it. No atomics, equal bits every run.
+shared memory, and walks over the rows that share it. Equal bits every run.
 Strides, tensors, masks and letters are as in `forward.py`.
 """
 

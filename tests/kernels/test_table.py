@@ -1,0 +1,70 @@
+"""docs/kernels.md says where each operator's kernels, reference, test and benchmark are."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = sorted(path.name for path in (ROOT / "kernels/ops").iterdir() if (path / "op.py").exists())
+
+
+def _table() -> dict[str, list[str]]:
+    text = (ROOT / "docs/kernels.md").read_text()
+    lines = text[text.index("| operator | public name") :].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def _kernels(path: Path) -> set[str]:
+    """Names of the kernels of a file, not of the functions that these call."""
+    return {
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+    }
+
+
+def test_every_operator_has_a_row() -> None:
+    assert len(OPS) >= 10
+    assert sorted(_table()) == OPS
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_operator_has_all_five(op: str) -> None:
+    public, forward, backward, reference, test, benchmark = _table()[op]
+    shared = _kernels(ROOT / "kernels/runtime/projection_kernels.py")
+    own = _kernels(ROOT / f"kernels/ops/{op}/triton.py")
+    words = {word for word in forward.split("`") if word.endswith("_kernel")}
+    later = {word for word in backward.split("`") if word.endswith("_kernel")}
+    assert own and own <= words | later <= own | shared
+    assert words and (later or backward == "no gradient")
+    plain = importlib.import_module(f"evofeed.kernels.ops.{op}.reference")
+    assert reference.strip("`") in plain.__all__
+    assert "\ndef test_" in (ROOT / "tests/kernels" / test.strip("`")).read_text()
+    assert test.strip("`") == f"{op}/test_op.py" and benchmark.strip("`") == f"{op}.py"
+    assert "\ndef section(" in (ROOT / "benchmarks/kernels" / benchmark.strip("`")).read_text()
+    if public.startswith("`"):
+        assert public.strip("`") in importlib.import_module("evofeed.kernels").__all__
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "optimizer"])
+def test_an_operator_takes_what_its_reference_takes(op: str) -> None:
+    """Same names in the same order; the fused one may take more."""
+    import inspect
+
+    plain = importlib.import_module(f"evofeed.kernels.ops.{op}.reference")
+    fused = importlib.import_module(f"evofeed.kernels.ops.{op}.op")
+    (name,) = plain.__all__
+    ours = list(inspect.signature(getattr(fused, name)).parameters)
+    theirs = list(inspect.signature(getattr(plain, name)).parameters)
+    assert [p for p in ours if p in theirs] == theirs
+
+
+def test_every_section_of_the_benchmark_is_listed() -> None:
+    text = (ROOT / "benchmarks/kernels/__main__.py").read_text()
+    missing = [op for op in OPS if f"{op}.section" not in text]
+    assert not missing
