@@ -4,10 +4,12 @@
 Letters: M rows, ROWS and COLS of a tile.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import flat
 from evofeed.kernels.runtime.backend import cp, gl, gluon
 
 __all__ = [
+    "flat",
+    "mma_layout",
+    "tiles_of",
     "add_columns",
     "copy_columns",
     "copy_rows",
@@ -20,6 +22,27 @@ __all__ = [
     "store_sums",
     "vectors_of",
 ]
+
+
+@gluon.constexpr_function
+def flat():
+    """Layout of lines in shared memory."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+
+@gluon.constexpr_function
+def mma_layout(ROWS, COLS, warps):
+    """Layout of an accumulator: warps down the rows first, 16 rows each."""
+    down = min(warps, ROWS // 16)
+    across = warps // down
+    return gl.NVMMADistributedLayout([3, 0], [down, across], [16, COLS // across, 16])
+
+
+@gluon.jit
+def tiles_of(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Shared memory for `COUNT` tiles that tensor cores read."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, COLS], layout)
 
 
 @gluon.constexpr_function

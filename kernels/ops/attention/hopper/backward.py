@@ -18,17 +18,15 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     copy_line,
     copy_line_in_turn,
     copy_rows,
-    flat,
     in_pairs,
     load_pairs,
-    mma_layout,
     pairs_layout,
     put,
     put_in_turn,
-    tiles_of,
     unpacked,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
+from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
 __all__ = ["backward_kernel"]
 

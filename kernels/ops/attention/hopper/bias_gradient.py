@@ -6,15 +6,9 @@ shared memory, and walks over the rows that share it. Equal bits every run.
 Strides, tensors, masks and letters are as in `forward.py`.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import (
-    copy_line,
-    copy_rows,
-    copying,
-    flat,
-    mma_layout,
-    tiles_of,
-)
+from evofeed.kernels.ops.attention.hopper.layouts import copy_line, copy_rows, copying
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
+from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
 __all__ = ["bias_gradient_kernel"]
 

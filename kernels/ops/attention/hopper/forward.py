@@ -16,18 +16,16 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     copy_in_turn,
     copy_line,
     copy_rows,
-    flat,
     in_pairs,
     in_turn,
     load_pairs,
-    mma_layout,
     pairs_layout,
     put,
     sum_of_pairs,
-    tiles_of,
     unpacked,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
+from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
 __all__ = ["forward_kernel"]
 

@@ -18,26 +18,15 @@ __all__ = [
     "copy_line_in_turn",
     "copy_rows",
     "copying",
-    "flat",
     "in_pairs",
     "in_turn",
     "load_pairs",
-    "mma_layout",
     "pairs_layout",
     "put",
     "put_in_turn",
     "sum_of_pairs",
-    "tiles_of",
     "unpacked",
 ]
-
-
-@gluon.constexpr_function
-def mma_layout(ROWS, COLS, warps):
-    """Layout of an accumulator: warps down the rows first, 16 rows each."""
-    down = min(warps, ROWS // 16)
-    across = warps // down
-    return gl.NVMMADistributedLayout([3, 0], [down, across], [16, COLS // across, 16])
 
 
 @gluon.constexpr_function
@@ -61,19 +50,6 @@ def copying(COLS, warps):
 def _line(size, warps):
     """Layout in which a line is copied, `size` numbers a thread."""
     return gl.BlockedLayout([size], [32], [warps], [0])
-
-
-@gluon.constexpr_function
-def flat():
-    """Layout of lines in shared memory."""
-    return gl.SwizzledSharedLayout(1, 1, 1, [0])
-
-
-@gluon.jit
-def tiles_of(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """Shared memory for `COUNT` tiles that tensor cores read."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], dtype)
-    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, COLS], layout)
 
 
 @gluon.jit

@@ -8,17 +8,18 @@ shared memory and walks over tiles of rows, the next tile on its way meanwhile.
 Letters: M rows, K = H * D channels of the attention's output, C channels of the result.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import mma_layout, tiles_of
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
     copy_rows,
     lines_of,
     load_drop,
+    mma_layout,
     no_sums,
     opened,
     store_rows,
     store_sums,
+    tiles_of,
     vectors_of,
 )
 

@@ -8,14 +8,15 @@ weights, which it holds in registers. The hidden layer is never written, its gra
 Letters: M rows, C channels, N hidden channels.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import mma_layout, tiles_of
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
     copy_rows,
+    mma_layout,
     no_sums,
     store_rows,
     store_sums,
+    tiles_of,
 )
 
 __all__ = ["transition_grad_kernel"]

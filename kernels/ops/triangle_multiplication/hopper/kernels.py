@@ -10,7 +10,6 @@ came.
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
 """
 
-from evofeed.kernels.ops.attention.hopper.layouts import mma_layout, tiles_of
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
@@ -18,11 +17,13 @@ from evofeed.kernels.runtime.hopper_tiles import (
     copy_rows,
     lines_of,
     load_drop,
+    mma_layout,
     no_sums,
     opened,
     store_columns,
     store_rows,
     store_sums,
+    tiles_of,
     vectors_of,
 )
 
