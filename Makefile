@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Tests at once. Whoever has none left takes over half of what another still has.
+# Processes of pytest; one that has finished takes over tests of another.
 PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
-.PHONY: demo test test-fast test-gpu check fix setup bench clean
+.PHONY: help demo test test-fast test-gpu check fix setup bench clean
 
-setup: $(VENV)/.installed
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+setup: $(VENV)/.installed ## .venv with everything in it
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and sys.argv[1])' \
@@ -32,12 +35,13 @@ test-fast: setup ## what finishes while you wait
 test-gpu: setup ## every test that needs an NVIDIA GPU, on this machine's
 	OMP_NUM_THREADS=4 $(BIN)/python -m pytest -m gpu
 
-check: setup ## style and types
+check: setup ## style, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
-fix: setup
+fix: setup ## formatting, and what ruff can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -46,5 +50,5 @@ bench: setup ## what a CPU can measure; benchmarks/README.md has the rest
 	$(BIN)/python benchmarks/job.py
 	$(BIN)/python benchmarks/service.py
 
-clean:
+clean: ## remove .venv and builds
 	rm -rf $(VENV) build dist *.egg-info

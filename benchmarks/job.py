@@ -32,9 +32,9 @@ from evofeed.featurize import FeaturizeConfig, discover
 from evofeed.featurize.job import run_job
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import UnitTask, run_unit
-from evofeed.featurize.synth import write_synthetic
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.join import join_chains
+from evofeed.synth import write_synthetic
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evofeed.featurize.synth import write_synthetic
+from evofeed.synth import write_synthetic
 
 PATTERNS = {
     "driver": "evofeed.cli featurize",

@@ -21,17 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evofeed.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.kernels import to_fused
 from evofeed.trainer import AlphaFold, initial_training, tiny
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.trainer.synthetic_batch import synthetic_batch
 
 ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
 
 
 def once(size: int, model_name: str, device: str) -> dict[str, Any]:
     """One pass at one size."""
-    config, _ = {"initial_training": initial_training, "tiny": tiny}[model_name]()
+    config = {"initial_training": initial_training, "tiny": tiny}[model_name]().model
     torch.manual_seed(0)
     with torch.device(device):
         model = to_fused(AlphaFold(config).eval())

@@ -21,8 +21,8 @@ from gpu_times import Row, environment, gpu_times, graphed, peak_mb, wall_us
 
 from evofeed.kernels import FusedAdamEMA, FusedLAMB, FusedLARS
 from evofeed.kernels.drop_ins.layerwise import spans
+from evofeed.trainer import initial_training
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.model.config import initial_training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TINY = DEVICE == "cpu"
@@ -30,7 +30,7 @@ TINY = DEVICE == "cpu"
 
 def shapes() -> list[torch.Size]:
     with torch.device("meta"):
-        model = AlphaFold(initial_training()[0])
+        model = AlphaFold(initial_training().model)
     found = [p.shape for p in model.parameters()]
     return found[:50] if TINY else found
 

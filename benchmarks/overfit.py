@@ -28,8 +28,8 @@ from evofeed.loader import LoaderConfig, sample_batch
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, LossConfig, structure_metrics, tiny
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import OptimConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.trainer.synthetic_batch import synthetic_batch
@@ -84,7 +84,7 @@ def samples(records: Sequence[ChainRecord]) -> list[tuple[str, dict[str, Tensor]
 def training(batches: Sequence[dict[str, Tensor]], steps: int) -> Iterator[dict[str, float]]:
     """Every step's loss terms and lDDT-Ca; one batch a step, in turn."""
     torch.manual_seed(0)
-    model, loss = AlphaFold(tiny()[0]).train(), AlphaFoldLoss(LOSS)
+    model, loss = AlphaFold(tiny().model).train(), AlphaFoldLoss(LOSS)
     optimizer = FlatOptimizer(model, OPTIM)
     for step in range(steps):
         batch = batches[step % len(batches)]

@@ -27,11 +27,12 @@ import torch
 from evofeed.features import ChainRecord
 from evofeed.loader import record_batch
 from evofeed.store import Dataset
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses.metrics import structure_metrics
 from evofeed.trainer.predict.prediction import load_model, predict_structure
+from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.plot import plot_report
-from evofeed.trainer.run.config import TrainConfig, preset
-from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
 
 TERMS = ("loss", "fape", "distogram", "masked_msa", "supervised_chi", "plddt_loss")
@@ -53,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> TrainConfig:
-    base = preset(options.preset)
+    base = PRESETS[options.preset]().train
     loader: dict[str, Any] = {"chains": (options.chain,)}
     if options.crop:
         loader["crop_size"] = options.crop

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer import AlphaFold, AlphaFoldLoss, finetuning, initial_training, tiny
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.report.flops import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
-from evofeed.trainer.run.optim import OptimConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.trainer.synthetic_batch import synthetic_batch
@@ -108,7 +108,8 @@ class Step:
         torch.manual_seed(0)
         self.case, self.device = case, device
         torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
-        model_config, loss_config = PRESETS[preset][0]()
+        chosen = PRESETS[preset][0]()
+        model_config, loss_config = chosen.model, chosen.loss
         with device:  # initial weights drawn there: seconds less
             self.model = AlphaFold(model_config).train()
         self.model.set_activation_checkpointing(case.checkpointing)

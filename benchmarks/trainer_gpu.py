@@ -94,14 +94,14 @@ def main() -> None:
 
 
 def settings(options: argparse.Namespace, cell: str) -> Any:
-    from evofeed.trainer.run.config import preset
-    from evofeed.trainer.run.optim import OptimConfig
+    from evofeed.trainer.config import OptimConfig
+    from evofeed.trainer.presets import PRESETS
 
     precision, kernels, *flags = cell.split(":")
     loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
-    return preset(options.preset).replace(
+    return PRESETS[options.preset]().train.replace(
         steps=options.steps, accumulate=options.accumulate, precision=precision, kernels=kernels,
         loader=loader,
         cuda_graphs="eager" not in flags, overlap="whole" not in flags,
@@ -235,7 +235,7 @@ def _name(options: argparse.Namespace, cell: str) -> str:
 
 
 def _step_seconds(folder: Path) -> list[dict[str, Any]]:
-    from evofeed.trainer.run.runlog import read_steps
+    from evofeed.trainer.log.runlog import read_steps
 
     return [
         {"step": line["step"], "recycles": line.get("recycles"), "seconds": line["seconds"]}

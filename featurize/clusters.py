@@ -11,7 +11,7 @@ from evofeed.featurize.atom_loop import cut_atom_loop
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.reading import file_ref, read_bytes
 from evofeed.featurize.sources import ChainSource
-from evofeed.store.clusters import parse_clusters
+from evofeed.store.inner import parse_clusters
 
 NO_CLUSTER: Final = -1
 _ENTITY: Final = re.compile(r"\w+_\d+")

@@ -1,7 +1,7 @@
 """mmCIF text -> `Structure`: sequences from the polymer tables, atoms of the first model.
 
 gemmi reads the syntax; what the items mean is decided here, as AF2 SI 1.2.1
-and OpenFold do. `atom_sites` turns the atom table into arrays, `chain_atoms`
+and OpenFold do. `atom_sites` turns the atom table into arrays, `place_chain`
 places them on the sequence.
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.errors import InputError, ShardMissing
-from evofeed.store.storage import Storage, StoredObject, open_storage
+from evofeed.store.inner import Storage, StoredObject, open_storage
 
 _MARK: Final = ".evofeed-input"
 """File in a copy that holds the address it was copied from."""

@@ -12,8 +12,7 @@ import pyarrow as pa
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.order import accept_probability, column, eligible_rows, whole_column
 from evofeed.store import Dataset
-from evofeed.store.layout import COLUMNS
-from evofeed.store.shard import shard_key
+from evofeed.store.inner import COLUMNS, shard_key
 
 __all__ = ["ChainCatalog", "ChainPlace"]
 

@@ -13,9 +13,7 @@ from typing import Final
 import numpy as np
 
 from evofeed.residues import GAP, UNKNOWN
-from evofeed.store.decode import FEATURES, Place
-from evofeed.store.layout import Codec, PackedColumn
-from evofeed.store.msa_codec import row_nbytes
+from evofeed.store.inner import FEATURES, Codec, PackedColumn, Place, row_nbytes
 
 _STORED: Final[dict[Codec, np.dtype]] = {
     Codec.UINT8: np.dtype("u1"),

@@ -14,17 +14,19 @@ from typing import Final, NamedTuple
 from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.checks import check_part
-from evofeed.store.cache import answers
-from evofeed.store.decode import ChainDecoder, Place
-from evofeed.store.layout import (
+from evofeed.store.inner import (
     COLUMN_NUMBER,
     COLUMNS,
     HEADER_NBYTES,
+    ChainDecoder,
     Compression,
+    Keeping,
     PackedColumn,
+    Place,
+    Storage,
+    answers,
     unpack_column,
 )
-from evofeed.store.storage import Keeping, Storage
 
 __all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
 

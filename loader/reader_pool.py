@@ -31,7 +31,7 @@ from evofeed.errors import WorkerDied
 from evofeed.loader.arena import Arena, Pulse
 from evofeed.loader.read_chain import ReadRequest
 from evofeed.loader.reader_process import Result, read_request
-from evofeed.store.storage import Storage
+from evofeed.store.inner import Storage
 
 SILENCE_SECONDS: Final = 60.0
 """A reader without a beat for so long is taken for dead."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 from evofeed.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
 from evofeed.loader.read_chain import ReadRequest, Slab, read_chain
-from evofeed.store.storage import Storage
+from evofeed.store.inner import Storage
 
 BEAT_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 0.005

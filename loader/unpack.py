@@ -18,7 +18,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.residues import GAP
 from evofeed.shapes import Bool, Float, Integer, UInt8
-from evofeed.store.layout import Codec
+from evofeed.store.inner import Codec
 
 _DTYPES = {
     feature.name: getattr(torch, feature.dtype) for feature in RECORD if feature.dtype != "str"

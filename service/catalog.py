@@ -23,7 +23,8 @@ from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.statistics import column_statistics
 from evofeed.service.tables import DatasetRow, JobRow
-from evofeed.store.history import Diff, diff_indexes
+from evofeed.store import Diff
+from evofeed.store.inner import diff_indexes
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")

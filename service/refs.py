@@ -16,8 +16,7 @@ from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.tables import DatasetRow, RefMove
-from evofeed.store.overlap import Clusters, overlap
-from evofeed.store.refs import Ref
+from evofeed.store.inner import Clusters, Ref, overlap
 
 
 def move_ref(

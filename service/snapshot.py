@@ -13,12 +13,20 @@ import pyarrow as pa
 from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import ReadAt
-from evofeed.store.index import read_index
-from evofeed.store.manifest import DIGEST, Manifest
-from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
-from evofeed.store.s3 import S3Storage
-from evofeed.store.shard import shard_key
-from evofeed.store.storage import LocalStorage, Storage, open_storage
+from evofeed.store import Manifest
+from evofeed.store.inner import (
+    DIGEST,
+    LocalStorage,
+    Ref,
+    S3Storage,
+    Storage,
+    list_refs,
+    move_ref,
+    open_storage,
+    read_index,
+    read_ref,
+    shard_key,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,16 @@ from typing import Final
 from evofeed.errors import EvofeedError, InputError
 from evofeed.featurize.search import (
     Database,
+    Search,
     SearchCache,
     SearchConfig,
+    SearchExecutor,
     SearchOptions,
+    open_executor,
+    pair,
+    read_any,
+    to_a3m,
 )
-from evofeed.featurize.search.aligned_text import read_any, to_a3m
-from evofeed.featurize.search.executors import SearchExecutor, open_executor
-from evofeed.featurize.search.job import Search
-from evofeed.featurize.search.pairing import pair
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
 

@@ -49,8 +49,8 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
     Example: evofeed snapshots ls data/
     """
     from evofeed.store.history import list_snapshots
+    from evofeed.store.opening import open_storage
     from evofeed.store.refs import list_refs, read_ref
-    from evofeed.store.storage import open_storage
 
     with wrong_call():
         storage = open_storage(uri)

@@ -13,9 +13,10 @@ from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical
 from evofeed.store.layout import PackedColumn
 from evofeed.store.manifest import Manifest, ShardEntry
+from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, shard_key, store_shard
-from evofeed.store.storage import Storage, open_storage
+from evofeed.store.storage import Storage
 from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
 
 

@@ -29,9 +29,10 @@ from evofeed.store.history import (
 from evofeed.store.html import describe_html
 from evofeed.store.index import read_index
 from evofeed.store.manifest import MEND, Manifest
+from evofeed.store.opening import open_storage
 from evofeed.store.shard import shard_index, shard_key
 from evofeed.store.spans import Spans
-from evofeed.store.storage import LocalStorage, Storage, open_storage
+from evofeed.store.storage import LocalStorage, Storage
 
 REMOTE_READS = 16
 """Ranged reads of one `read` in flight at once, where they cross a network."""

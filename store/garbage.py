@@ -18,9 +18,10 @@ from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.store import leases
 from evofeed.store.history import ancestors, read_manifest
 from evofeed.store.leases import Lease
+from evofeed.store.opening import open_storage
 from evofeed.store.refs import list_refs
 from evofeed.store.shard import part_key, shard_key
-from evofeed.store.storage import Storage, StoredObject, open_storage
+from evofeed.store.storage import Storage, StoredObject
 
 _FOLDERS = ("refs/", "snapshots/", "shards/", "leases/")
 GRACE = 7 * 24 * 3600.0

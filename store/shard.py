@@ -25,7 +25,8 @@ from evofeed.store.layout import (
     unpack_column,
 )
 from evofeed.store.manifest import NAME, ShardEntry, check_name
-from evofeed.store.storage import Storage, open_storage
+from evofeed.store.opening import open_storage
+from evofeed.store.storage import Storage
 
 MESSAGE: Final = b"\xff\xff\xff\xff"
 """How every Arrow message begins."""

@@ -257,24 +257,3 @@ def _write_error(error: OSError, path: Path, nbytes: int) -> StoreError:
 def now() -> str:
     """This moment in UTC, ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> Storage:
-    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
-
-    Args:
-        uri: where.
-        token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
-    """
-    text = os.fspath(uri)
-    if text.startswith(("http://", "https://")):
-        from evofeed.store.http import HttpStorage
-
-        return HttpStorage(text, token)
-    if text.startswith("s3://"):
-        from evofeed.store.s3 import S3Storage
-
-        return S3Storage(text)
-    if "://" in text and not text.startswith("file://"):
-        raise ValueError(f"{text}: use a path, file://, s3:// or http(s)://")
-    return LocalStorage(text.removeprefix("file://"))

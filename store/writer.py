@@ -15,9 +15,10 @@ from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes
 from evofeed.store.layout import PackedColumn
 from evofeed.store.manifest import Manifest, ShardEntry, canonical_json, check_name
+from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard
-from evofeed.store.storage import Storage, open_storage
+from evofeed.store.storage import Storage
 
 SHARD_NBYTES = 256 << 20
 """Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""

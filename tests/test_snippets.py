@@ -15,8 +15,8 @@ import typer.main
 
 from evofeed import cli
 from evofeed.featurize import discover, featurize_chain
-from evofeed.featurize.synth import write_synthetic
 from evofeed.store import DatasetWriter
+from evofeed.synth import write_synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "featurize/INPUTS.md"]

@@ -1,4 +1,4 @@
-"""The AlphaFold2 monomer model, its losses, and its DDP trainer.
+"""The AlphaFold2 monomer model, its losses, and its data-parallel trainer.
 
 Names are loaded when first used, so that the command line starts without torch.
 """
@@ -11,17 +11,19 @@ _HOMES = {
     "Loop": "run.loop",
     "LossConfig": "model.config",
     "ModelConfig": "model.config",
-    "TrainConfig": "run.config",
+    "Preset": "presets",
+    "TrainConfig": "config",
     "TrainResult": "run.loop",
-    "finetuning": "model.config",
+    "finetuning": "presets",
     "from_openfold_batch": "model.alphafold",
-    "initial_training": "model.config",
+    "initial_training": "presets",
     "load_model": "predict.prediction",
     "load_openfold_checkpoint": "formats.openfold_checkpoint",
     "predict_structure": "predict.prediction",
     "save_openfold_checkpoint": "formats.openfold_checkpoint",
     "structure_metrics": "losses.metrics",
-    "tiny": "model.config",
+    "overfit": "presets",
+    "tiny": "presets",
     "train": "run.train",
 }
 

@@ -41,15 +41,13 @@ def train(
     device: Device = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files too.")] = False,
     wandb: Annotated[str, typer.Option(help="Log to this Weights & Biases project too.")] = "",
-    report: Annotated[
-        Path | None, typer.Option(help="Report on the run in this folder; train nothing.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="With --report: .png, .svg or .pdf.", callback=picture_name)
+    openfold_config: Annotated[
+        Path | None,
+        typer.Option(help="JSON of an OpenFold configuration: its model and losses, not ours."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:  # fmt: skip
-    """Train AlphaFold2 on a dataset, or report on a run.
+    """Train AlphaFold2 on a dataset; `evofeed report` says where the time went.
 
     Example:  evofeed train tiny --dataset data/ --steps 50 --out runs/first
 
@@ -60,17 +58,10 @@ def train(
     Example:  evofeed train initial_training --dataset pdb/ --share 0.25 --dataset distilled/ --share 0.75 --out runs/mix
 
     Example:  torchrun --nproc-per-node 4 -m evofeed.cli train initial_training --dataset data/ --out runs/four
-
-    Example:  evofeed train --report runs/first --plot report.png
     """  # noqa: E501
-    if report is not None:
-        _show(_report(report, plot), as_json)
-        return
-    from evofeed.trainer.run.config import load_config
+    from evofeed.trainer.run.settings import load_config
     from evofeed.trainer.run.train import train as run_training
 
-    if plot is not None:
-        raise typer.BadParameter("--plot draws the run of --report; give that too")
     if not dataset or out is None:
         raise typer.BadParameter("training needs --dataset and --out")
     settings = load_config(config)
@@ -83,6 +74,10 @@ def train(
             raise typer.BadParameter(f"--share: {error}") from error
     if chain:
         settings = settings.replace(loader={**settings.loader, "chains": tuple(chain)})
+    if openfold_config is not None:
+        from evofeed.trainer.formats.openfold_config import with_openfold_config
+
+        settings = with_openfold_config(settings, openfold_config)
     result = run_training(
         settings,
         dataset,
@@ -96,36 +91,11 @@ def train(
         wandb=wandb,
     )
     if (out / "report.json").is_file() and _first_rank():
-        _show(json.loads((out / "report.json").read_text()) | {"result": _plain(result)}, as_json)
+        from evofeed.trainer.report.commands import show_report
 
-
-def _report(folder: Path, plot: Path | None) -> dict[str, Any]:
-    from evofeed.trainer.report.run_report import make_report, write_report
-
-    try:
-        report = write_report(folder)
-    except OSError:  # somebody else's run: its report can be read, not kept
-        report = make_report(folder)
-    if plot is not None:
-        from evofeed.trainer.report.plot import plot_report
-
-        plot_report(folder, plot)
-    return report
-
-
-def _show(report: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report, default=str))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    from evofeed.trainer.report.run_report import report_rows
-
-    table = Table(show_header=False, title="run report")
-    for label, text in report_rows(report):
-        table.add_row(label, text)
-    Console().print(table)
+        show_report(
+            json.loads((out / "report.json").read_text()) | {"result": _plain(result)}, as_json
+        )
 
 
 def _plain(result: Any) -> dict[str, Any]:

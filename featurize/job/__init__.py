@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.job.driver import run_job
     from evofeed.featurize.job.ledger import Ledger
     from evofeed.featurize.job.options import JobOptions
+    from evofeed.featurize.job.places import ledger_url
     from evofeed.featurize.job.report import JobProgress, JobReport
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "JobProgress",
     "JobReport",
     "Ledger",
+    "ledger_url",
     "run_job",
 ]
 
@@ -30,6 +32,7 @@ __getattr__ = names_from(
         "JobProgress": "report",
         "JobReport": "report",
         "Ledger": "ledger",
+        "ledger_url": "places",
         "run_job": "driver",
     },
 )

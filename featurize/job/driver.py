@@ -44,9 +44,8 @@ from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
 from evofeed.featurize.job.worker import DEADLINE_KILL, UnitFailed, UnitLost
 from evofeed.featurize.reading import FileRef
-from evofeed.store import Snapshot, leases
-from evofeed.store.leases import Lease
-from evofeed.store.storage import open_storage
+from evofeed.store import Snapshot
+from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
 _TICK = 0.5  # seconds between looks at cancellation
 _STRIKES = 2
@@ -159,8 +158,8 @@ def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
     """Keep garbage collection from shards that only the ledger knows."""
     storage, name = open_storage(dataset_uri), _lease_name(job_id)
     storage.delete(f"leases/gc-{name}")  # of an earlier driver of this job, which is dead
-    with leases.hold(storage, "job", name) as lease:
-        if at_work := leases.wait_for_none(storage, "gc", _PATIENCE):
+    with hold(storage, "job", name) as lease:
+        if at_work := wait_for_none(storage, "gc", _PATIENCE):
             other, until = at_work.popitem()
             raise JobError(
                 f"garbage is being collected in this dataset: run it again when that is over; if "

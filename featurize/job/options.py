@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from evofeed.store.manifest import check_name
+from evofeed.store.inner import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,18 @@ from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.tables import JobRow
 from evofeed.store import DatasetWriter, ShardEntry, Snapshot
-from evofeed.store.garbage import sweep
-from evofeed.store.index import canonical
-from evofeed.store.join import groups_of, join_chains
-from evofeed.store.refs import read_ref
-from evofeed.store.shard import part_key, read_part, shard_key
-from evofeed.store.storage import Storage, open_storage
+from evofeed.store.inner import (
+    Storage,
+    canonical,
+    groups_of,
+    join_chains,
+    open_storage,
+    part_key,
+    read_part,
+    read_ref,
+    shard_key,
+    sweep,
+)
 
 Unit = Mapping[str, Any]
 """A row of the ledger's units that has a shard: `ShardEntry.to_dict()`, the `records` in it,

@@ -5,28 +5,43 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.featurize.search.aligned_text import read_any, to_a3m
     from evofeed.featurize.search.cache import SearchCache
     from evofeed.featurize.search.config import Database, SearchConfig
+    from evofeed.featurize.search.executors import SearchExecutor, open_executor
     from evofeed.featurize.search.fasta_search import read_sequences, search_fasta
-    from evofeed.featurize.search.job import run_search
+    from evofeed.featurize.search.job import Search, run_search
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
+    from evofeed.featurize.search.pairing import pair
 
 __all__ = [
     "Database",
+    "Search",
     "SearchCache",
     "SearchConfig",
+    "SearchExecutor",
     "SearchOptions",
     "SearchProgress",
     "SearchReport",
+    "open_executor",
+    "pair",
+    "read_any",
     "read_sequences",
     "run_search",
     "search_fasta",
+    "to_a3m",
 ]
 
 __getattr__ = names_from(
     __name__,
     {
         "Database": "config",
+        "Search": "job",
+        "SearchExecutor": "executors",
+        "open_executor": "executors",
+        "pair": "pairing",
+        "read_any": "aligned_text",
+        "to_a3m": "aligned_text",
         "SearchCache": "cache",
         "SearchConfig": "config",
         "SearchOptions": "options",

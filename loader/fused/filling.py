@@ -16,8 +16,7 @@ from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.read_chain import Part, Slab
 from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.loader.transforms.crop import Crop
-from evofeed.store.layout import Codec
-from evofeed.store.msa_codec import row_nbytes
+from evofeed.store.inner import Codec, row_nbytes
 
 __all__ = ["pack_words", "recycle_words", "sample_words", "words_nbytes"]
 

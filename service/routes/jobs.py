@@ -261,8 +261,7 @@ def dead_letters(
 def _ledger(service: Service, dataset: DatasetRow) -> Iterator[Ledger]:
     """The ledger of a dataset's jobs, open for one request."""
     # Only a service that runs jobs needs the featurize extra installed.
-    from evofeed.featurize.job import Ledger
-    from evofeed.featurize.job.places import ledger_url
+    from evofeed.featurize.job import Ledger, ledger_url
 
     own = "" if service.database.is_sqlite else service.settings.url
     with closing(Ledger(ledger_url(own, dataset.uri))) as ledger:

@@ -21,7 +21,7 @@ from evofeed.errors import EvofeedError
 # name: (module, Typer app or function, one line for --help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
-    "synth": ("evofeed.featurize.synth.commands", "synth", "Write a synthetic raw dataset."),
+    "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
     "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
+    "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
     "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
     "doctor": ("evofeed.doctor", "doctor", "What this machine has, for a bug report."),

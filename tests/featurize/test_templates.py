@@ -13,7 +13,6 @@ from evofeed.errors import TemplateError
 from evofeed.featurize import FeaturizeConfig, featurize_chain
 from evofeed.featurize.hits import TemplateHit
 from evofeed.featurize.structure import Chain, Structure
-from evofeed.featurize.synth import write_synthetic
 from evofeed.featurize.template_library import TemplateLibrary
 from evofeed.featurize.template_match import match_hit
 from evofeed.featurize.templates import (
@@ -22,6 +21,7 @@ from evofeed.featurize.templates import (
     prefilter,
     template_cutoff,
 )
+from evofeed.synth import write_synthetic
 
 QUERY = "MKTAYIAKQRQISFVKSHFSRQ"
 CONFIG = FeaturizeConfig()

@@ -20,13 +20,13 @@ from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 
 from evofeed.featurize.job import JobProgress
-from evofeed.featurize.synth import write_synthetic
 from evofeed.service import ServiceSettings, jobs, scheduler, serving
 from evofeed.service.database import Database
 from evofeed.service.jobs import JobQueue
 from evofeed.service.runner import _Pulse
 from evofeed.service.tables import JobRow
 from evofeed.store import Dataset
+from evofeed.synth import write_synthetic
 
 ENDED = {"cancelled", "succeeded", "failed"}
 

@@ -25,7 +25,7 @@ from evofeed.store import (
 )
 from evofeed.store.garbage import sweep
 from evofeed.store.join import groups_of, join_chains
-from evofeed.store.storage import open_storage
+from evofeed.store.opening import open_storage
 
 
 def make(folder, seeds, **commit):

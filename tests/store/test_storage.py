@@ -30,7 +30,7 @@ from evofeed.store import (
     tag,
     write_shard,
 )
-from evofeed.store.storage import open_storage
+from evofeed.store.opening import open_storage
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
-from evofeed.errors import TrainerError
+from evofeed.errors import InputError, TrainerError
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.model.config import (
     EvoformerConfig,
     ExtraMSAConfig,
@@ -17,7 +20,31 @@ from evofeed.trainer.model.config import (
     TemplateConfig,
 )
 
-__all__ = ["loss_config_from_openfold", "model_config_from_openfold"]
+__all__ = ["loss_config_from_openfold", "model_config_from_openfold", "with_openfold_config"]
+
+
+def with_openfold_config(run: TrainConfig, path: Path) -> TrainConfig:
+    """A run whose model and losses are those of an OpenFold configuration.
+
+    Args:
+        run: everything else.
+        path: JSON of `openfold.config.model_config(...)` (its `to_dict()`).
+
+    Raises:
+        InputError: no readable JSON, or it lacks what OpenFold's configurations have.
+        TrainerError: it asks for a loss that is not computed here; names it.
+    """
+    try:
+        config = json.loads(path.read_text())
+        model = model_config_from_openfold(config["model"])
+        loss = loss_config_from_openfold(config["loss"])
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=str(path)) from error
+    except KeyError as error:
+        raise InputError(f"no OpenFold configuration: {error} is missing", path=str(path)) from None
+    except (ValueError, TypeError) as error:
+        raise InputError(f"no OpenFold configuration: {error}", path=str(path)) from error
+    return run.replace(model=asdict(model), loss=asdict(loss))
 
 
 def _only(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Field names are OpenFold's. Source: AF2 SI 1.6 to 1.9 and table 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 __all__ = [
@@ -16,10 +16,6 @@ __all__ = [
     "RecyclingConfig",
     "StructureModuleConfig",
     "TemplateConfig",
-    "finetuning",
-    "initial_training",
-    "overfit",
-    "tiny",
 ]
 
 
@@ -207,59 +203,3 @@ class LossConfig:
         for item in fields(self):
             if getattr(self, item.name) < 0:
                 raise ValueError(f"{item.name} must not be negative: {getattr(self, item.name)}")
-
-
-def initial_training(*, ptm: bool = False) -> tuple[ModelConfig, LossConfig]:
-    """AF2's initial training: 93,229,082 parameters (AF2 SI table 4)."""
-    return ModelConfig(tm_bins=64 if ptm else None), LossConfig(tm=0.1 if ptm else 0.0)
-
-
-def finetuning(*, ptm: bool = False) -> tuple[ModelConfig, LossConfig]:
-    """AF2's fine-tuning: the same parameters, violations and resolved atoms count too."""
-    model, loss = initial_training(ptm=ptm)
-    return model, replace(loss, violation=1.0, experimentally_resolved=0.01)
-
-
-def overfit() -> tuple[ModelConfig, LossConfig]:
-    """Initial training's parameters and losses, set to learn a few samples by heart.
-
-    Nothing is dropped out. Masked MSA counts a twentieth and FAPE four times: at their usual
-    weights masked MSA is most of the gradient until it is learnt, and the structure waits.
-    """
-    model, loss = initial_training()
-    assert model.template is not None
-    return replace(
-        model,
-        template=replace(model.template, dropout_rate=0.0),
-        extra_msa=replace(model.extra_msa, msa_dropout=0.0, pair_dropout=0.0),
-        evoformer=replace(model.evoformer, msa_dropout=0.0, pair_dropout=0.0),
-        structure_module=replace(model.structure_module, dropout_rate=0.0),
-    ), replace(loss, masked_msa=0.1, fape=4.0)
-
-
-def tiny() -> tuple[ModelConfig, LossConfig]:
-    """Every block once or twice, a few channels wide: a step takes a fraction of a CPU second."""
-    narrow = {
-        "c_hidden_msa_att": 8,
-        "no_heads_msa": 2,
-        "c_hidden_opm": 8,
-        "c_hidden_mul": 16,
-        "c_hidden_pair_att": 8,
-        "no_heads_pair": 2,
-        "transition_n": 2,
-    }
-    template = TemplateConfig(
-        c_t=16, c_hidden_tri_att=8, c_hidden_tri_mul=16, no_blocks=1, no_heads=2,
-        c_hidden_pointwise=8, no_heads_pointwise=2,
-    )  # fmt: skip
-    model = ModelConfig(
-        c_m=32,
-        c_z=32,
-        c_s=64,
-        template=template,
-        extra_msa=ExtraMSAConfig(c_e=16, no_blocks=1, **narrow),  # type: ignore[arg-type]
-        evoformer=EvoformerConfig(no_blocks=2, **narrow),  # type: ignore[arg-type]
-        structure_module=StructureModuleConfig(c_ipa=8, c_resnet=32, no_heads_ipa=4, no_blocks=4),
-        c_hidden_plddt=32,
-    )
-    return model, LossConfig()

@@ -173,7 +173,7 @@ class TemplateEmbedder(nn.Module):
     """All that templates add: a pair update and extra rows of the MSA.
 
     With no valid template the pair update is multiplied by zero, so every
-    parameter still gets a gradient (zero) and DDP never waits for one.
+    parameter still gets a gradient (zero) and torch's DDP never waits for one.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 )
 from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.model.config import ModelConfig, initial_training
+from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.presets import initial_training
 
 __all__ = [
     "Prediction",
@@ -158,9 +159,8 @@ def trained_sizes(checkpoint: str | Path) -> dict[str, int]:
     settings = _settings(path)
     if not path.is_dir() or not settings.is_file():
         return {}
-    from evofeed.trainer.run.build import loader_config
-    from evofeed.trainer.run.config import load_config
     from evofeed.trainer.run.distributed import World
+    from evofeed.trainer.run.settings import load_config, loader_config
 
     sizes = loader_config(load_config(str(settings)), World())
     names = ("max_msa_clusters", "max_extra_msa", "max_templates")
@@ -177,7 +177,7 @@ def _settings(path: Path) -> Path:
 def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
     from evofeed.trainer.run.build import build_plain
     from evofeed.trainer.run.checkpoint import checkpoint_in
-    from evofeed.trainer.run.config import load_config
+    from evofeed.trainer.run.settings import load_config
 
     found = checkpoint_in(path)
     settings = str(_settings(path))
@@ -188,7 +188,7 @@ def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
 
 def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
     """The variant of AF2's model that a state dict belongs to."""
-    config, _ = initial_training(ptm="aux_heads.tm.linear.weight" in state)
+    config = initial_training(ptm="aux_heads.tm.linear.weight" in state).model
     has_templates = any(name.startswith("template_embedder.") for name in state)
     return config if has_templates else replace(config, template=None)
 
@@ -196,6 +196,7 @@ def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
 def _npz_config(path: Path) -> ModelConfig:
     with np.load(path) as arrays:
         keys = list(arrays)
-    config, _ = initial_training(ptm=any("predicted_aligned_error_head" in key for key in keys))
+    ptm = any("predicted_aligned_error_head" in key for key in keys)
+    config = initial_training(ptm=ptm).model
     has_templates = any("template_embedding" in key for key in keys)
     return config if has_templates else replace(config, template=None)

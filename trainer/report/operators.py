@@ -22,7 +22,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from evofeed.trainer.run.clock import StepClock
+from evofeed.trainer.log.clock import StepClock
 
 GROUPS: dict[str, str] = {
     "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.trainer.log.clock import PARTS
+from evofeed.trainer.log.runlog import STRUCTURE, read_steps
 from evofeed.trainer.report.run_report import make_report
-from evofeed.trainer.run.clock import PARTS
-from evofeed.trainer.run.runlog import STRUCTURE, read_steps
 
 _NOW_AND_THEN = ("validation", "checkpoint", "profiling")
 """Parts that only some steps have: they would dwarf the rest, and are among the shares."""
@@ -29,12 +29,12 @@ def plot_report(folder: Path, path: Path) -> Path:
 
     report, steps = make_report(folder), read_steps(folder)
     measured = [entry for entry in report["validation"] if "lddt_ca" in entry]
-    layout: Any = [["loss", "times"], ["parts", "operators"]]
-    if measured:
-        layout = [[*layout[0], "scores"], [*layout[1], "structure"]]
+    groups = report["operators"].get("groups", {})
+    traced = bool(measured) and (folder / STRUCTURE).is_file()
+    layout = _layout(operators=bool(groups), scores=bool(measured), structure=traced)
     figure, panels = plt.subplot_mosaic(
         layout, figsize=(6 * len(layout[0]), 8), layout="constrained",
-        per_subplot_kw={"structure": {"projection": "3d"}} if measured else {},
+        per_subplot_kw={"structure": {"projection": "3d"}} if traced else {},
     )  # fmt: skip
     numbers = [line["step"] for line in steps]
     losses: Any = [line.get("loss") for line in steps]
@@ -44,11 +44,11 @@ def plot_report(folder: Path, path: Path) -> Path:
     _bars(panels["parts"], report["breakdown"]["share"], "share of wall time")
     if measured:
         _scores(panels["scores"], measured)
+    if traced:
         _structure(panels["structure"], folder / STRUCTURE, measured[-1])
-    groups = report["operators"].get("groups", {})
-    _bars(
-        panels["operators"], {name: entry["share"] for name, entry in groups.items()}, "operators"
-    )
+    if groups:
+        shares = {name: entry["share"] for name, entry in groups.items()}
+        _bars(panels["operators"], shares, "operators")
     run, step = report["run"], report["figures"]["step_seconds"]
     figure.suptitle(
         f"{run['config']['preset']} on {run['world_size']} x {run['device']}: "
@@ -57,6 +57,21 @@ def plot_report(folder: Path, path: Path) -> Path:
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+def _layout(*, operators: bool, scores: bool, structure: bool) -> Any:
+    """Two rows of the panels there is something to draw in; the loss takes a place that is left."""
+    wanted = {"operators": operators, "scores": scores, "structure": structure}
+    names = ["loss", "times", "parts", *(name for name, there in wanted.items() if there)]
+    names = ["loss"] * (len(names) % 2) + names
+    half = len(names) // 2
+    return [names[:half], names[half:]]
+
+
+def _top(totals: np.ndarray) -> float:
+    """Upper end of the axis of times: the few steps far above the others do not set it."""
+    usual = 1.5 * float(np.quantile(totals, 0.9))
+    return usual if 0 < usual < totals.max() / 2 else 1.05 * float(totals.max()) or 1.0
 
 
 def _scores(axes: Any, measured: list[dict[str, Any]]) -> None:
@@ -70,8 +85,6 @@ def _scores(axes: Any, measured: list[dict[str, Any]]) -> None:
 def _structure(axes: Any, path: Path, last: Mapping[str, Any]) -> None:
     """The CA traces of the first validated chain, predicted and true."""
     axes.set_axis_off()
-    if not path.is_file():  # a run of an earlier version
-        return
     with np.load(path) as traces:
         for name, colour in (("true", "#c7c7c7"), ("pred", "#d62728")):
             axes.plot(*traces[name].T, color=colour, linewidth=2 if name == "true" else 1)
@@ -83,15 +96,20 @@ def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None
     parts = [part for part in PARTS if part not in _NOW_AND_THEN]
     rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
     axes.stackplot(numbers, rows, labels=parts, colors=_COLOURS)
+    totals = np.sum(rows, axis=0) if steps else np.zeros(1)
+    top = _top(totals)
+    axes.set_ylim(0, top)
+    for number, total in zip(numbers, totals, strict=False):
+        if total > top:  # a compilation, a machine that stood still
+            text = f"step {number}: {total / 1e3:.1f} s"
+            axes.annotate(text, (number, top), xytext=(3, -10), textcoords="offset points", size=7)
     axes.set(title="milliseconds of each step, without validation and checkpoints", xlabel="step")
     axes.legend(fontsize=7, loc="upper right", ncols=2)
 
 
 def _bars(axes: Any, shares: Mapping[str, float], title: str) -> None:
     names = list(shares)[::-1]
-    if not names:
-        axes.set_axis_off()
     bars = axes.barh(names, [100 * shares[name] for name in names], color="#1f77b4")
     axes.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
     axes.margins(x=0.12)  # room for the labels
-    axes.set(title=title if names else f"{title}: no step was profiled", xlabel="%")
+    axes.set(title=title, xlabel="%")

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from evofeed.errors import InputError
+from evofeed.trainer.log.clock import PARTS
+from evofeed.trainer.log.runlog import RUN, read_steps
 from evofeed.trainer.report.flops import peak_flops
-from evofeed.trainer.run.clock import PARTS
-from evofeed.trainer.run.runlog import read_steps
 
 REPORT = "report.json"
-RUN = "run.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is told without these
 
 

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from evofeed.errors import InputError
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint, load_weights
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
-from evofeed.trainer.model.config import (
-    LossConfig,
-    ModelConfig,
-    finetuning,
-    initial_training,
-    overfit,
-    tiny,
-)
 from evofeed.trainer.run.checkpoint import checkpoint_in
-from evofeed.trainer.run.config import TrainConfig, replaced
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.fixed import FixedBatches
 from evofeed.trainer.run.loop import LossFunction
+from evofeed.trainer.run.settings import loader_config, loss_config, model_config
 from evofeed.trainer.run.stream import Loader
-
-_C = TypeVar("_C", bound=Any)
-PRESET_PARTS: dict[str, Callable[[], tuple[ModelConfig, LossConfig]]] = {
-    "initial_training": initial_training,
-    "finetuning": finetuning,
-    "tiny": tiny,
-    "overfit": overfit,
-}
 
 
 def set_precision(config: TrainConfig) -> None:
@@ -44,29 +29,6 @@ def set_precision(config: TrainConfig) -> None:
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)  # imports torch's compiler: 2 s
-
-
-def model_config(config: TrainConfig) -> ModelConfig:
-    """The model configuration of a run: its preset's, with the run's own changes."""
-    sizes, _ = PRESET_PARTS[config.preset]()
-    return _changed(sizes, config.model, "model.")
-
-
-def loss_config(config: TrainConfig) -> LossConfig:
-    """The loss configuration of a run: its preset's, with the run's own changes."""
-    _, weights = PRESET_PARTS[config.preset]()
-    return _changed(weights, config.loss, "loss.")
-
-
-def check_parts(config: TrainConfig) -> None:
-    """Whether model, losses and loader take what a run asks of them.
-
-    Raises:
-        InputError: they do not; names the setting.
-    """
-    model_config(config)
-    loss_config(config)
-    loader_config(config, World())
 
 
 def build_plain(config: TrainConfig) -> AlphaFold:
@@ -140,36 +102,6 @@ def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     return loader
 
 
-def loader_config(config: TrainConfig, world: World) -> Any:
-    """The loader configuration of a run; all samples of a step share their recycles."""
-    from evofeed.loader import LoaderConfig
-
-    if config.preset == "overfit":
-        # Clamped FAPE has no gradient while everything is more than 10 ångström off.
-        # A few rows are enough to tell residues apart, and a step takes half the time.
-        base = LoaderConfig(
-            max_msa_clusters=32, max_extra_msa=128, max_recycling_iters=0, clamp_prob=0.0
-        )
-    elif config.preset == "tiny":
-        base = LoaderConfig(
-            crop_size=48,
-            max_msa_clusters=16,
-            max_extra_msa=32,
-            max_templates=2,
-            max_recycling_iters=1,
-        )
-    else:
-        base = getattr(LoaderConfig, config.preset)()
-    base = _changed(base, config.loader, "loader.")
-    if config.optim.clip == "per_example" and base.batch_size > 1:
-        raise InputError(
-            f"optim.clip is per_example, but a pass of loader.batch_size {base.batch_size} has one "
-            f"gradient for all: use batch_size 1 and accumulate {base.batch_size} passes"
-        )
-    batch = config.accumulate * world.size * base.batch_size
-    return base if base.global_batch_size else base.replace(global_batch_size=batch)
-
-
 def build_validation(
     config: TrainConfig,
     model: nn.Module,
@@ -187,13 +119,6 @@ def build_validation(
     if isinstance(loader, FixedBatches):
         return Validator(config, model, loader.batches, world, picture)
     return None
-
-
-def _changed(base: _C, changes: Mapping[str, Any], prefix: str) -> _C:
-    try:
-        return replaced(base, changes, prefix)
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def _opened(dataset: Any) -> Any:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels import FusedAdamEMA
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import (
-    OptimConfig,
     adam_update,
     clip_coefficient,
     ema_update,

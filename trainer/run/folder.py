@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from evofeed.errors import TrainerError
-from evofeed.trainer.report.run_report import RUN
+from evofeed.trainer.log.runlog import RUN
 from evofeed.trainer.run.distributed import World
 
 _LOCK = ".lock"

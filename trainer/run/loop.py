@@ -23,6 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.clock import StepClock
+from evofeed.trainer.log.runlog import RunLog, without_nan
 from evofeed.trainer.run.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -30,8 +33,6 @@ from evofeed.trainer.run.checkpoint import (
     newest_checkpoint,
     restore,
 )
-from evofeed.trainer.run.clock import StepClock
-from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
@@ -39,7 +40,6 @@ from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
-from evofeed.trainer.run.runlog import RunLog, without_nan
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
 from evofeed.trainer.run.telemetry import (
     Names,

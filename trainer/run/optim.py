@@ -12,55 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-CLIPPING = ("global", "per_example", "none")
+from evofeed.trainer.config import OptimConfig
+
 _NORM_EPS = 1e-6  # torch's clip_grad_norm_: keeps the coefficient finite at norm 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """How weights move. Defaults are AF2's initial training with OpenFold's epsilon."""
-
-    learning_rate: float = 1e-3
-    """Highest learning rate, AF2 SI 1.11.3."""
-    warmup_steps: int = 1_000
-    """Steps of linear rise from 0; the first update has learning rate 0, as in OpenFold."""
-    decay_after: int = 50_000
-    """The first decay comes right after this step."""
-    decay_every: int = 50_000
-    """Steps between two decays."""
-    decay_factor: float = 0.95
-    """What each decay multiplies by."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-5
-    """Added to the root of the second moment; OpenFold 1e-5, AF2 and MLPerf 1e-6."""
-    clip: str = "global"
-    """`global`: the averaged gradient (OpenFold, MLPerf); `per_example`: each sample's
-    gradient before averaging (AF2), with batches of one; `none`."""
-    max_norm: float = 0.1
-    """Gradients longer than this are scaled down to it."""
-    ema_decay: float = 0.999
-    """Decay of the moving average that validation and prediction use; at 0 it is the weights."""
-
-    def __post_init__(self) -> None:
-        if self.clip not in CLIPPING:
-            raise ValueError(f"clip is {self.clip!r}, but must be one of {', '.join(CLIPPING)}")
-        for name in ("learning_rate", "max_norm", "eps", "decay_factor"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        for name in ("beta1", "beta2", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must lie in [0, 1)")
-        if self.warmup_steps < 0 or self.decay_every < 1:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "
-                f"{self.decay_every} must be at least 1"
-            )
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.trainer.run.build import build_model, set_precision
-from evofeed.trainer.run.config import from_dict
 from evofeed.trainer.run.nonfinite import read_step
+from evofeed.trainer.run.settings import from_dict
 
 
 def replay_step(

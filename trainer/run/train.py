@@ -17,26 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
+from evofeed.files import write_atomic
+from evofeed.trainer.config import TrainConfig, save_config
+from evofeed.trainer.log.boards import Board, TensorBoard, WeightsAndBiases
+from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE, RunLog, forget_steps
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
-from evofeed.trainer.report.run_report import RUN, write_report
-from evofeed.trainer.run.boards import Board, TensorBoard, WeightsAndBiases
+from evofeed.trainer.report.run_report import write_report
 from evofeed.trainer.run.build import (
     build_loader,
     build_model,
     build_plain,
     build_validation,
-    loader_config,
     set_precision,
 )
-from evofeed.trainer.run.config import TrainConfig, save_config
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.folder import as_begun, sole_writer
 from evofeed.trainer.run.loop import Loop, LossFunction, TrainResult
-from evofeed.trainer.run.runlog import STEPS, STRUCTURE, RunLog, forget_steps
 from evofeed.trainer.run.stream import Loader
 
-__all__ = ["build_model", "build_plain", "loader_config", "run", "train"]
+__all__ = ["build_model", "build_plain", "run", "train"]
 
 _LOG = logging.getLogger(__name__)
 _WARM_UP = 5  # steps before the profiler looks: kernels compiled, buffers grown
@@ -187,9 +187,7 @@ def _accounted(
 
 def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
     if world.is_first:
-        aside = out / f".{RUN}.partial"  # a kill must not leave half of it
-        aside.write_text(json.dumps(facts, indent=1, default=str))
-        aside.replace(out / RUN)
+        write_atomic(out / RUN, json.dumps(facts, indent=1, default=str))
 
 
 def _run_told(loop: Loop) -> TrainResult:

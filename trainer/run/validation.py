@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.residues import ATOM_ORDER
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
-from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.settings import loader_config
 
 
 class Validator:
@@ -97,7 +98,6 @@ def held_out(
     to fill the last batch. The ranks share the batches.
     """
     from evofeed.loader import FeatureLoader
-    from evofeed.trainer.run.build import loader_config
 
     settings = loader_config(config, world)
     batches = max(1, config.validate_batches // world.size)

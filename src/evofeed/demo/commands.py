@@ -41,7 +41,7 @@ def demo(
     Console().print(table)
     print(f"look around:  evofeed snapshots chains {out / 'dataset'}")
     print(f"              evofeed serve --dataset demo={out / 'dataset'}")
-    print(f"              evofeed train --report {out / 'training'}")
+    print(f"              evofeed report {out / 'training'}")
 
 
 def _heading(text: str) -> None:

@@ -130,7 +130,7 @@ def tell(say: Say | None, text: str) -> None:
 
 def simulate(folder: Path, chains: int, say: Say | None) -> Path:
     """Synthetic families as raw files, once."""
-    from evofeed.featurize.synth import write_synthetic
+    from evofeed.synth import write_synthetic
 
     marker = folder / ".complete"
     if not marker.exists() or marker.read_text() != str(chains):
@@ -180,14 +180,14 @@ def serve_and_train(
 
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
     """Some steps of the tiny preset, from scratch."""
+    from evofeed.trainer.log.runlog import read_steps
+    from evofeed.trainer.presets import PRESETS
     from evofeed.trainer.report.run_report import make_report
-    from evofeed.trainer.run.config import preset
-    from evofeed.trainer.run.runlog import read_steps
     from evofeed.trainer.run.train import train
 
     tell(say, f"train: {steps} steps of the tiny AlphaFold2")
     shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
-    start = preset("tiny")
+    start = PRESETS["tiny"]().train
     config = start.replace(
         steps=steps,
         checkpoint_every=0,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.featurize.job.stage import checksums, on_stage, run, warm_up
 
-from evofeed.featurize.synth import write_synthetic
+from evofeed.synth import write_synthetic
 
 
 @pytest.fixture(scope="session")

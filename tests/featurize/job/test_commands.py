@@ -13,7 +13,7 @@ import pytest
 from evofeed.featurize import FeaturizeConfig
 from evofeed.featurize.job import show
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.synth import write_synthetic
+from evofeed.synth import write_synthetic
 
 
 def evofeed(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,8 @@ from evofeed.featurize import CropConfig, FeaturizeConfig, discover, featurize_c
 from evofeed.featurize.job import JobProgress, Ledger, run_job, units
 from evofeed.featurize.job.units import make_plan
 from evofeed.featurize.job.work import expected_memory
-from evofeed.featurize.synth import write_synthetic
 from evofeed.store import Dataset, gc
+from evofeed.synth import write_synthetic
 
 
 def test_every_chain_is_in_the_snapshot_as_featurize_chain_makes_it(
@@ -259,7 +259,7 @@ def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Pa
     from evofeed.errors import JobError
     from evofeed.featurize.job import driver
     from evofeed.store import leases
-    from evofeed.store.storage import open_storage
+    from evofeed.store.opening import open_storage
 
     def act() -> None:
         driver._PATIENCE = 0.3

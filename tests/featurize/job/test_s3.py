@@ -16,7 +16,7 @@ from tests.bucket import local_bucket
 from tests.featurize.job.stage import kill_tree
 
 from evofeed.store import Dataset, gc
-from evofeed.store.storage import open_storage
+from evofeed.store.opening import open_storage
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """

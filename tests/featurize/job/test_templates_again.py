@@ -14,7 +14,7 @@ from tests.featurize.job.stage import checksums, on_stage, run
 
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.job import JobProgress, Ledger, work
-from evofeed.featurize.synth import write_synthetic
+from evofeed.synth import write_synthetic
 
 
 def with_templates(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
-from evofeed.trainer.run.config import TrainConfig
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.train import run
 

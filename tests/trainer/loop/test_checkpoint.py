@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from evofeed.errors import CheckpointError
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run import checkpoint
 from evofeed.trainer.run.checkpoint import (
     Checkpoint,
@@ -22,7 +23,6 @@ from evofeed.trainer.run.checkpoint import (
     restore,
 )
 from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import OptimConfig
 
 
 def optimizer(width: int = 3, seed: int = 0) -> FlatOptimizer:

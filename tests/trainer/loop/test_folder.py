@@ -13,8 +13,8 @@ import pytest
 from evofeed.cli import main
 from evofeed.errors import InputError, TrainerError
 from evofeed.store import Dataset, copy_dataset, remove_chains
+from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report
-from evofeed.trainer.run.config import preset
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.folder import as_begun, sole_writer
 from evofeed.trainer.run.train import train
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_the_snapshot_it_began_with(
 ) -> None:
     data, out = str(tmp_path / "data"), tmp_path / "run"
     began = copy_dataset(tiny_dataset, data).digest
-    config = preset("tiny").replace(
+    config = PRESETS["tiny"]().train.replace(
         model={"evoformer": {"no_blocks": 1}, "structure_module": {"no_blocks": 2}},
         loader={"crop_size": 24, "max_msa_clusters": 8, "max_extra_msa": 12, "max_templates": 1},
         profile_steps=0,
@@ -68,7 +68,7 @@ def test_a_run_goes_on_with_the_snapshot_it_began_with(
     (out / "report.json").mkdir()  # nobody can write it: the run lies in somebody else's folder
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(["train", "--report", str(out), "--json"])
+        main(["report", str(out), "--json"])
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 3
 

@@ -101,7 +101,7 @@ def test_passes_one_by_one_are_the_whole_forward() -> None:
     from evofeed.trainer import AlphaFold, tiny
 
     torch.manual_seed(0)
-    model = AlphaFold(tiny()[0]).eval()
+    model = AlphaFold(tiny().model).eval()
     assert isinstance(model, graphs.Recycling)
     batch = synthetic_batch(
         num_res=10, num_seq=3, num_extra_seq=4, num_templates=1, no_recycling_iters=2

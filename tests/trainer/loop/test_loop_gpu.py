@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from evofeed.trainer.config import OptimConfig, TrainConfig
+from evofeed.trainer.log.runlog import read_steps
+from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run import graphs
-from evofeed.trainer.run.config import TrainConfig, preset
 from evofeed.trainer.run.graphs import Replay
-from evofeed.trainer.run.optim import OptimConfig
-from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
 
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def config(steps: int, **changes: Any) -> TrainConfig:
-    base = preset("tiny").replace(
+    base = PRESETS["tiny"]().train.replace(
         steps=steps, profile_steps=0,
         optim=OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9),
     )  # fmt: skip

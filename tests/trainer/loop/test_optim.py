@@ -12,9 +12,9 @@ import torch
 from tests.conftest import golden_files
 from torch import nn
 
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.optim import (
-    OptimConfig,
     adam_update,
     clip_coefficient,
     ema_update,

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import OptimConfig
 from evofeed.trainer.run.overlap import OverlappedMean
 
 RANKS = 2

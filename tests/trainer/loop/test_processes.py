@@ -15,8 +15,8 @@ import pytest
 import torch
 from tests.trainer.loop.train_standin import train_standin
 
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
-from evofeed.trainer.run.runlog import read_steps
 
 SCRIPT = Path(__file__).with_name("train_standin.py")
 SOURCE = Path(__file__).parents[3] / "src"

@@ -14,12 +14,13 @@ from evofeed.errors import CheckpointError
 from evofeed.loader import FeatureLoader
 from evofeed.store import Dataset
 from evofeed.trainer.commands import replay
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.runlog import read_steps
+from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.run.build import loader_config
-from evofeed.trainer.run.config import TrainConfig, preset
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
 from evofeed.trainer.run.replay import replay_step
-from evofeed.trainer.run.runlog import read_steps
 from evofeed.trainer.run.train import train
 
 
@@ -55,7 +56,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: str) -> tuple[Pa
 
 
 def config() -> TrainConfig:
-    return preset("tiny").replace(steps=3, checkpoint_every=0, validate_every=0, profile_steps=0)
+    return PRESETS["tiny"]().train.replace(
+        steps=3, checkpoint_every=0, validate_every=0, profile_steps=0
+    )
 
 
 def test_the_command_names_the_module_where_it_began(

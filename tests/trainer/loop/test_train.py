@@ -17,20 +17,26 @@ from tests.trainer.synthetic_batch import synthetic_batch
 from evofeed.cli import main
 from evofeed.errors import CannotResume, CheckpointError, InputError, TrainerError
 from evofeed.store import Dataset
+from evofeed.trainer.config import OptimConfig, TrainConfig, save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.log.runlog import STRUCTURE, read_steps
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import last_recycle
+from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.plot import plot_report
 from evofeed.trainer.report.run_report import make_report, report_rows
-from evofeed.trainer.run.build import build_plain, loader_config, loss_config, model_config
+from evofeed.trainer.run.build import build_plain
 from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
-from evofeed.trainer.run.config import PRESETS, TrainConfig, load_config, preset, save_config
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import find_untouched
 from evofeed.trainer.run.loop import TrainResult
-from evofeed.trainer.run.optim import OptimConfig
-from evofeed.trainer.run.runlog import STRUCTURE, read_steps
+from evofeed.trainer.run.settings import (
+    load_config,
+    loader_config,
+    loss_config,
+    model_config,
+)
 from evofeed.trainer.run.train import build_model, train
 from evofeed.trainer.run.validation import Validator, held_out
 
@@ -42,7 +48,7 @@ CROP = {"crop_size": 24, "max_msa_clusters": 8, "max_extra_msa": 12, "max_templa
 
 
 def config(steps: int, **changes: Any) -> TrainConfig:
-    base = preset("tiny").replace(
+    base = PRESETS["tiny"]().train.replace(
         steps=steps, model=SMALL, loader=CROP, profile_steps=0,
         optim=OptimConfig(warmup_steps=4, learning_rate=2e-3, ema_decay=0.9),
     )  # fmt: skip
@@ -298,7 +304,7 @@ def test_options_that_go_together_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = ["train", "tiny", "--dataset", "data", "--out", str(tmp_path)]
-    for more, says in ((["--share", "-1"], "must be above 0"), (["--plot", "a.png"], "--report")):
+    for more, says in ((["--share", "-1"], "must be above 0"),):
         with pytest.raises(SystemExit) as ended:
             main([*start, *more])
         assert ended.value.code == 2
@@ -334,7 +340,7 @@ def test_the_command_hands_on_datasets_shares_and_chains(
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_a_model_losses_and_a_loader(name: str) -> None:
-    settings = preset(name)
+    settings = PRESETS[name]().train
     model, loss = model_config(settings), loss_config(settings)
     assert loader_config(settings, World()).max_templates > 0
     learns_by_heart = name == "overfit"

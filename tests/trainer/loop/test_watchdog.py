@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
+from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
-from evofeed.trainer.run.config import TrainConfig
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.watchdog import HANGS, Watchdog

@@ -28,7 +28,7 @@ SIZES = {"num_res": 14, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
 
 def _model(config: ModelConfig | None = None, seed: int = 0) -> AlphaFold:
     torch.manual_seed(seed)
-    return AlphaFold(config or tiny()[0])
+    return AlphaFold(config or tiny().model)
 
 
 def _noisy(model: AlphaFold) -> AlphaFold:
@@ -55,7 +55,7 @@ def _full_params(golden: Path) -> dict[str, list[int]]:
 @pytest.mark.parametrize("stage", [initial_training, finetuning])
 def test_names_and_shapes_of_all_parameters_are_openfolds(golden: Path, stage) -> None:  # type: ignore[no-untyped-def]
     with torch.device("meta"):
-        model = AlphaFold(stage()[0])
+        model = AlphaFold(stage().model)
     state = {name: list(value.shape) for name, value in model.state_dict().items()}
     assert state == _full_params(golden)
     assert sum(p.numel() for p in model.parameters()) == 93_229_082
@@ -63,9 +63,9 @@ def test_names_and_shapes_of_all_parameters_are_openfolds(golden: Path, stage) -
 
 def test_variants_have_openfolds_parameter_counts(golden: Path) -> None:
     listed = json.loads((golden / "model" / "full_model_params.json").read_text())["totals"]
-    config = initial_training()[0]
+    config = initial_training().model
     variants = {
-        "finetuning_ptm": initial_training(ptm=True)[0],
+        "finetuning_ptm": initial_training(ptm=True).model,
         "finetuning_no_templ": replace(config, template=None),
     }
     for name, variant in variants.items():
@@ -77,7 +77,7 @@ def test_variants_have_openfolds_parameter_counts(golden: Path) -> None:
 def test_fresh_weights_follow_the_recorded_laws_within_sampling_error(golden: Path) -> None:
     listed = json.loads((golden / "model" / "init_stats.json").read_text())["params"]
     # 48 and 4 equal blocks say no more than two of each, and take most of the time.
-    small = initial_training()[0]
+    small = initial_training().model
     small = replace(
         small,
         evoformer=replace(small.evoformer, no_blocks=2),
@@ -114,7 +114,7 @@ def test_every_parameter_gets_a_gradient_on_every_path(
     if masked:  # templates there but none valid, no extra row, no resolution
         for name in ("template_mask", "extra_msa_mask", "resolution", "bert_mask"):
             batch[name] = torch.zeros_like(batch[name])
-    model = _noisy(_model(replace(tiny()[0], tm_bins=64)))
+    model = _noisy(_model(replace(tiny().model, tm_bins=64)))
     grads = _grads(model, batch, replace(LossConfig(), tm=0.1, violation=1.0))
     assert set(grads) == {name for name, _ in model.named_parameters()}
     assert all(torch.isfinite(grad).all() for grad in grads.values())

@@ -19,7 +19,7 @@ from evofeed.trainer.formats.openfold_checkpoint import (
     save_openfold_checkpoint,
 )
 
-CONFIG = replace(tiny()[0], tm_bins=64)
+CONFIG = replace(tiny().model, tm_bins=64)
 
 
 @pytest.fixture(scope="module")

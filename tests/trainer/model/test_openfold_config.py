@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evofeed.errors import TrainerError
-from evofeed.trainer.formats.openfold_config import loss_config_from_openfold
+from evofeed.errors import InputError, TrainerError
+from evofeed.trainer import tiny
+from evofeed.trainer.formats.openfold_config import (
+    loss_config_from_openfold,
+    model_config_from_openfold,
+    with_openfold_config,
+)
+from evofeed.trainer.run.settings import loss_config, model_config
 
 
 def settings() -> dict[str, Any]:
@@ -70,3 +78,43 @@ def test_a_term_that_is_off_may_differ() -> None:
     config = settings()
     config["tm"].update(enabled=False, eps=1e-3, max_resolution=1.0)
     assert loss_config_from_openfold(config).eps == 1e-6
+
+
+def model_settings() -> dict[str, Any]:
+    """A `model` section with sizes of its own."""
+    block = {"no_blocks": 3, "msa_dropout": 0.1, "pair_dropout": 0.2}
+    pointwise = {"c_hidden": 8, "no_heads": 2}
+    template = {"template_pair_stack": {"no_blocks": 1}, "distogram": {"no_bins": 20}, "inf": 1e5}
+    return {
+        "input_embedder": {"c_m": 32, "c_z": 16},
+        "heads": {"lddt": {"c_hidden": 64, "no_bins": 40}, "distogram": {"no_bins": 50}},
+        "evoformer_stack": {"c_s": 48, **block},
+        "recycling_embedder": {"no_bins": 12},
+        "template": {**template, "enabled": True, "template_pointwise_attention": pointwise},
+        "extra_msa": {"extra_msa_embedder": {"c_out": 24}, "extra_msa_stack": dict(block)},
+        "structure_module": {"no_blocks": 5},
+    }
+
+
+def test_a_run_takes_model_and_losses_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "openfold.json"
+    path.write_text(json.dumps({"model": model_settings(), "loss": settings()}))
+    run = with_openfold_config(tiny().train, path)
+    assert loss_config(run) == loss_config_from_openfold(settings())
+    model = model_config(run)
+    assert model == model_config_from_openfold(model_settings())
+    assert (model.c_m, model.c_s, model.extra_msa.c_e, model.evoformer.no_blocks) == (32, 48, 24, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("[", "no OpenFold configuration"), ("{}", "'model' is missing"), (None, "cannot be read")],
+)
+def test_a_file_that_is_none_of_openfolds_is_one_line(
+    tmp_path: Path, text: str | None, says: str
+) -> None:
+    path = tmp_path / "openfold.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        with_openfold_config(tiny().train, path)

@@ -13,6 +13,7 @@ from evofeed.features import ChainRecord
 from evofeed.loader import record_batch
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.trainer import AlphaFold, tiny
+from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.predict.plot import plot_prediction
@@ -22,7 +23,7 @@ from evofeed.trainer.predict.prediction import (
     predict_structure,
     trained_sizes,
 )
-from evofeed.trainer.run.config import preset, save_config
+from evofeed.trainer.presets import PRESETS
 
 L, N, T = 24, 7, 2
 
@@ -62,7 +63,7 @@ def record() -> ChainRecord:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_openfold_checkpoint(AlphaFold(tiny()[0]), path)
+    save_openfold_checkpoint(AlphaFold(tiny().model), path)
     return path
 
 
@@ -73,9 +74,9 @@ def _atoms_of_pdb(text: str) -> list[str]:
 def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
     record: ChainRecord, checkpoint: Path
 ) -> None:
-    text = predict(record, checkpoint, config=tiny()[0], no_recycling_iters=1)
+    text = predict(record, checkpoint, config=tiny().model, no_recycling_iters=1)
     atoms = _atoms_of_pdb(text)
-    model = load_model(checkpoint, config=tiny()[0])
+    model = load_model(checkpoint, config=tiny().model)
     found = predict_structure(model, record_batch(record, no_recycling_iters=1), name="test_A")
     assert found.text() == text
     assert all(len(line) == 80 for line in text.splitlines())
@@ -91,7 +92,7 @@ def test_a_record_becomes_a_pdb_with_plddt_in_the_b_column(
 def test_contacts_and_distogram_are_probabilities_and_symmetric(
     record: ChainRecord, checkpoint: Path
 ) -> None:
-    model = load_model(checkpoint, config=tiny()[0])
+    model = load_model(checkpoint, config=tiny().model)
     found = predict_structure(model, record_batch(record, no_recycling_iters=0))
     assert found.distogram.shape == (L, L, 64)
     assert np.allclose(found.distogram.sum(-1), 1, atol=1e-5)
@@ -102,7 +103,7 @@ def test_contacts_and_distogram_are_probabilities_and_symmetric(
 
 def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    model = load_model(checkpoint, config=tiny()[0])
+    model = load_model(checkpoint, config=tiny().model)
     found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
     plot_prediction(found, tmp_path / "prediction.png")
     assert (tmp_path / "prediction.png").read_bytes()[:4] == b"\x89PNG"
@@ -111,7 +112,7 @@ def test_a_picture_is_drawn(record: ChainRecord, checkpoint: Path, tmp_path: Pat
 def test_padding_of_a_batch_is_left_out(checkpoint: Path) -> None:
     batch = synthetic_batch(num_res=12, num_seq=3, num_extra_seq=3, num_templates=1)
     batch["seq_mask"][:, -4:] = 0
-    text = predict(batch, checkpoint, config=tiny()[0])
+    text = predict(batch, checkpoint, config=tiny().model)
     assert {int(line[22:26]) for line in _atoms_of_pdb(text)} == set(range(1, 9))
 
 
@@ -119,7 +120,7 @@ def test_mmcif_holds_the_same_atoms_and_is_read_by_gemmi(
     record: ChainRecord, checkpoint: Path
 ) -> None:
     gemmi = pytest.importorskip("gemmi")
-    model = load_model(checkpoint, config=tiny()[0])
+    model = load_model(checkpoint, config=tiny().model)
     found = predict_structure(model, record_batch(record, no_recycling_iters=0), name="test_A")
     read = [
         gemmi.make_structure_from_block(gemmi.cif.read_string(found.text("cif")).sole_block()),
@@ -151,7 +152,7 @@ def test_what_does_not_fit_into_pdb_columns_is_refused_and_fits_mmcif() -> None:
 
 def test_a_run_is_asked_with_the_sizes_it_was_trained_with(tmp_path: Path) -> None:
     changes = {"max_templates": 3}
-    save_config(preset("tiny").replace(loader=changes), tmp_path / "config.yaml")
+    save_config(PRESETS["tiny"]().train.replace(loader=changes), tmp_path / "config.yaml")
     checkpoint = tmp_path / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
     wanted = {"max_msa_clusters": 16, "max_extra_msa": 32, "max_templates": 3}
@@ -167,4 +168,4 @@ def test_sizes_given_are_sizes_of_the_batch(record: ChainRecord) -> None:
 
 def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="use 'pdb' or 'cif'"):
-        predict(record, checkpoint, config=tiny()[0], no_recycling_iters=0, file_format="xyz")
+        predict(record, checkpoint, config=tiny().model, no_recycling_iters=0, file_format="xyz")

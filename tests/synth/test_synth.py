@@ -12,12 +12,12 @@ from evofeed.errors import EvofeedError
 from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.stockholm import parse_stockholm
-from evofeed.featurize.synth import evolve, write_synthetic
-from evofeed.featurize.synth import fold as folds
-from evofeed.featurize.synth.compact import compact
-from evofeed.featurize.synth.damage import DAMAGES
-from evofeed.featurize.synth.families import entry_id
 from evofeed.residues import ATOM_ORDER, GAP
+from evofeed.synth import evolve, write_synthetic
+from evofeed.synth import fold as folds
+from evofeed.synth.compact import compact
+from evofeed.synth.damage import DAMAGES
+from evofeed.synth.families import entry_id
 
 SMALL: dict[str, Any] = {"mean_length": 50, "mean_depth": 24, "mean_members": 4}
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.featurize.synth.evolve import blosum62
 from evofeed.residues import GAP, RESTYPES
 from evofeed.shapes import UInt8
+from evofeed.synth.evolve import blosum62
 
 _UPPER = np.frombuffer((RESTYPES + "X-").encode(), np.uint8)
 _LOWER = np.frombuffer((RESTYPES.lower() + "x\0").encode(), np.uint8)

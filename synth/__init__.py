@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.featurize.synth.write import SynthReport, write_synthetic
+    from evofeed.synth.write import SynthReport, write_synthetic
 
 __all__ = ["SynthReport", "write_synthetic"]
 

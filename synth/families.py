@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.featurize.synth import fold as folds
-from evofeed.featurize.synth.evolve import BACKGROUND, Family, evolve_family
-from evofeed.featurize.synth.formats import Hit
-from evofeed.featurize.synth.mmcif import Entry, Model
 from evofeed.residues import GAP
+from evofeed.synth import fold as folds
+from evofeed.synth.evolve import BACKGROUND, Family, evolve_family
+from evofeed.synth.formats import Hit
+from evofeed.synth.mmcif import Entry, Model
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _FIRST_RELEASE = datetime.date(1996, 1, 3)

@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from evofeed.errors import TrainerError
-from evofeed.trainer.run.boards import Board
-from evofeed.trainer.run.clock import StepTimes
+from evofeed.files import write_atomic
+from evofeed.trainer.log.boards import Board
+from evofeed.trainer.log.clock import StepTimes
 
+RUN = "run.json"
 STEPS = "steps.jsonl"
 STRUCTURE = "structure.npz"
 
@@ -118,9 +120,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 def forget_steps(folder: Path, first: int) -> None:
     """Drop the lines from step `first` on: a resumed run does those steps again."""
     kept = [line for line in read_steps(folder) if line["step"] < first]
-    aside = folder / f".{STEPS}.partial"
-    aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    aside.rename(folder / STEPS)
+    write_atomic(folder / STEPS, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def without_nan(value: Any) -> Any:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evofeed.featurize.synth import formats
-from evofeed.featurize.synth.families import (
+from evofeed.residues import GAP
+from evofeed.synth import formats
+from evofeed.synth.families import (
     FamilySet,
     Member,
     family_sizes,
@@ -18,8 +19,7 @@ from evofeed.featurize.synth.families import (
     simulate_family,
     template_hits,
 )
-from evofeed.featurize.synth.mmcif import mmcif
-from evofeed.residues import GAP
+from evofeed.synth.mmcif import mmcif
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def write_synthetic(
     (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
     damaged: list[dict[str, str]] = []
     if broken:
-        from evofeed.featurize.synth.damage import damage
+        from evofeed.synth.damage import damage
 
         damaged = damage(root, broken, seed)
         (root / "broken.json").write_text(json.dumps(damaged, indent=1) + "\n")

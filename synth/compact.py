@@ -12,8 +12,8 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.featurize.synth import fold as folds
-from evofeed.featurize.synth.random_stream import normal, uniform
+from evofeed.synth import fold as folds
+from evofeed.synth.random_stream import normal, uniform
 
 _STEPS = 2000
 _HOT, _COLD = 4.0, 0.05  # temperature at the start and at the end, in contacts

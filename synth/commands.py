@@ -28,7 +28,7 @@ def synth(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from evofeed.featurize.synth.write import write_synthetic
+    from evofeed.synth.write import write_synthetic
 
     if (out / "alignments").exists():
         raise typer.BadParameter(f"{out} already holds alignments; choose an empty folder")

@@ -16,11 +16,11 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.featurize.synth import fold as folds
-from evofeed.featurize.synth.compact import compact
-from evofeed.featurize.synth.random_stream import uniform
 from evofeed.residues import GAP, RESTYPES
 from evofeed.shapes import Float, Int
+from evofeed.synth import fold as folds
+from evofeed.synth.compact import compact
+from evofeed.synth.random_stream import uniform
 
 # UniProtKB/Swiss-Prot composition, percent, in RESTYPES order.
 _COMPOSITION = (

@@ -1,0 +1,26 @@
+"""The storage behind a URI."""
+
+from __future__ import annotations
+
+import os
+
+from evofeed.store.http import HttpStorage
+from evofeed.store.s3 import S3Storage
+from evofeed.store.storage import LocalStorage, Storage
+
+
+def open_storage(uri: str | os.PathLike[str], *, token: str | None = None) -> Storage:
+    """The storage behind a URI: a path, `file://`, `s3://` or `http(s)://`.
+
+    Args:
+        uri: where.
+        token: bearer token for a service; if None, what `EVOFEED_TOKEN` holds at each request.
+    """
+    text = os.fspath(uri)
+    if text.startswith(("http://", "https://")):
+        return HttpStorage(text, token)
+    if text.startswith("s3://"):
+        return S3Storage(text)
+    if "://" in text and not text.startswith("file://"):
+        raise ValueError(f"{text}: use a path, file://, s3:// or http(s)://")
+    return LocalStorage(text.removeprefix("file://"))

@@ -1,0 +1,151 @@
+"""One training run as data: a preset, a few numbers, and overrides for the other rooms.
+
+A YAML file holds the same names: `preset` picks the starting point, every other
+line replaces one value, and `model`, `loss` and `loader` replace single fields of
+those configurations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PRESETS = ("initial_training", "finetuning", "tiny", "overfit")
+PRECISIONS = ("bf16", "tf32", "fp32")
+KERNELS = ("fused", "torch")
+CLIPPING = ("global", "per_example", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """How weights move. Defaults are AF2's initial training with OpenFold's epsilon."""
+
+    learning_rate: float = 1e-3
+    """Highest learning rate, AF2 SI 1.11.3."""
+    warmup_steps: int = 1_000
+    """Steps of linear rise from 0; the first update has learning rate 0, as in OpenFold."""
+    decay_after: int = 50_000
+    """The first decay comes right after this step."""
+    decay_every: int = 50_000
+    """Steps between two decays."""
+    decay_factor: float = 0.95
+    """What each decay multiplies by."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-5
+    """Added to the root of the second moment; OpenFold 1e-5, AF2 and MLPerf 1e-6."""
+    clip: str = "global"
+    """`global`: the averaged gradient (OpenFold, MLPerf); `per_example`: each sample's
+    gradient before averaging (AF2), with batches of one; `none`."""
+    max_norm: float = 0.1
+    """Gradients longer than this are scaled down to it."""
+    ema_decay: float = 0.999
+    """Decay of the moving average that validation and prediction use; at 0 it is the weights."""
+
+    def __post_init__(self) -> None:
+        if self.clip not in CLIPPING:
+            raise ValueError(f"clip is {self.clip!r}, but must be one of {', '.join(CLIPPING)}")
+        for name in ("learning_rate", "max_norm", "eps", "decay_factor"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
+        for name in ("beta1", "beta2", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must lie in [0, 1)")
+        if self.warmup_steps < 0 or self.decay_every < 1:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "
+                f"{self.decay_every} must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides what a run computes; `--out` and `--dataset` are not in it."""
+
+    preset: str = "initial_training"
+    """Where model, loss and loader start from: AF2's two training stages, or a laptop's."""
+    seed: int = 0
+    """Of the weights, the sample order and every dropout mask."""
+    steps: int = 1_000
+    """Weight updates in all, those before a resume included."""
+    accumulate: int = 1
+    """Backward passes per rank and step; the batch is `accumulate * ranks * batch_size`."""
+    precision: str = "bf16"
+    """`bf16`: autocast, master weights in float32; `tf32`; `fp32`."""
+    kernels: str = "fused"
+    """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
+    cuda_graphs: bool = True
+    """On a GPU record forward and backward once per shape of a sample and replay them."""
+    overlap: bool = True
+    """Average the gradient over the ranks piece by piece during the backward pass, where that
+    can be: one pass a step, no clipping of each sample, and `cuda_graphs` off."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits twice; slower on a GPU."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; 0 writes one only at the end."""
+    keep_checkpoints: int = 3
+    """Older ones are deleted."""
+    validate_every: int = 500
+    """Steps between validations, if there is a validation set, and one at the end; 0: none."""
+    validate_batches: int = 16
+    """Batches of the validation set that each validation looks at, if it has so many."""
+    profile_steps: int = 3
+    """Steps sampled with the profiler for the run report; 0 takes none and counts no FLOPs."""
+    max_skipped: int = 20
+    """So many steps in a row without a finite gradient end the run."""
+    hang_factor: float = 100.0
+    """So many times the median step without a step stop the run, with the stacks of all ranks
+    below `hangs/`; 0: never."""
+    hang_seconds: float = 1_080.0
+    """But never sooner: longer than the loader waits for a storage that does not answer."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """Learning rate, Adam, clipping, moving average."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the model configuration that differ from the preset."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the loss configuration that differ from the preset."""
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the loader configuration that differ from the preset."""
+    shares: tuple[float, ...] = ()
+    """Share of each dataset in the mixture, in their order; AF2's is a quarter PDB and three
+    quarters distillation. Empty: equal shares."""
+    fixed_batches: int = 0
+    """Train on the first so many batches alone, again and again, to learn them by heart;
+    without a validation set they are measured too. 0: every batch is new."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("preset", PRESETS), ("precision", PRECISIONS), ("kernels", KERNELS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+        for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped", "validate_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        for name in ("checkpoint_every", "validate_every", "profile_steps", "fixed_batches"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative")
+        if self.hang_factor < 0 or self.hang_seconds <= 0:
+            raise ValueError(
+                f"hang_factor is {self.hang_factor} and hang_seconds {self.hang_seconds}, but they "
+                "must be at least 0 and above 0"
+            )
+        if min(self.shares, default=1.0) <= 0:
+            raise ValueError(f"shares are {list(self.shares)}, but each must be above 0")
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for YAML or JSON; `from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write a run as YAML that `load_config` reads back equal."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
