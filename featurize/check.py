@@ -234,7 +234,7 @@ def _check_queries(
         sequence = sequence or query
         where = f"{source.chain_id}: {file.name}"
         if len(query) != len(sequence):
-            text = f"{where} has {len(query)} residues, the structure {len(sequence)}"
+            text = f"{where} has {len(query)} residues, the chain {len(sequence)}"
             report.add("query and structure differ in length", text)
         elif query != sequence:
             report.add("query and structure differ in letters", where)

@@ -137,7 +137,7 @@ def overlap(
 ) -> None:
     """Chains of DATASET that are in OTHER too, or in a cluster with one there; exit code 1 if any.
 
-    Example: evofeed snapshots overlap train/ valid/ --clusters clusters-by-entity-40.txt
+    Example: evofeed snapshots overlap train/ valid/ --clusters clusters.txt
     """
     from evofeed.store import Dataset
     from evofeed.store.overlap import Clusters

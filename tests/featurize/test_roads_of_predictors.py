@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.featurize.search_programs import family, hh_db, require_programs
 from tests.featurize.test_roads import A, B, write
 
 from evofeed.errors import InputError
@@ -166,6 +167,16 @@ def test_hh_suite_databases(tmp_path: Path) -> None:
     write(tmp_path, {"db_a3m.ffindex": "1abc_A 0 5\n"})
     with pytest.raises(InputError, match=r"ffindex:1: expected name, offset and length"):
         discover(tmp_path)
+
+
+def test_a_database_that_hh_suite_built(tmp_path: Path) -> None:
+    require_programs()
+    first, *others = family(7, size=4)
+    rows = [("q", first), *((f"x{n}", first[:n] + "-" + first[n + 1 :]) for n in range(3))]
+    hh_db(tmp_path / "db", {"1abc_A": rows, "2abc_B": [("q", others[0])]})
+    one, two = map(featurize_chain, discover(tmp_path))
+    assert (one.chain_id, one.sequence, one.num_alignments) == ("1abc_A", first, 4)
+    assert (two.chain_id, two.sequence) == ("2abc_B", others[0])
 
 
 def test_files_packed_with_xz(tmp_path: Path) -> None:
