@@ -288,7 +288,7 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
                     source,
                     sequence=record.sequence,
                     description=record.description,
-                    **_alignments_of(record.sequence, source.chain_id, molecule, path, beside),
+                    **_alignments_of(record.sequence, source.chain_id, molecule, path),
                 )
             )
     if others and not sources:
@@ -307,15 +307,11 @@ def _fasta_id(name: str, molecule: Molecule | None, path: Path) -> str:
 
 
 def _alignments_of(
-    sequence: str, chain_id: str, molecule: Molecule | None, fasta: Path, beside: Beside
+    sequence: str, chain_id: str, molecule: Molecule | None, fasta: Path
 ) -> dict[str, Any]:
     """Where the alignments of a sequence lie: as its header says, or by name beside its file."""
     if molecule is not None and molecule.msa:
-        found = alignment_named(molecule.msa, fasta)
-        if found is None:
-            why = f"its alignment {molecule.msa!r} is not there, beside this file or above it"
-            beside.faults.append(InputError(why, path=str(fasta), item=chain_id))
-        return {"alignments": (found,) if found else ()}
+        return {"alignments": (alignment_named(molecule.msa, fasta),)}
     folder = first_dir(fasta.parent, (chain_id, f"alignments/{chain_id}"))
     if folder:
         return {"alignment_dir": str(folder)}

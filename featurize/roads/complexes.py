@@ -148,14 +148,11 @@ def _alignments(
     named = [body.get("unpairedMsaPath"), body.get("msa")]
     folder = body["msa"].get("precomputed_msa_dir") if isinstance(body.get("msa"), dict) else None
     if folder:
-        named = [f"{folder}/non_pairing.a3m", f"{folder}/pairing.a3m"]
+        named = [f"{folder}/non_pairing.a3m"]
+        pairing = alignment_named(f"{folder}/pairing.a3m", path)
+        refs += [pairing] if pairing.nbytes() else []
     for name in (name for name in named if isinstance(name, str) and name not in ("", "empty")):
-        found = alignment_named(name, path)
-        if found is not None:
-            refs.append(found)
-        elif not name.endswith("/pairing.a3m"):
-            why = f"its alignment {name!r} is not there, from this file's folder or one above it"
-            beside.faults.append(InputError(why, path=str(path), item=chain_id))
+        refs.append(alignment_named(name, path))
     if body.get("pairedMsa") or body.get("pairedMsaPath"):
         notes.append("pairedMsa: for pairing the chains of a complex, not read")
     if body.get("templates"):

@@ -10,6 +10,7 @@ from typing import Final
 
 from evofeed.errors import MsaError
 from evofeed.featurize.reading import FileRef, file_ref, plain, read_head
+from evofeed.featurize.sources import is_alignment
 
 SUFFIXES: Final = (".csv", ".aligned.pqt")
 _HEAD_BYTES: Final = 4096
@@ -34,17 +35,27 @@ def stem(path: Path) -> str:
     return next((name.removesuffix(s) for s in (*SUFFIXES, ".a3m") if name.endswith(s)), name)
 
 
-def alignment_named(name: str, named_in: Path) -> FileRef | None:
+def alignment_named(name: str, named_in: Path) -> FileRef:
     """An alignment named by another file, from that one's folder, one above it, or from here.
 
-    Boltz's examples name theirs from the folder where the command is run.
+    Boltz's examples name theirs from the folder where the command is run. Where none is
+    there, the first place: the chain then fails, and says which file it lacks.
     """
-    homes = [*named_in.absolute().parents, Path()]
+    name = name.replace("\0", "?")
+    places = [home / name for home in (*named_in.absolute().parents, Path())]
+    found = next((path for path in places if _is_file(path)), places[0])
+    ref = (alignment_file(found) if _is_file(found) else None) or file_ref(found)
+    if is_alignment(ref.plain_name):
+        return ref
+    packed = ref.name.removeprefix(ref.plain_name)  # whatever it is called, it is an alignment
+    return ref._replace(name=f"{ref.plain_name}.a3m{packed}")
+
+
+def _is_file(path: Path) -> bool:
     try:
-        found = next((path for home in homes if (path := home / name).is_file()), None)
+        return path.is_file()
     except OSError:  # no name that a file could have
-        return None
-    return alignment_file(found) if found is not None else None
+        return False
 
 
 def chai_name(sequence: str) -> str:

@@ -211,9 +211,10 @@ def test_boltz_and_chai_fasta_say_what_each_record_is(tmp_path: Path) -> None:
     assert (chai.chain_id, featurize_chain(chai).sequence) == ("lys", A)
     problems: list[InputError] = []
     write(tmp_path, {"job/y.fasta": f">A|protein|gone.a3m\n{A}\n>protein|name=\n{A}\n"})
-    discover(tmp_path / "job" / "y.fasta", problems=problems)
-    assert "its alignment 'gone.a3m' is not there" in str(problems[0])
-    assert "'' is no chain id" in str(problems[1])
+    (source,) = discover(tmp_path / "job" / "y.fasta", problems=problems)
+    with pytest.raises(InputError, match=r"y_A: .*gone\.a3m: no such file"):
+        featurize_chain(source)
+    assert "'' is no chain id" in str(problems[0])
 
 
 @pytest.mark.parametrize(

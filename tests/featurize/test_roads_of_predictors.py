@@ -20,7 +20,6 @@ from evofeed.featurize.roads.tables import chai_name
 from evofeed.store import Dataset
 
 MSA = f">q\n{A}\n>x\nACwwDE-\n"
-NAMELESS = {"id": "A", "sequence": A, "unpairedMsaPath": "x" * 300}
 WANT = (2, 2)  # rows, and insertions before the third column of the second
 
 
@@ -106,8 +105,6 @@ sequences:
         ("a.json", '{"name": "x", "sequences": [{"protein": {"id": "A"}}]}', "KeyError.*sequence"),
         ("a.json", '{"name": "x", "sequences": [7]}', "not as AlphaFold 3"),
         ("a.yaml", "sequences:\n  - ligand: {id: L, ccd: ATP}\n", r"left out: L \(ligand\)"),
-        ("a.yaml", "sequences:\n  - protein: {id: A, sequence: AC, msa: x.a3m}\n", "is not there"),
-        ("a.json", json.dumps({"sequences": [{"protein": NAMELESS}]}), "is not there"),
         ("a.json", '{"sequences": [{"protein": {"id": "A", "sequence": [[]]}}]}', "list where a"),
     ],
 )
@@ -120,6 +117,22 @@ def test_a_job_file_that_cannot_be_understood_is_one_fault(
     assert len(problems) == 2
     with pytest.raises(InputError, match=match):
         raise next(problem for problem in problems if name in str(problem.path))
+
+
+@pytest.mark.parametrize("name", ["gone.a3m", "x" * 300, "a\0b.a3m", "/"])
+def test_a_chain_whose_alignment_is_not_there_is_broken(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "raw", {"hits.txt": f">q\n{B}\n>x\nGHIK--\n"})
+    named = {"id": "B", "sequence": B, "unpairedMsaPath": "hits.txt"}
+    proteins = [{"id": "A", "sequence": A, "unpairedMsaPath": name}, named]
+    job = {"name": "j", "sequences": [{"protein": protein} for protein in proteins]}
+    raw = write(tmp_path / "raw", {"j.json": json.dumps(job)})
+    bad, good = discover(raw)
+    assert featurize_chain(good).num_alignments == 2
+    with pytest.raises(InputError, match=r"^j_A: .*(no such file|cannot be read)"):
+        featurize_chain(bad)
+    data = str(tmp_path / "data")
+    report = run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
+    assert [broken["chain_id"] for broken in report.broken] == ["j_A"]
 
 
 def test_protenix_numbers_get_the_sequences_of_its_index(tmp_path: Path) -> None:
