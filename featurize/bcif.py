@@ -159,6 +159,8 @@ def read_bcif(data: bytes, path: str, caps: InputCaps) -> BinaryCif:
     except MmcifError as error:
         error.path = path or None
         raise
+    except KeyError as error:
+        raise MmcifError(f"not BinaryCIF: {error} is missing", path=path or None) from None
     except Exception as error:  # msgpack, and whatever a wrong type or size leads to
         what = f"not BinaryCIF: {type(error).__name__}: {error}"
         raise MmcifError(what, path=path or None) from None

@@ -140,7 +140,7 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
     if name is None:
         raise InputError(
             f"no protein chain {source.author_chain!r}, only "
-            f"{', '.join(structure.sequences) or 'none'}",
+            f"{', '.join(structure.sequences) or 'none'} (a chain's id is <entry>_<chain>)",
             path=ref.path,
         )
     if config.require_release_date and structure.lacks_date:

@@ -113,7 +113,8 @@ def discover(
     elif faults:
         raise faults[0]
     if not sources and not faults:
-        raise InputError(nothing_here(root), path=str(root))
+        why = nothing_here(root) if root.is_dir() else "no chain in it: is it empty?"
+        raise InputError(why, path=str(root))
     if sources:
         refuse_unfit(
             sources,

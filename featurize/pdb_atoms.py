@@ -64,7 +64,9 @@ def read_pdb_atoms(data: bytes, path: str, caps: InputCaps) -> PdbAtoms:
     text = np.frombuffer(data, np.uint8)
     rows, ter_count = count_records(text)
     if rows == 0:
-        raise MmcifError("no ATOM record in it", path=path or None)
+        begins = ascii(data.lstrip()[:30].decode("latin-1"))
+        what = f"no ATOM record in it, it begins {begins}: give the file with the coordinates"
+        raise MmcifError(what, path=path or None)
     if rows > caps.max_atoms:
         raise MmcifError(
             f"{rows} atoms, more than the cap of {caps.max_atoms}; raise InputCaps.max_atoms "
