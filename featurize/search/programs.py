@@ -279,12 +279,13 @@ def _room(folder: Path) -> bool:
 
 def _kill(pid: int) -> None:
     """Kill a program and what it started: mmseqs is shell scripts that start mmseqs."""
-    for one in [*_descendants(pid), pid]:
+    for one in [*descendants(pid), pid]:
         with contextlib.suppress(OSError):
             os.kill(one, signal.SIGKILL)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that these have."""
     children: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # gone meanwhile

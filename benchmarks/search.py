@@ -1,0 +1,177 @@
+"""What packing, de-duplication and the cache gain beside a shell loop of the same programs.
+
+    python benchmarks/search.py [--sequences 200] [--loop-every 10] [--out benchmarks/results/search.json]
+
+Three databases (FASTA with jackhmmer, hh-suite with hhblits, mmseqs) of simulated families; a
+third of the sequences are copies or near-copies of others. The loop calls the programs one after
+another with the same options and as many threads as there are cores; where it would take long it
+is timed on every n-th sequence, which the result says. Needs hmmer, hhsuite and mmseqs2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from evofeed.featurize.search import Database, SearchConfig, SearchOptions, run_search
+from evofeed.featurize.search.programs import Scratch, version
+from evofeed.featurize.search.searchers import Query, search
+from evofeed.featurize.sources import ChainSource
+
+_LETTERS = "ARNDCQEGHILKMFPSTWYV"
+_CORES = len(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=200)
+    parser.add_argument("--records", type=int, default=3000)
+    parser.add_argument("--loop-every", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/search.json"))
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="evofeed-search-"))
+    try:
+        found = measure(folder, args.sequences, args.records, args.loop_every)
+    finally:
+        shutil.rmtree(folder)
+    found |= {
+        "command": "python " + " ".join(sys.argv),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": _CORES,
+        "load_before": os.getloadavg()[0],
+        "programs": [version(name) for name in ("jackhmmer", "hhblits", "mmseqs")],
+        "date": datetime.date.today().isoformat(),
+    }
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def measure(folder: Path, count: int, num_records: int, every: int) -> dict[str, Any]:
+    draw = random.Random(0)
+    first = ["".join(draw.choices(_LETTERS, k=draw.randint(80, 300))) for _ in range(count)]
+    unique = count - count // 3
+    sequences = first[:unique] + [
+        _changed(draw.choice(first[:unique]), 0.02 if n % 2 else 0.0, draw)
+        for n in range(count - unique)
+    ]
+    databases = _databases(folder, first, num_records, draw)
+    chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
+    config, options = SearchConfig.af2(), SearchOptions(workers=_CORES)
+
+    def timed(out: str) -> tuple[float, Any]:
+        began = time.perf_counter()
+        report = run_search(chains, out, databases, config=config, options=options)
+        assert not report.broken, report.broken[0]
+        return time.perf_counter() - began, report
+
+    seconds, report = timed(str(folder / "out"))
+    again, known = timed(str(folder / "out"))
+    assert known.searched == 0 and known.digest == report.digest
+    loops = {db.name: _loop(folder, db, sequences[::every], config) * every for db in databases}
+    return {
+        "sequences": count,
+        "different": report.num_sequences,
+        "searched": report.searched,
+        "seconds": round(seconds, 2),
+        "loop_seconds": {name: round(value, 2) for name, value in loops.items()},
+        "loop_timed_on_every": every,
+        "faster": round(sum(loops.values()) / seconds, 2),
+        "worker_seconds": {d["name"]: d["worker_seconds"] for d in report.databases},
+        "cache_ms_per_sequence": round(1e3 * again / report.num_sequences, 3),
+        "cost_of_the_job": round(_cost(folder, databases[0], sequences[:unique], config), 4),
+    }
+
+
+def _cost(folder: Path, database: Database, sequences: list[str], config: SearchConfig) -> float:
+    """What plan, worker, cache and report add to the bare searches, one after another."""
+    queries = [Query(str(n), s) for n, s in enumerate(sequences)]
+    times: dict[str, list[float]] = {"bare": [], "job": []}
+    for turn in range(3):
+        began = time.perf_counter()
+        search(database, queries, config, lambda: Scratch(600), lambda _: None)
+        times["bare"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
+        out = str(folder / f"cost{turn}")
+        run_search(chains, out, [database], config=config, options=SearchOptions(workers=1))
+        times["job"].append(time.perf_counter() - began)
+    return min(times["job"]) / min(times["bare"]) - 1
+
+
+def _loop(folder: Path, database: Database, sequences: list[str], config: SearchConfig) -> float:
+    """A shell loop over sequences: the seconds it takes."""
+    query, out = folder / "loop.fasta", folder / "loop"
+    cores = str(_CORES)
+    db = database.path
+    script = {
+        "fasta": f"jackhmmer -o /dev/null -A {out} --cpu {cores} -N 1 -E 0.0001 --incE 0.0001 "
+        f"--noali --F1 0.0005 --F2 5e-05 --F3 5e-07 {query} {db}",
+        "hh": f"hhblits -i {query} -d {db} -oa3m {out} -o /dev/null -cpu {cores} "
+        + " ".join(config.hhblits),
+        "mmseqs": f"mmseqs createdb {query} {out}q && mmseqs search {out}q {db} {out}h {out}tmp "
+        f"--threads {cores} {' '.join(config.mmseqs)} && mmseqs result2msa {out}q {db} {out}h "
+        f"{out} --msa-format-mode 5 --threads {cores}",
+    }[str(database.kind)]
+    began = time.perf_counter()
+    for sequence in sequences:
+        for old in folder.glob("loop*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        query.write_text(f">query\n{sequence}\n")
+        subprocess.run(["sh", "-c", script], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def _databases(
+    folder: Path, kin: list[str], num_records: int, draw: random.Random
+) -> list[Database]:
+    records = [
+        (f"r{n} TaxID={n}", _changed(draw.choice(kin), 0.1 + 0.3 * draw.random(), draw))
+        for n in range(num_records)
+    ]
+    fasta = folder / "uniref90.fasta"
+    fasta.write_text("".join(f">{name}\n{s}\n" for name, s in records))
+    _run("mmseqs", "createdb", str(fasta), str(folder / "mm"))
+    a3m, hhm = folder / "a3m", folder / "hhm"
+    a3m.mkdir(), hhm.mkdir()
+    for number, sequence in enumerate(kin[::5]):
+        rows = [_changed(sequence, 0.05 * n, draw) for n in range(8)]
+        text = "".join(f">f{number}_{n}\n{row}\n" for n, row in enumerate(rows))
+        (a3m / f"f{number}").write_text(text)
+        _run("hhmake", "-v", "0", "-i", str(a3m / f"f{number}"), "-o", str(hhm / f"f{number}"))
+    for kind in (a3m, hhm):
+        base = f"{folder / 'hh'}_{kind.name}"
+        _run("ffindex_build", "-s", f"{base}.ffdata", f"{base}.ffindex", str(kind))
+    translate = shutil.which("cstranslate") or "/usr/libexec/hhsuite/cstranslate-sse3"
+    base = str(folder / "hh")
+    options = ["-f", "-x", "0.3", "-c", "4", "-I", "a3m"]
+    _run(translate, *options, "-i", f"{base}_a3m", "-o", f"{base}_cs219")
+    return [
+        Database("uniref90", str(fasta)),
+        Database("bfd", base),
+        Database("mm", str(folder / "mm")),
+    ]
+
+
+def _changed(sequence: str, share: float, draw: random.Random) -> str:
+    return "".join(draw.choice(_LETTERS) if draw.random() < share else c for c in sequence)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    main()
