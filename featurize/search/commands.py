@@ -214,3 +214,47 @@ def search_first(
             path=fasta,
         )
     return out
+
+
+def export(
+    out: Annotated[str, typer.Argument(metavar="SEARCH", help="Folder of `evofeed search`.")],
+    to: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    form: Annotated[
+        str, typer.Option("--format", help="`openfold`, `af3`, `boltz` or `protenix`.")
+    ] = "openfold",
+) -> None:
+    """Write the results of a search as another program reads them.
+
+    `openfold`: alignments/<chain>/ and fasta/. `af3`: a JSON job a chain with its MSA in it.
+    `boltz`: <chain>.yaml and <chain>.csv with taxon ids. `protenix`: msa/<number>/pairing.a3m
+    and non_pairing.a3m with seq_to_pdb_index.json.
+
+    Example: evofeed export proteins.fasta.search boltz_in/ --format boltz
+    """
+    from evofeed.featurize.search.export import FORMATS, export_search
+
+    if form not in FORMATS:
+        raise typer.BadParameter(f"no format {form!r}: {', '.join(FORMATS)}")
+    print(f"{export_search(out, to, form)} chains in {to}")
+
+
+def cluster(
+    fasta: Annotated[str, typer.Argument(metavar="FASTA", help="A FASTA file, or a folder.")],
+    out: Annotated[str, typer.Argument(metavar="TABLE", help="Where the clusters go (tsv).")],
+    identity: Annotated[float, typer.Option(min=0, max=1, help="Within a cluster.")] = 0.4,
+    coverage: Annotated[float, typer.Option(min=0, max=1, help="Of both sequences.")] = 0.8,
+    linear: Annotated[
+        bool, typer.Option("--linear", help="linclust: for millions of sequences.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Of mmseqs.")] = 1,
+) -> None:
+    """Cluster sequences with mmseqs, for `evofeed featurize --clusters TABLE`.
+
+    Example: evofeed cluster proteins.fasta clusters.tsv --identity 0.4
+    """
+    from evofeed.featurize.search.cluster import cluster_sequences
+
+    sequences, clusters = cluster_sequences(
+        fasta, out, identity=identity, coverage=coverage, linear=linear, threads=threads
+    )
+    print(f"{sequences} sequences in {clusters} clusters: {out}")

@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
+    "export": ("evofeed.featurize.search.commands", "export", "Alignments for other programs."),
+    "cluster": ("evofeed.featurize.search.commands", "cluster", "Sequence clusters, by mmseqs."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),

@@ -9,10 +9,12 @@ import pytest
 from tests.featurize.search_programs import family, fasta, hh_db, mmseqs_db, require_programs
 
 from evofeed.errors import InputError
-from evofeed.featurize import SearchConfig, search_fasta
+from evofeed.featurize import ChainSource, SearchConfig, search_fasta
 from evofeed.featurize.a3m import parse_a3m
+from evofeed.featurize.clusters import cluster_sizes
 from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.search.cluster import cluster_sequences
 from evofeed.featurize.stockholm import parse_stockholm
 
 QUERY, *RELATIVES = family(1)
@@ -145,3 +147,13 @@ def test_mmseqs_searches_a_batch_as_it_searches_each(tmp_path: Path) -> None:
     assert [len(r.sequences()) for r in rows[:2]] == [1 + len(RELATIVES), 4]
     assert len(rows[2].sequences()) == 1
     assert any("OX=9003" in name for name in rows[0].descriptions())
+
+
+def test_clusters_are_families_and_featurize_takes_them(tmp_path: Path) -> None:
+    families = [family(seed, 4, 90) for seed in (7, 8, 9)]
+    records = [(f"f{f}_{n}", s) for f, kin in enumerate(families) for n, s in enumerate(kin)]
+    table = str(tmp_path / "clusters.tsv")
+    counts = cluster_sequences(fasta(tmp_path / "all.fasta", records), table)
+    assert counts == (12, 3)
+    sources = [ChainSource(name, sequence=sequence) for name, sequence in records]
+    assert cluster_sizes(table, sources) == {name: 4 for name, _ in records}
