@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from evofeed.errors import KernelError
+from evofeed.kernels.graphs.capture import record_graph, recording_stream
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
 __all__ = ["Homes", "Recording", "autocast_type", "stream_number"]
@@ -96,7 +97,7 @@ class Recording:
                     grads = back() if self._given else []
             if self._given:
                 # What a forward pass saves must outlive other replays: it has its own memory.
-                self._made, self._replay = _capture(device, None, forth)
+                self._made, self._replay = record_graph(device, None, forth)
                 self._grads, self._replay_back = _onto(device, grads, back)
             else:
                 self._made, self._replay = _onto(device, made, forth)
@@ -202,7 +203,6 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 # --- the device -----------------------------------------------------------------------------------
 
 _pools: dict[Hashable, Any] = {}
-_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
@@ -224,16 +224,10 @@ def stream_number(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
-
-
 @contextlib.contextmanager
 def _beside(device: torch.device) -> Iterator[None]:
     """Runs on the stream that is recorded, random numbers put back."""
-    generator, stream = torch.cuda.default_generators[device.index], _stream(device)
+    generator, stream = torch.cuda.default_generators[device.index], recording_stream(device)
     state = generator.get_state()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -245,29 +239,11 @@ def _beside(device: torch.device) -> Iterator[None]:
 def _onto(
     device: torch.device, like: Sequence[Tensor], function: Callable[[], list[Tensor]]
 ) -> tuple[list[Tensor], Callable[[], None]]:
-    """As `_capture`, with the results in memory of their own: nothing else outlives a replay.
+    """As `record_graph`, with the results in memory of their own: nothing else outlives a replay.
 
     So all such graphs of a stream share what they need meanwhile.
     """
     kept = [torch.empty_like(t, requires_grad=False) for t in like]
     pool = _pools.setdefault((device, stream_number(device)), torch.cuda.graph_pool_handle())
-    _, replay = _capture(device, pool, lambda: copy_all(kept, function()))
+    _, replay = record_graph(device, pool, lambda: copy_all(kept, function()))
     return kept, replay
-
-
-def _capture(
-    device: torch.device, pool: Any, function: Callable[[], Any]
-) -> tuple[Any, Callable[[], None]]:
-    """What `function` makes, at addresses that stay, and what makes it anew there."""
-    generator = torch.cuda.default_generators[device.index]
-    state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
-    # thread_local: a loader's thread goes on allocating meanwhile.
-    how = {"pool": pool, "stream": _stream(device), "capture_error_mode": "thread_local"}
-    try:
-        with torch.cuda.device(device), torch.cuda.graph(graph, **how):
-            found = function()
-    except RuntimeError:
-        # A recording cut short leaves a generator that believes it still goes on.
-        generator.graphsafe_set_state(state)
-        raise
-    return found, graph.replay

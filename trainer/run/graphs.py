@@ -20,6 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from evofeed.kernels import record_graph
+
 _MOST_RECORDINGS = 8  # whole chains have any length: those run eagerly from here on
 _LOG = logging.getLogger(__name__)
 
@@ -96,17 +98,12 @@ class Replay:
         if self.why_not or len(self._recorded) >= _MOST_RECORDINGS:
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        random = generator.clone_state()
         try:
             self._recorded[kind] = _Recording(
                 self._forward, self._pass, self._backward, batch, self._per_recycle, self._pool
             )
         except RuntimeError as error:  # an operator that waits or allocates, or memory is short
             self.why_not = str(error).splitlines()[0]
-            # A recording cut short leaves the generator as if it still went on, and another
-            # one would not be what earlier recordings draw from.
-            generator.graphsafe_set_state(random)
             self._recorded.clear()
             _LOG.warning("no CUDA graphs, steps run eagerly: %s", self.why_not)
 
@@ -129,22 +126,23 @@ class _Recording:
             for name, value in batch.items()
         }
         self._state: State = ()
-        self._pass = torch.cuda.CUDAGraph() if one_pass else None
-        self._forward = torch.cuda.CUDAGraph()
-        self._backward = torch.cuda.CUDAGraph()
-        # thread_local: the loader's feeder thread goes on allocating and launching meanwhile.
-        how = {"pool": pool, "capture_error_mode": "thread_local"}
-        if one_pass and self._pass:
+        device = torch.device("cuda", torch.cuda.current_device())
+        if one_pass:
             # Run once: to see what it gives, and to compile what only passes without gradient use.
-            with torch.random.fork_rng([torch.cuda.current_device()]):
+            with torch.random.fork_rng([device.index]):
                 self._state = tuple(map(torch.zeros_like, one_pass(self._batch, None)))
-            with torch.cuda.graph(self._pass, **how):
+
+            def pass_on() -> None:
                 for kept, new in zip(self._state, one_pass(self._batch, self._state), strict=True):
                     kept.copy_(new)
-        with torch.cuda.graph(self._forward, **how):
-            loss, self._numbers = forward(self._batch, self._state or None)
-        with torch.cuda.graph(self._backward, **how):
-            backward(loss)
+
+            _, self._replay_pass = record_graph(device, pool, pass_on)
+        found, self._replay_forward = record_graph(
+            device, pool, lambda: forward(self._batch, self._state or None)
+        )
+        self._numbers: Tensor
+        loss, self._numbers = found
+        _, self._replay_backward = record_graph(device, pool, lambda: backward(loss))
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         constant = self._batch.keys() - self._per_recycle
@@ -153,12 +151,11 @@ class _Recording:
             value.zero_()
         last = self._load_recycle(batch, 0)
         for cycle in range(last):
-            assert self._pass is not None
-            self._pass.replay()
+            self._replay_pass()
             self._load_recycle(batch, cycle + 1)
-        self._forward.replay()
+        self._replay_forward()
         between()
-        self._backward.replay()
+        self._replay_backward()
         return self._numbers.clone()
 
     def _load_recycle(self, batch: Mapping[str, Tensor], cycle: int) -> int:

@@ -36,22 +36,10 @@ class Counted:
         return torch.zeros(1)
 
 
-class Generator:
-    """Stands in for a GPU's generator: counts how often it was put back."""
-
-    def clone_state(self) -> Generator:
-        return self
-
-    def graphsafe_set_state(self, state: Generator) -> None:
-        assert state is self
-
-
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_Recording", Counted)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),))
     Counted.made.clear()
     Counted.replays.clear()
 
