@@ -27,7 +27,7 @@ from evofeed.kernels.drop_ins.layerwise_triton import (
     lars_update_kernel,
     ratio_kernel,
 )
-from evofeed.kernels.ops.optimizer.op import FlatOptimizer, FlatOptions
+from evofeed.kernels.ops.optimizer.op import FlatBuffers, FlatOptions
 from evofeed.kernels.runtime.backend import usable
 
 __all__ = ["FusedLAMB", "FusedLARS", "Span", "spans"]
@@ -103,7 +103,7 @@ class _Tables:
             )  # fmt: skip
 
 
-class _Layerwise(FlatOptimizer):
+class _Layerwise(FlatBuffers):
     """A flat optimizer whose steps are scaled tensor by tensor."""
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS
-    from evofeed.kernels.ops.optimizer.op import FlatOptimizer
+    from evofeed.kernels.ops.optimizer.op import FlatBuffers
 
 __all__ = ["lamb_step", "lars_step"]
 
@@ -56,7 +56,7 @@ def lars_step(optimizer: FusedLARS) -> Tensor:
     return norm
 
 
-def _clipped(o: FlatOptimizer) -> tuple[Tensor, Tensor, bool]:
+def _clipped(o: FlatBuffers) -> tuple[Tensor, Tensor, bool]:
     """Norm, clipped gradient, and whether the norm is finite (then the update is counted)."""
     norm: Tensor = torch.linalg.vector_norm(o.grad, dtype=torch.float32)
     finite = bool(torch.isfinite(norm))

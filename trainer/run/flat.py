@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import (
-    adam_update,
     clip_coefficient,
-    ema_update,
     global_norm,
     learning_rate,
 )
@@ -45,7 +43,7 @@ class FlatOptimizer:
         Args:
             module: its trainable parameters must be float32, on one device.
             config: how weights move.
-            fused: clip, update and average in one kernel of `evofeed.kernels`.
+            fused: clip, update and average in one kernel, not one operator after the other.
         """
         self.config = config
         self.spans = _layout(module)
@@ -69,7 +67,7 @@ class FlatOptimizer:
             parameter.grad = view
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
-        self._fused = self._fuse() if fused else None
+        self._adam = self._adam_of_buffers(plain=not fused)
 
     def views(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Name and view of every parameter's part of a flat buffer."""
@@ -118,33 +116,11 @@ class FlatOptimizer:
 
         A gradient that is not finite changes nothing. The norm stays on the device.
         """
-        if self._fused:
-            self._fused.rate.fill_(learning_rate(number, self.config))
-            fused_norm: Tensor = self._fused.step()
-            return fused_norm
-        norm = global_norm([self.grad])
-        finite = torch.isfinite(norm)
-        # nan_to_num: 0 * nan is nan, and lerp with weight 0 still multiplies.
-        torch.nan_to_num_(self.grad, nan=0.0, posinf=0.0, neginf=0.0)
-        if self.config.clip == "global":
-            coefficient = clip_coefficient(norm, self.config.max_norm)
-            self.grad.mul_(torch.where(finite, coefficient, torch.zeros_like(coefficient)))
-        self.updates.add_(finite)
-        gate = finite.to(torch.float32)
-        adam_update(
-            self.param,
-            self.grad,
-            self.exp_avg,
-            self.exp_avg_sq,
-            updates=self.updates,
-            rate=learning_rate(number, self.config),
-            config=self.config,
-            finite=gate,
-        )
-        ema_update(self.ema, self.param, decay=self.config.ema_decay, finite=gate)
+        self._adam.rate.fill_(learning_rate(number, self.config))
+        norm: Tensor = self._adam.step()
         return norm
 
-    def _fuse(self) -> FusedAdamEMA:
+    def _adam_of_buffers(self, plain: bool) -> FusedAdamEMA:
         config = self.config
         return FusedAdamEMA(
             self.param,
@@ -158,6 +134,7 @@ class FlatOptimizer:
             eps=config.eps,
             max_norm=config.max_norm if config.clip == "global" else math.inf,
             ema_decay=config.ema_decay,
+            plain=plain,
         )
 
     def swap_ema(self) -> None:

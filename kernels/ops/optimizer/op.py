@@ -27,7 +27,7 @@ from evofeed.kernels.ops.optimizer.triton import (
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
 
 __all__ = [
-    "FlatOptimizer",
+    "FlatBuffers",
     "FlatOptions",
     "FusedAdamEMA",
 ]
@@ -47,7 +47,7 @@ class FlatOptions(TypedDict, total=False):
     ema_decay: float
 
 
-class FlatOptimizer:
+class FlatBuffers:
     """Flat buffers, and scalars on their device, that a step is made of.
 
     The buffers are the caller's and are changed in place; without a kernel (CPU,
@@ -116,7 +116,7 @@ def _check(param: Tensor, buffers: dict[str, Tensor | None]) -> None:
             raise KernelError(f"{name} is on {buffer.device}, param on {param.device}: move one")
 
 
-class FusedAdamEMA(FlatOptimizer):
+class FusedAdamEMA(FlatBuffers):
     """Clipped Adam and the weights' moving average over flat buffers, four launches a step."""
 
     def __init__(
@@ -131,6 +131,7 @@ class FusedAdamEMA(FlatOptimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-5,
+        plain: bool = False,
         **options: Unpack[FlatOptions],
     ) -> None:
         """Binds the buffers.
@@ -142,6 +143,7 @@ class FusedAdamEMA(FlatOptimizer):
             ema: moving average of the weights, float32 `[N]`, or None for none.
             low: a 16-bit copy of the weights to keep up to date, or None.
             beta1, beta2, eps: Adam's.
+            plain: one PyTorch operator after the other, also where a kernel could run.
             options: `updates`, `max_norm` and `ema_decay`, see `FlatOptions`.
 
         Raises:
@@ -151,11 +153,11 @@ class FusedAdamEMA(FlatOptimizer):
         state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
         super().__init__(param, grad, state, ema, low, **options)
         self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.beta1, self.beta2, self.eps, self.plain = beta1, beta2, eps, plain
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""
-        if not usable(self.param, self.grad):
+        if self.plain or not usable(self.param, self.grad):
             return adam_ema_step(self)
         norm = self._find_scalars()
         N = self.param.numel()

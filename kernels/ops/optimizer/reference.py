@@ -1,4 +1,9 @@
-"""Adam, clipping and the moving average in plain PyTorch: what the kernels are checked against."""
+"""Adam, clipping and the moving average in plain PyTorch: what the kernels are checked against.
+
+The pure functions take any tensors, so they serve one tensor in a test as well as the
+flat buffers of an optimizer. Nothing waits for the device: a gradient that is not finite
+turns a step into an exact no-op on the device itself.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +15,67 @@ from torch import Tensor
 if TYPE_CHECKING:
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
 
-__all__ = ["adam_ema_step"]
+__all__ = ["adam_ema_step", "adam_update", "ema_update"]
 
 
 def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
-    """One step of a `FusedAdamEMA` in plain PyTorch; returns the norm before clipping."""
+    """One step of a `FusedAdamEMA`; returns the norm before clipping."""
     o = optimizer
-    norm = torch.linalg.vector_norm(o.grad, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(o.grad, dtype=torch.float32)
     finite = torch.isfinite(norm)
     clip = (o.max_norm / (norm + 1e-6)).clamp(max=1.0)
     grad = torch.where(finite, o.grad.float() * clip, 0.0)
     gate = finite.to(torch.float32)
     o.updates.add_(finite)
-    first = (1 - o.beta1**o.updates).clamp(min=1e-12).float()
-    second = (1 - o.beta2**o.updates).clamp(min=1e-12).float()
-    o.exp_avg.lerp_(grad, (1 - o.beta1) * gate)
-    o.exp_avg_sq.lerp_(grad * grad, (1 - o.beta2) * gate)
-    size = o.rate * gate / first
-    o.param.sub_(size * o.exp_avg / (o.exp_avg_sq.sqrt() / second.sqrt() + o.eps))
+    adam_update(
+        o.param, grad, o.exp_avg, o.exp_avg_sq, updates=o.updates, rate=o.rate, beta1=o.beta1,
+        beta2=o.beta2, eps=o.eps, finite=gate,
+    )  # fmt: skip
     if o.ema is not None:
-        o.ema.lerp_(o.param, (1 - o.ema_decay) * gate)
+        ema_update(o.ema, o.param, decay=o.ema_decay, finite=gate)
     if o.low is not None:
         o.low.copy_(o.param)
-    result: Tensor = norm
-    return result
+    return norm
+
+
+def adam_update(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    updates: Tensor,
+    rate: Tensor | float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    finite: Tensor,
+) -> None:
+    """One Adam step in place, without weight decay; nothing at all where `finite` is 0.
+
+    Args:
+        param: weights, changed.
+        grad: their gradient, already clipped; must be finite.
+        exp_avg: first moment, changed.
+        exp_avg_sq: second moment, changed.
+        updates: number of updates made so far with this one, float64 scalar on the device.
+        rate: learning rate of this step.
+        beta1, beta2, eps: Adam's.
+        finite: 1.0 to update, 0.0 to leave everything as it is; scalar on the device.
+    """
+    exp_avg.lerp_(grad, ((1 - beta1) * finite).to(exp_avg.dtype))
+    exp_avg_sq.lerp_(grad * grad, ((1 - beta2) * finite).to(exp_avg_sq.dtype))
+    correction1 = 1 - beta1**updates
+    correction2 = (1 - beta2**updates).sqrt()
+    # max: before the first finite step `updates` is 0 and both corrections vanish.
+    size = (rate * finite / correction1.clamp(min=1e-12)).to(param.dtype)
+    denominator = exp_avg_sq.sqrt().div_(correction2.clamp(min=1e-12).to(param.dtype))
+    param.sub_(exp_avg.div(denominator.add_(eps)).mul_(size))
+
+
+def ema_update(ema: Tensor, param: Tensor, *, decay: float, finite: Tensor) -> None:
+    """Move the average towards the weights: `ema -= (1 - decay) * (ema - param)`, in place.
+
+    Nothing happens where `finite` is 0.
+    """
+    ema.lerp_(param, ((1 - decay) * finite).to(ema.dtype))

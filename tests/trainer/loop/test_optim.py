@@ -12,12 +12,11 @@ import torch
 from tests.conftest import golden_files
 from torch import nn
 
+from evofeed.kernels.ops.optimizer.reference import adam_update, ema_update
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.optim import (
-    adam_update,
     clip_coefficient,
-    ema_update,
     global_norm,
     learning_rate,
 )
@@ -81,7 +80,9 @@ def _replay(arrays: Any, name: str, config: OptimConfig, dtype: torch.dtype) -> 
             exp_avg_sq,
             updates=torch.tensor(number + 1, dtype=torch.float64),
             rate=learning_rate(number, config),
-            config=config,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
             finite=ONE,
         )
         ema_update(ema, param, decay=config.ema_decay, finite=ONE)
