@@ -38,7 +38,7 @@ def featurize(
     clusters: Annotated[
         str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
     ] = "",
-    structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
+    structures: Annotated[str, typer.Option(help="Folder of mmCIF, BinaryCIF or PDB files.")] = "",
     templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
     search_db: Annotated[
         list[str] | None,

@@ -129,6 +129,7 @@ def _structure(
             polymers = protein_polymers(block, path, config, by_strand=True)
         if sites.by_author and polymers:
             sites = aligned_to(sites, {n: (p.start, p.names) for n, p in polymers.items()})
+        seen_only = not polymers and not bare
         if not polymers and (bare or sites.by_author):
             polymers = polymers_of_atoms(sites, config)
         if not polymers:
@@ -149,13 +150,13 @@ def _structure(
     letters = {author: polymers[internals[-1]].sequence for author, internals in parts.items()}
 
     threshold = config.confidence_threshold if masked else None
-    unmasked = (_NO_CONFIDENCE,) if masked and sites.b_factor is None else ()
+    notes = _notes(sites, masked, seen_only)
 
     def place(author: str) -> Chain:
         starts = {internal: polymers[internal].start for internal in parts[author]}
         polymer = polymers[parts[author][-1]]
         chain = place_chain(sites, author, starts, polymer.sequence, polymer.prefer, threshold)
-        return dataclasses.replace(chain, notes=(*chain.notes, *unmasked))
+        return dataclasses.replace(chain, notes=(*chain.notes, *notes))
 
     return Structure(
         file_id=file_id,
@@ -165,6 +166,17 @@ def _structure(
         sequences=letters,
         place=place,
     )
+
+
+def _notes(sites: AtomSites, masked: bool, seen_only: bool) -> list[str]:
+    """What is odd about all chains of a file."""
+    notes = [_NO_CONFIDENCE] if masked and sites.b_factor is None else []
+    if sites.by_author:
+        which = "chain and residue" if sites.chains_by_author else "residue"
+        notes.append(f"{which} labels are missing: the author's ids count")
+    if seen_only:
+        notes.append("no chain id in _entity_poly: the sequence is what is seen")
+    return notes
 
 
 def _no_protein(block: Any) -> str:

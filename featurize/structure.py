@@ -17,7 +17,7 @@ class Chain:
 
     Attributes:
         chain_id: author's chain id.
-        sequence: letters; of the whole construct (mmCIF) or of what is seen (PDB).
+        sequence: letters; of the whole construct where the file tells it, else of what is seen.
         positions: ångström, zeros where an atom is not observed.
         mask: 1 where it is.
         observed: residues with any record in the file.
@@ -65,7 +65,7 @@ class Structure:
 
     @property
     def lacks_date(self) -> bool:
-        """An mmCIF file without revision history; the other formats never tell a date."""
+        """An mmCIF file without revision history; in other formats predictions have no date."""
         return self.kind == "mmcif" and not self.release_date
 
     def description(self, chain_id: str) -> str:

@@ -81,8 +81,10 @@ def test_what_a_writer_leaves_out_is_found_elsewhere(
     assert got.sequences == want.sequences
     for name in want.sequences:
         one, two = got.chain(name), want.chain(name)
-        if change in (without_residue_labels, without_chain_labels) and two.notes:
-            continue  # of residues at one position, labels alone tell
+        if change in (without_residue_labels, without_chain_labels):
+            assert "labels are missing: the author's ids count" in " ".join(one.notes)
+            if two.notes:
+                continue  # of residues at one position, labels alone tell
         assert np.array_equal(one.mask, two.mask)
         assert np.array_equal(one.positions, two.positions)
 
@@ -110,6 +112,15 @@ def test_chains_without_labels_are_the_authors_and_never_one(path: Path, golden:
             assert np.array_equal(one.positions[rows], two.positions[others])
     with pytest.raises(MmcifError):
         parse_mmcif(data, file_id="t", config=OPENFOLD)
+
+
+def test_a_sequence_whose_chain_cannot_be_known_is_what_is_seen() -> None:
+    data = small([(".", "1.0", "1.0")]).replace(b" ALA A 1 1 A ", b" ALA . . 1 A ")
+    chain = parse_mmcif(data, file_id="t").chain("A")
+    assert chain.sequence == "A" and "the sequence is what is seen" in " ".join(chain.notes)
+    strand = b"_entity_poly.entity_id 1\n_entity_poly.pdbx_strand_id A\nloop_\n_chem_comp.id\n"
+    chain = parse_mmcif(data.replace(b"loop_\n_chem_comp.id\n", strand), file_id="t").chain("A")
+    assert chain.sequence == "AG" and chain.mask.any(-1).tolist() == [True, False]
 
 
 def test_a_sequence_that_is_not_the_atoms_is_refused() -> None:
@@ -151,7 +162,7 @@ def test_a_prediction_is_masked_alike_in_both_formats(tmp_path: Path) -> None:
             parse_structure(data, name, config=config, is_distillation=True).chain("A")
             for data, name in ((pdb, "m.pdb"), (mmcif, "m.cif"))
         )
-        assert one.notes == two.notes and "residues below confidence" in one.notes[0]
+        assert one.notes[0] == two.notes[0] and "residues below confidence" in one.notes[0]
         assert np.array_equal(one.mask, two.mask) and np.array_equal(one.positions, two.positions)
         assert 0 < one.mask.sum() < 20
     assert parse_structure(mmcif, "m.cif").chain("A").mask.sum() == 20
