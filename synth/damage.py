@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,10 @@ def _other_chain(text: str) -> str:
     return "".join(out)
 
 
+def _fewer_columns(row: str) -> str:
+    return row.rstrip(string.ascii_lowercase)[:-2]  # insertions at the end are no columns
+
+
 def _on_row(change: Callable[[str], str]) -> Callable[[str], str]:
     """Apply a change to the last sequence line of an a3m."""
 
@@ -126,7 +131,7 @@ _A3M, _STO, _HHR = "bfd_uniclust_hits.a3m", "uniref90_hits.sto", "pdb70_hits.hhr
 
 DAMAGES = (
     Damage("cif_truncated", "cif", "the download stopped inside the atom list", _cut),
-    Damage("a3m_ragged", _A3M, "a row lacks columns", _on_row(lambda row: row[:-2])),
+    Damage("a3m_ragged", _A3M, "a row lacks columns", _on_row(_fewer_columns)),
     Damage("cif_html", "cif", "an error page instead of a structure", lambda _: _ERROR_PAGE),
     Damage("sto_truncated", _STO, "the last block stops half-way", _cut),
     Damage("cif_missing", "cif", "no structure: only the sequence is known", None, fatal=False),

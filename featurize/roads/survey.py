@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.featurize.reading import plain
+from evofeed.featurize.structure_files import SUFFIXES
 
 _MOST_FILES: Final = 20_000
 _DEEPEST: Final = 4
@@ -25,7 +26,7 @@ _ADVICE: Final = {
     ".hmm": "profiles: give the alignments they were made of",
     ".m8": "hits without alignments: give the .a3m of that search",
 }
-_READ: Final = (".a3m", ".sto", ".hhr", ".cif", ".mmcif", ".pdb", ".ent", ".core", ".fasta", ".fa")
+_READ: Final = (".a3m", ".sto", ".hhr", *SUFFIXES, ".fasta", ".fa", ".faa", ".pqt", ".ffindex")
 _EXPECTED: Final = (
     "expected alignments/<chain>/ folders, an alignment_db with its .index, or .a3m, .fasta or "
     "structure files (INPUTS.md lists all layouts)"
