@@ -5,7 +5,7 @@
 
 INPUTS is a data set root (alignments/, mmcif/, template_mmcif/ …). Times are CPU
 seconds of this process, median of the repeats, both ways in the same run. The
-plain way is `evofeed.featurize.msa_reference` (a character at a time) and
+plain way is `tests/featurize/msa_reference.py` (a character at a time) and
 Biopython's mmCIF parser; with --openfold its own alignment parsers too.
 """
 
@@ -43,11 +43,13 @@ from evofeed.featurize import (
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.mmcif import parse_mmcif
 from evofeed.featurize.msa import merge
-from evofeed.featurize.msa_reference import read_a3m, read_stockholm, unique_rows
 from evofeed.featurize.reading import read_bytes
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.template_library import TemplateLibrary
 from evofeed.residues import MSA_LETTER_TO_RESTYPE
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.featurize.msa_reference import read_a3m, read_stockholm, unique_rows
 
 OPENFOLD = FeaturizeConfig.openfold()
 Figures = dict[str, Any]

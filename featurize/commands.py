@@ -17,8 +17,8 @@ def featurize(
         ),
     ],
     dataset_uri: Annotated[
-        str, typer.Argument(metavar="[DATASET]", help="Where the shards go: a folder or s3://...")
-    ] = "",
+        str, typer.Argument(metavar="DATASET", help="Where the shards go: a folder or s3://...")
+    ],
     executor: Annotated[
         str, typer.Option(help="`local` processes, `ray`, or `auto`: ray where there is a cluster.")
     ] = "auto",
@@ -26,7 +26,6 @@ def featurize(
     preset: Annotated[str, typer.Option(help="`default` (AF2's safe rules) or `openfold`.")] = (
         "default"
     ),
-    check: Annotated[bool, typer.Option("--check", help="Look, report, write nothing.")] = False,
     ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
     ray_address: Annotated[
         str, typer.Option(help="host:port of this machine's Ray cluster; else $RAY_ADDRESS.")
@@ -72,8 +71,8 @@ def featurize(
     """Featurise every chain of INPUT and publish them as a snapshot of DATASET.
 
     Run it again after anything went wrong: finished work is kept, the result is the
-    same. Exit code 0: published. 1: nothing published, or --check found errors; the
-    message says why. 2: wrong call. Broken chains up to --max-broken are listed, not fatal.
+    same. Exit code 0: published. 1: nothing published; the message says why. 2: wrong call.
+    Broken chains up to --max-broken are listed, not fatal. `evofeed check` looks an input over.
 
     With --search-db, INPUT is a FASTA file or a folder of them: the sequences are searched
     first, as `evofeed search` does, and the alignments kept beside it in INPUT.search/.
@@ -93,12 +92,8 @@ def featurize(
 
     if preset not in ("default", "openfold"):
         raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
-    if not dataset_uri and not check:
-        raise typer.BadParameter("DATASET is missing: where shall the shards go?")
     make = FeaturizeConfig.openfold if preset == "openfold" else FeaturizeConfig
-    finder: dict[str, Any] = {"structure_dir": structures, "template_mmcif_dir": templates}
-    finder = {name: value for name, value in finder.items() if value}
-    finder |= {"is_distillation": True} if distillation else {}
+    finder = _finder(structures, templates, distillation)
     try:
         config = make(max_template_date=max_template_date)
         crop = CropConfig(
@@ -135,8 +130,6 @@ def featurize(
         from evofeed.featurize.search.commands import search_first
 
         input_uri = search_first(input_uri, search_db, template_db, options, as_json)
-    if check:
-        raise typer.Exit(_check(input_uri, config, finder, clusters, as_json))
     from evofeed.featurize.job.show import run_and_show
 
     changed = crop if crop != CropConfig() else None
@@ -160,17 +153,46 @@ def _stage(uri: str, folder: str, quiet: bool) -> str:
         )
 
 
-def _check(
-    input_uri: str, config: Any, finder: dict[str, Any], clusters: str, as_json: bool
-) -> int:
-    """Print what `check_input` finds; 1 if there are errors."""
-    from evofeed.featurize import check_input
+def _finder(structures: str, templates: str, distillation: bool) -> dict[str, Any]:
+    finder: dict[str, Any] = {"structure_dir": structures, "template_mmcif_dir": templates}
+    finder = {name: value for name, value in finder.items() if value}
+    return finder | ({"is_distillation": True} if distillation else {})
 
-    found = check_input(input_uri, config=config, clusters=clusters, **finder)
+
+def check(
+    input_uri: Annotated[
+        str, typer.Argument(metavar="INPUT", help="What `evofeed featurize` takes.")
+    ],
+    clusters: Annotated[
+        str, typer.Option(help="A sequence cluster a line, or mmseqs' _cluster.tsv.")
+    ] = "",
+    structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
+    templates: Annotated[str, typer.Option(help="Folder of template mmCIF files.")] = "",
+    distillation: Annotated[
+        bool, typer.Option("--distillation", help="Structures are predictions.")
+    ] = False,
+    stage: Annotated[
+        str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Look an input over and say what a job would make of it; writes nothing.
+
+    Exit code 1 if there are errors.
+
+    Example: evofeed check raw/
+    """
+    from evofeed.featurize.check import check_input
+    from evofeed.featurize.stage import is_remote
+
+    if is_remote(input_uri):
+        input_uri = _stage(input_uri, stage, as_json)
+    finder = _finder(structures, templates, distillation)
+    found = check_input(input_uri, clusters=clusters, **finder)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
         from evofeed.featurize.job.show import show_check
 
         show_check(found)
-    return 0 if found.ok else 1
+    raise typer.Exit(0 if found.ok else 1)

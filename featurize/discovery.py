@@ -131,7 +131,7 @@ def nothing_usable(problems: Sequence[InputError], uri: str) -> InputError:
     if not problems:
         return InputError("no chain in it", path=uri)
     first, more = problems[0], len(problems) - 1
-    others = f" ({more} more like this; `--check` lists them)" if more else ""
+    others = f" ({more} more like this; `evofeed check` lists them)" if more else ""
     why = f"no chain in it can be used: {first.message}{others}"
     return type(first)(why, path=first.path or uri, line=first.line, item=first.item)
 

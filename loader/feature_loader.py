@@ -43,6 +43,19 @@ _ARENA_NBYTES: Final = (64 << 20, 512 << 20)
 class FeatureLoader:
     """Batches of AlphaFold2 features, made on the device, ahead of the training step.
 
+    ::
+
+        shards ─> reader process ─> shared memory ─> feeder thread ─> ready batches ─> your loop
+                  ranged reads,     page-locked,     one copy and      `ready` of      one a step,
+                  checked           packed bytes     eight kernels     them, on the    on the device
+                                                     a sample          device
+
+        loader = FeatureLoader(Dataset.open("data/"), LoaderConfig.initial_training())
+        for epoch in range(2):
+            for batch in loader:
+                loss = train_step(openfold_batch(batch))
+            torch.save(loader.state_dict(), "loader.pt")  # also exact in the middle of an epoch
+
     Iterating gives one epoch from wherever the loader stands, and then the next
     one: `for epoch in range(n): for batch in loader: ...`. A batch is
     `dict[str, Tensor]`; features of a recycle have the recycle as first axis.

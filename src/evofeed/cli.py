@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
     "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
+    "check": ("evofeed.featurize.commands", "check", "What is amiss with an input."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "export": ("evofeed.featurize.search.commands", "export", "Alignments for other programs."),
     "cluster": ("evofeed.featurize.search.commands", "cluster", "Sequence clusters, by mmseqs."),

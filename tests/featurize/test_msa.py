@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.featurize.msa_reference import Rows, read_a3m, read_stockholm, unique_rows
 
 from evofeed.errors import MsaError
 from evofeed.featurize import InputCaps
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.msa import Msa, merge
-from evofeed.featurize.msa_reference import Rows, read_a3m, read_stockholm, unique_rows
 from evofeed.featurize.queries import query_of
 from evofeed.featurize.species import species_of
 from evofeed.featurize.stockholm import parse_stockholm

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.errors import EvofeedError
+from evofeed.features import ChainRecord
 
 Say = Callable[[str], None]
 
@@ -165,6 +166,7 @@ def serve_and_train(
     out: Path, steps: int, say: Say | None
 ) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
     """Serve the snapshot, train over HTTP, and draw what the model learned."""
+    from evofeed.pictures import draw_distogram, draw_msa_coverage
     from evofeed.service import serving
     from evofeed.store import Dataset
 
@@ -172,9 +174,14 @@ def serve_and_train(
         address = f"{url}/v1/datasets/demo"
         tell(say, f"serve: {address}")
         dataset = Dataset.open(address)
+        record = deepest_chain(dataset)
+        coverage = draw_msa_coverage(record, out / "msa_coverage.png")
+        tell(say, f"draw: the alignment of {record.chain_id}, {coverage}")
         training = train_tiny(dataset, out / "training", steps, say)
-        tell(say, "draw: MSA coverage and predicted distances")
-        pictures = draw(dataset, out / "training", out)
+        logits = distogram_logits(record, out / "training")
+        distances = draw_distogram(record, logits, out / "distogram.png")
+        tell(say, f"draw: its distances, predicted and true, {distances}")
+        pictures = [coverage, distances]
     return {"served_from": address}, training, pictures
 
 
@@ -208,20 +215,14 @@ def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str
     }
 
 
-def draw(dataset: Any, run: Path, out: Path) -> list[Path]:
-    """Both pictures, of the chain with the deepest alignment among those with a structure."""
-    from evofeed.pictures import draw_distogram, draw_msa_coverage
-
+def deepest_chain(dataset: Any) -> ChainRecord:
+    """The chain with the deepest alignment among those with a structure."""
     index = dataset.index.to_pydict()
     columns = (index[name] for name in ("num_alignments", "chain_id", "has_structure"))
     candidates = zip(*columns, strict=True)
     _, chain_id = max((rows, name) for rows, name, known in candidates if known)
-    record = dataset[chain_id]
-    logits = distogram_logits(record, run)
-    return [
-        draw_msa_coverage(record, out / "msa_coverage.png"),
-        draw_distogram(record, logits, out / "distogram.png"),
-    ]
+    record: ChainRecord = dataset[chain_id]
+    return record
 
 
 def distogram_logits(record: Any, run: Path) -> np.ndarray:

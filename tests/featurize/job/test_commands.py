@@ -97,12 +97,12 @@ def test_an_input_that_is_not_there_is_one_line_and_exit_one(tmp_path: Path) -> 
 
 
 def test_check_reports_and_writes_nothing(broken_raw: Path) -> None:
-    done = evofeed("featurize", broken_raw, "--check", "--json")
+    done = evofeed("check", broken_raw, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert found["chains"] == 20
     assert found["findings"]
-    assert "20 chains" in evofeed("featurize", broken_raw, "--check").stdout
+    assert "20 chains" in evofeed("check", broken_raw).stdout
 
 
 def test_jobs_status_lists_jobs_and_their_broken_chains(published: Path) -> None:
