@@ -82,7 +82,7 @@ def parse_pdb(
     if not proteins:
         seen = ", ".join(others)
         raise MmcifError(f"no protein in it, only chain {seen}", path=path or None)
-    notes = (f"no proteins: chain {', '.join(others)}",) if others else ()
+    notes = (f"chain {', '.join(others)}: no proteins",) if others else ()
     sites = _sites(list(proteins.values()), atoms)
     threshold = config.confidence_threshold if is_distillation else None
 
@@ -192,7 +192,7 @@ def _residues_of(
     member = _members(rows, atoms, kinds, set(names), int(ends[-1]) if len(ends) else None)
     left_out = _listed(rows[~member], atoms)
     rows = rows[member]
-    notes = [f"residues that are none of the chain: {left_out}"] if left_out else []
+    notes = [f"{left_out}: no residues of the chain"] if left_out else []
     if written != name:
         notes.append(f"the file gives no chain id, {name!r} is the first free one")
     unknown = np.isnan(atoms.xyz[rows]).any(-1)

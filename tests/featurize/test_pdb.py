@@ -178,8 +178,8 @@ def test_waters_ligands_and_nucleotides_are_no_residues_and_are_listed(tmp_path:
     record = featurize_chain(source)
     assert (source.chain_id, record.sequence) == ("1abc_A", "AGS")
     dropped = "; ".join(record.dropped)
-    assert "residues that are none of the chain: 2 HOH, 1 HEM" in dropped
-    assert "no proteins: chain B (1 DA), W (1 HOH)" in dropped
+    assert "2 HOH, 1 HEM: no residues of the chain" in dropped
+    assert "chain B (1 DA), W (1 HOH): no proteins" in dropped
     theirs = parsed(text, config=LAX)
     assert theirs.sequences == {"A": "AGSXX", "B": "X", "W": "X"}
 
