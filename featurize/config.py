@@ -7,8 +7,10 @@ sets them all back, surprises included.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +33,11 @@ class InputCaps:
     """Atom records of one structure file."""
     max_hits: int = 200_000
     """Template hits of one file."""
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not 1 <= value < 2**63:
+                raise ValueError(f"{name} is {value}, must be at least 1 and below 2^63")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +138,16 @@ class FeaturizeConfig:
     caps: InputCaps = field(default_factory=InputCaps)
 
     def __post_init__(self) -> None:
-        if self.max_templates < 0:
-            raise ValueError(f"max_templates is {self.max_templates}, must be >= 0")
-        year, *_ = self.max_template_date.split("-")
-        if len(self.max_template_date) != 10 or not year.isdigit():
+        if not 0 <= self.max_templates < 2**31:
+            raise ValueError(f"max_templates is {self.max_templates}, must be 0 to 2^31 - 1")
+        for name in ("confidence_threshold", "min_align_ratio", "max_subsequence_ratio"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value}, must be finite")
+        try:
+            date = datetime.date.fromisoformat(self.max_template_date).isoformat()
+        except ValueError:
+            date = ""
+        if date != self.max_template_date:
             raise ValueError(f"max_template_date is {self.max_template_date!r}, not YYYY-MM-DD")
 
     @classmethod

@@ -50,11 +50,13 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         docs_url=None,  # FastAPI's pages load scripts from a CDN; the dashboard has its own
         redoc_url=None,
         separate_input_output_schemas=False,
+        redirect_slashes=False,  # a path has one spelling, and nothing undocumented answers
     )
     app.state.service = service
     install_problems(app, problem_page)
     for router in ROUTERS:
         app.include_router(router)
+    app.state.routes = [route for router in ROUTERS for route in router.routes]
     describe_api(app)
     app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
     return app

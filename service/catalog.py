@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from evofeed.errors import StoreError
 from evofeed.service.audit import record
 from evofeed.service.database import Database
+from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.statistics import column_statistics
@@ -38,10 +40,11 @@ class Catalog:
 
     Args:
         database: where names are kept.
+        grace: seconds for which a place that was asked for lately is known without it.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, grace: float = 0.0) -> None:
+        self._database, self._grace = database, grace
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
@@ -62,35 +65,48 @@ class Catalog:
     ) -> DatasetRow:
         """Make a dataset known by name.
 
-        Registering the same name and URI again changes nothing. `replace` lets a
-        name move to another URI (only the command line may do that).
+        Registering the same name and place again changes nothing. `replace` lets a
+        name move to another place (only the command line may do that).
 
         Raises:
-            Problem: 409, the name (or one that differs in case only) is taken;
-                422, the URI is none of ours.
+            Problem: 409, the name (or one that differs in case only) is taken, or the
+                place is in, around or the same as that of another dataset; 422, the
+                URI is no place of ours.
         """
-        try:
-            StoreView.check_uri(uri)
-        except ValueError as error:
-            raise Problem(422, "bad_uri", str(error), next="give a path or such a URI") from None
-        try:
-            with self._database.write() as session:
-                row = _find(session, name)
-                if row is None:
-                    row = DatasetRow(name=name, folded=name.casefold(), created_at=time.time())
-                    session.add(row)
-                elif row.uri != uri and not replace:
-                    raise _taken(name)
-                elif row.uri == uri:
-                    session.expunge(row)
-                    return row
-                row.uri, row.description = uri, description
-                record(session, principal, "dataset.register", name, uri=uri)
-                session.flush()
+        place = canonical_place(uri)
+        with self._database.write() as session:
+            self._database.alone(session, "datasets")
+            row = _find(session, name)
+            if row is not None and row.place == place:
                 session.expunge(row)
-        except IntegrityError:
-            raise _taken(name) from None
+                return row
+            if row is not None and not replace:
+                raise _taken(name)
+            _require_free(session, name, place)
+            if row is None:
+                row = DatasetRow(name=name, folded=name.casefold(), created_at=time.time())
+                row.description = description
+                session.add(row)
+            row.uri, row.place = uri, place
+            record(session, principal, "dataset.register", name, uri=uri)
+            session.flush()
+            session.expunge(row)
         self._uris.pop(name, None)
+        return row
+
+    def describe(self, name: str, description: str, principal: str) -> DatasetRow:
+        """Change what is said of a dataset.
+
+        Raises:
+            Problem: 404.
+        """
+        row = self.dataset(name)
+        with self._database.write() as session:
+            row = session.get_one(DatasetRow, row.id)
+            row.description = description
+            record(session, principal, "dataset.describe", name)
+            session.flush()
+            session.expunge(row)
         return row
 
     def remove(self, name: str, principal: str) -> None:
@@ -151,8 +167,8 @@ class Catalog:
         uri = self._uri(name)
         try:
             return self._cached(self._views, uri, lambda: StoreView(uri), 256)
-        except (StoreError, OSError) as error:
-            raise _away(name, error) from None
+        except (StoreError, OSError, ValueError) as error:
+            raise away(name, error) from None
 
     def _uri(self, name: str) -> str:
         """Where a dataset lies; asked of the database at most once a second.
@@ -162,7 +178,12 @@ class Catalog:
         """
         uri, until = self._uris.get(name, ("", 0.0))
         if time.monotonic() >= until:
-            uri = self.dataset(name).uri
+            try:
+                uri = self.dataset(name).uri
+            except (DBAPIError, PoolTimeout):
+                if not uri or time.monotonic() > until + self._grace:
+                    raise
+                return uri
             if len(self._uris) >= _MAX_URIS:
                 self._uris.clear()
             self._uris[name] = (uri, time.monotonic() + _URI_SECONDS)
@@ -239,6 +260,24 @@ def _find(session: Session, name: str) -> DatasetRow | None:
     return session.scalar(select(DatasetRow).where(DatasetRow.name == name))
 
 
+def _require_free(session: Session, name: str, place: str) -> None:
+    """Refuse a place that another dataset has, or that is inside or around one of another.
+
+    Rights are given by name: with two names for one place, a token for the one would reach
+    the other.
+    """
+    for other in session.scalars(select(DatasetRow).where(DatasetRow.name != name)):
+        if other.folded == name.casefold():
+            raise _taken(name)
+        if below(place, other.place) or below(other.place, place):
+            raise Problem(
+                409,
+                "place_taken",
+                "this place is that of another dataset, or is inside or around it",
+                next="use that dataset's name, or choose a place apart from it",
+            )
+
+
 def _taken(name: str) -> Problem:
     return Problem(
         409,
@@ -248,11 +287,14 @@ def _taken(name: str) -> Problem:
     )
 
 
-def _away(name: str, error: Exception) -> Problem:
+def away(name: str, error: Exception) -> Problem:
+    """The problem of a dataset whose store cannot be used; its place is not told."""
+    why = error.message if isinstance(error, StoreError) else type(error).__name__
+    why = error.strerror or why if isinstance(error, OSError) else why
     return Problem(
         503,
         "store_unreachable",
-        f"the store of dataset {name!r} cannot be reached: {error}",
+        f"the store of dataset {name!r} cannot be reached: {why}",
         next="check the disk or bucket, then retry",
         headers={"Retry-After": "5"},
     )

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from evofeed.service import filters
 from evofeed.service.problems import Problem
+from evofeed.service.work import require_time
 
 MAX_PAGE: Final = 1000
 
@@ -57,6 +58,7 @@ def page(
     parts: list[pa.Table] = []
     found, at, next_row = 0, start, None
     while at < index.num_rows and next_row is None:
+        require_time()
         piece = index.slice(at, scan)
         hits = pc.indices_nonzero(filters.match(piece, where))
         if found + len(hits) > limit:
@@ -68,9 +70,14 @@ def page(
     return Page(_rows(pa.concat_tables(parts)) if parts else [], next_row)
 
 
-def count(index: pa.Table, where: Any) -> int:
-    """How many chains pass the filter, exactly."""
-    return int(pc.sum(filters.match(index, where)).as_py() or 0)
+def count(index: pa.Table, where: Any, *, scan: int = 65_536) -> int:
+    """How many chains pass the filter, exactly; `scan` rows are looked at in one step."""
+    filters.check(index.schema, where)
+    found = 0
+    for at in range(0, index.num_rows, scan):
+        require_time()
+        found += int(pc.sum(filters.match(index.slice(at, scan), where)).as_py() or 0)
+    return found
 
 
 def one(index: pa.Table, chain_id: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,13 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Port, 8461 if not given; 0 picks a free one.")
     ] = None,
+    auth: Annotated[
+        bool,
+        typer.Option(
+            "--auth/--no-auth",
+            help="Ask for a token. Without, every user of this machine may do everything.",
+        ),
+    ] = True,
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
     ] = False,
@@ -33,12 +41,16 @@ def serve(
 
     Example: evofeed serve --dataset demo=./demo-dataset
 
-    Further settings come from EVOFEED_* variables (EVOFEED_DATABASE_URL, EVOFEED_AUTH, ...).
+    It prints a token for this start and an address that signs a browser in with it; others are
+    made with `evofeed tokens create`. Further settings come from EVOFEED_* variables
+    (EVOFEED_DATABASE_URL, EVOFEED_AUTH, ...).
     """
     from evofeed.service.settings import load_settings
 
     changes = {"host": host, "port": port, "datasets": _pairs(dataset or [])}
     settings = load_settings(**{name: value for name, value in changes.items() if value})
+    if not auth:
+        settings = settings.with_changes(auth="off")
     if port == 0:
         settings = settings.with_changes(port=0)
     if migrate:
@@ -57,23 +69,45 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
     from evofeed.service.server import serving
 
     logging.basicConfig(level=settings.log_level, format="%(message)s")
+    token = _start_token(settings)
     stop = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     with contextlib.ExitStack() as patient:
         for number in signals:
             patient.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
         with serving(settings) as url:
-            _announce(settings, url, as_json)
+            _announce(settings, url, token, as_json)
             stop.wait()
             patient.close()
+    if any(thread.name.startswith("evofeed-work") for thread in threading.enumerate()):
+        os._exit(0)  # stuck in a store that does not answer; Python would wait for them
 
 
-def _announce(settings: ServiceSettings, url: str, as_json: bool) -> None:
+def _start_token(settings: ServiceSettings) -> str:
+    """The token to print; empty where none is made."""
+    from evofeed.service.auth import make_start_token, revoke_start_token
+    from evofeed.service.database import Database
+
+    with contextlib.closing(Database(settings.url)) as database:
+        if database.is_sqlite:
+            database.upgrade()
+        else:
+            database.require_current()
+        if settings.prints_token:
+            return make_start_token(database)
+        revoke_start_token(database)
+    return ""
+
+
+def _announce(settings: ServiceSettings, url: str, token: str, as_json: bool) -> None:
     if as_json:
-        names = sorted(settings.datasets)
-        typer.echo(json.dumps({"url": url, "datasets": names, "auth": settings.auth_on}))
+        values = {"url": url, "datasets": sorted(settings.datasets), "auth": settings.auth_on}
+        typer.echo(json.dumps(values | ({"token": token} if token else {})))
     else:
         typer.echo(f"serving on {url}  (dashboard at /, Ctrl-C stops)")
+        if token:
+            typer.echo(f"  sign in:  {url}/ui/login?token={token}")
+            typer.echo(f"  programs: export EVOFEED_TOKEN={token}")
         for name in sorted(settings.datasets):
             typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
     sys.stdout.flush()

@@ -6,6 +6,7 @@ plain synchronous sessions in worker threads.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,21 @@ from sqlalchemy.orm import Session
 from evofeed.errors import ServiceError
 from evofeed.service.database_url import parse_url
 
+# A database that is away is noticed within seconds, not when TCP gives up.
+_POSTGRES: dict[str, Any] = {
+    "pool_pre_ping": True,
+    "pool_timeout": 5,
+    "pool_size": 10,
+    "max_overflow": 10,
+    "connect_args": {
+        "connect_timeout": 5,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 10_000,
+    },
+}
+
 
 class Database:
     """Sessions on one database.
@@ -37,7 +53,7 @@ class Database:
         self.is_sqlite = self._url.drivername == "sqlite"
         if self.is_sqlite:
             self._make_folder()
-        options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
+        options: dict[str, Any] = {} if self.is_sqlite else _POSTGRES
         self.engine = create_engine(self._url, **options)
         if self.is_sqlite:
             _prepare_sqlite(self.engine)
@@ -55,6 +71,15 @@ class Database:
         engine = self.engine.execution_options(immediate=True)
         with Session(engine) as session, session.begin():
             yield session
+
+    def alone(self, session: Session, what: str) -> None:
+        """Wait until no other write transaction is alone with `what`, until this one ends.
+
+        SQLite has one writer at a time anyway; PostgreSQL is asked for a lock by that name.
+        """
+        if not self.is_sqlite:
+            key = zlib.crc32(f"evofeed {what}".encode())
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
 
     def upgrade(self) -> None:
         """Apply the migrations that are missing."""

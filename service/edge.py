@@ -6,6 +6,7 @@ log line; plain ASGI, so that streaming bodies stay streams.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -14,7 +15,6 @@ import time
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evofeed.service.metrics import Metrics
@@ -49,13 +49,17 @@ class Edge:
         if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
             scope["path"] = f"/v1{scope['path']}"
         exchange = _Exchange(scope, send)
+        if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
+            scope["method"], scope["evofeed.head"] = "GET", True
         try:
             if problem := self._refusal(scope):
                 await problem.response()(scope, receive, exchange.send)
             else:
-                await self._app(scope, _capped(receive, self._settings.max_body), exchange.send)
+                await self._app(scope, _capped(receive, self._settings), exchange.send)
         except Exception as error:
-            problem = unexpected(error, exchange.request_id)
+            problem = (
+                error if isinstance(error, Problem) else unexpected(error, exchange.request_id)
+            )
             if exchange.status:  # the head is out: only a broken stream can tell now
                 raise
             await problem.response()(scope, receive, exchange.send)
@@ -74,13 +78,7 @@ class Edge:
             )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:19]) > self._settings.max_body:
-            return Problem(
-                413,
-                "body_too_large",
-                f"a body may have {self._settings.max_body} bytes",
-                next="send less, or raise EVOFEED_MAX_BODY",
-                headers={"Connection": "close"},
-            )
+            return _too_large(self._settings.max_body)
         return None
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
@@ -109,7 +107,7 @@ class _Exchange:
         self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.began = time.monotonic()
         self.status, self.sent = 0, 0
-        self._send = send
+        self._send, self._head = send, scope["method"] == "HEAD"
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers on its head."""
@@ -120,20 +118,53 @@ class _Exchange:
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
         else:
+            if self._head:
+                message = {
+                    "type": "http.response.body",
+                    "more_body": message.get("more_body", False),
+                }
             self.sent += len(message.get("body", b""))
         await self._send(message)
 
 
-def _capped(receive: Receive, limit: int) -> Receive:
-    """`receive` that refuses a body growing past `limit` (it may come without a length)."""
-    seen = 0
+def _capped(receive: Receive, settings: ServiceSettings) -> Receive:
+    """`receive` that refuses a body growing past the cap (it may come without a length) or late."""
+    seen, whole = 0, False
+    until = time.monotonic() + settings.request_seconds
 
     async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        if whole:  # from here on, only whether the client is still there
+            return await receive()
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                message = await receive()
+        except TimeoutError:
+            raise _too_slow() from None
         seen += len(message.get("body", b""))
-        if seen > limit:
-            raise HTTPException(413, f"a body may have {limit} bytes")
+        whole = not message.get("more_body", False)
+        if seen > settings.max_body:
+            raise _too_large(settings.max_body)
         return message
 
     return counted
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(
+        413,
+        "body_too_large",
+        f"a body may have {limit} bytes",
+        next="send less, or raise EVOFEED_MAX_BODY",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_slow() -> Problem:
+    return Problem(
+        408,
+        "body_too_slow",
+        "the body did not come in time",
+        next="send it again, faster",
+        headers={"Connection": "close"},
+    )

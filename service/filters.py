@@ -34,6 +34,7 @@ _COMPARE: Final = {
 }
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 _UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
+_ANY_CASE: Final = ("method",)  # as mmCIF files write it, or in lower case
 _PHYSICAL: Final = (
     "shard",
     "offset",
@@ -117,6 +118,8 @@ class _Evaluator:
             raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
         values = _plain(self._table[column])
         known = _known(values, str(column), kind)
+        if column in _ANY_CASE and isinstance(node.get("value"), str | list):
+            values, node = pc.utf8_lower(values), node | {"value": _lower(node["value"])}
         if op == "known":
             if "value" in node:
                 raise _bad(f"{where}.value", "`known` takes no value")
@@ -202,6 +205,12 @@ def _comparable(values: Any, value: Any, kind: str) -> tuple[Any, Any]:
         return values, pa.scalar(datetime.date.fromisoformat(value), values.type)
     # In the column's own type: 1.7 asked is the 1.7 that was stored, in float32 as well.
     return values, pa.scalar(value, values.type)
+
+
+def _lower(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_lower(item) for item in value]
+    return value.lower() if isinstance(value, str) else value
 
 
 def _shown(value: Any) -> str:

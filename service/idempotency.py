@@ -78,6 +78,7 @@ def _claim(database: Database, principal: str, key: str, digest: str) -> Respons
         if row.status is None:
             raise _running()
         headers = {"Idempotency-Replayed": "true"}
+        headers |= {"Location": row.location} if row.location else {}
         return Response(row.body, row.status, headers, row.media_type)
 
 
@@ -86,6 +87,7 @@ def _keep(database: Database, principal: str, key: str, response: Response) -> N
         if row := session.get(IdempotencyRow, (principal, key)):
             row.status, row.body = response.status_code, bytes(response.body)
             row.media_type = response.headers.get("content-type", "")
+            row.location = response.headers.get("location", "")
 
 
 def _forget(database: Database, principal: str, key: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,12 +17,19 @@ if TYPE_CHECKING:
 Preset = Literal["safe", "openfold"]
 
 
-def checked_config(preset: Preset, changes: dict[str, Any]) -> dict[str, Any]:
+def checked_config(
+    preset: Preset, changes: dict[str, Any], allowed: Mapping[str, float]
+) -> dict[str, Any]:
     """Every field of a `FeaturizeConfig`: a preset with some fields changed.
 
+    Args:
+        preset: where to begin.
+        changes: fields that differ; those of `caps` may be given alone.
+        allowed: caps that may be gone up to, where they are not the preset's.
+
     Raises:
-        Problem: 422, an unknown field or a value it does not take; 403, featurize is
-            not installed here.
+        Problem: 422, an unknown field or a value it does not take, or a cap beyond what
+            is allowed; 403, featurize is not installed here.
     """
     # Only a service that runs jobs needs the featurize extra installed.
     try:
@@ -33,9 +42,33 @@ def checked_config(preset: Preset, changes: dict[str, Any]) -> dict[str, Any]:
             next="pip install 'evofeed[featurize]' where the service runs",
         ) from None
     base = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
-    return dataclasses.asdict(
-        _checked(FeaturizeConfig, dataclasses.asdict(base) | changes, "config")
-    )
+    caps = changes.get("caps", {})
+    limits = dataclasses.asdict(base.caps) | dict(allowed)
+    if isinstance(caps, dict):
+        for name, value in caps.items():
+            if name not in limits:
+                raise _unknown("config.caps", name, limits)
+            if not isinstance(value, bool) and isinstance(value, int | float):
+                require_within(f"config.caps.{name}", value, limits[name])
+        changes = changes | {"caps": dataclasses.asdict(base.caps) | caps}
+    values = dataclasses.asdict(base) | changes
+    return dataclasses.asdict(_checked(FeaturizeConfig, values, "config"))
+
+
+def require_within(where: str, value: float, limit: float) -> None:
+    """Refuse what goes beyond what the operator allows.
+
+    Raises:
+        Problem: 422.
+    """
+    if value > limit:
+        raise Problem(
+            422,
+            "beyond_limit",
+            f"{where} is {value:g}, and this service allows {limit:g}",
+            next="ask for less; GET /v1/config lists the limits",
+            errors=[{"where": where, "what": f"at most {limit:g}"}],
+        )
 
 
 def checked_crop(values: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -47,6 +80,11 @@ def checked_crop(values: dict[str, Any] | None) -> dict[str, Any] | None:
     from evofeed.featurize.job import CropConfig
 
     return None if values is None else dataclasses.asdict(_checked(CropConfig, values, "crop"))
+
+
+def cores() -> int:
+    """Cores this process may use: what a job's workers are by default."""
+    return len(os.sched_getaffinity(0))
 
 
 def build(spec: dict[str, Any]) -> tuple[FeaturizeConfig, CropConfig | None]:
@@ -63,12 +101,7 @@ def build(spec: dict[str, Any]) -> tuple[FeaturizeConfig, CropConfig | None]:
 def _checked(kind: type[Any], values: dict[str, Any], where: str) -> Any:
     fields = {field.name for field in dataclasses.fields(kind)}
     if unknown := sorted(set(values) - fields):  # pydantic would pass over them
-        raise Problem(
-            422,
-            "bad_request",
-            f"{where}: no field {unknown[0][:60]!r}",
-            next=f"the fields are {', '.join(sorted(fields))}",
-        )
+        raise _unknown(where, unknown[0], fields)
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -83,6 +116,15 @@ def _checked(kind: type[Any], values: dict[str, Any], where: str) -> Any:
             422,
             "bad_request",
             f"{errors[0]['where']}: {errors[0]['what']}",
-            next="`evofeed featurize --help` and the feature docs list the fields",
+            next="correct this field; the others are as good as they are",
             errors=errors,
         ) from None
+
+
+def _unknown(where: str, name: str, fields: Iterable[str]) -> Problem:
+    return Problem(
+        422,
+        "bad_request",
+        f"{where}: no field {name[:60]!r}",
+        next=f"the fields are {', '.join(sorted(fields))}",
+    )

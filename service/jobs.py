@@ -4,22 +4,25 @@
                  └─> cancelling ─> cancelled
 
 A job that is interrupted (its service stops or dies) is queued again; running it
-again keeps every unit that is done, so nothing is lost but seconds.
+again keeps every unit that is done, so nothing is lost but seconds. Each run is an
+attempt, and what it said, made and could not do is kept beside those before it.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
 
 from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
-from evofeed.service.quotas import NO_QUOTAS, Quotas, require_room
-from evofeed.service.tables import DatasetRow, JobRow
+from evofeed.service.quotas import require_room
+from evofeed.service.tables import DatasetRow, JobAttempt, JobChain, JobRow
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -41,11 +44,7 @@ class JobQueue:
         self._database, self._max_queued = database, max_queued
 
     def submit(
-        self,
-        dataset: DatasetRow,
-        spec: dict[str, Any],
-        principal: str,
-        quotas: Quotas = NO_QUOTAS,
+        self, dataset: DatasetRow, spec: dict[str, Any], principal: str, message: str = ""
     ) -> JobRow:
         """Queue a job.
 
@@ -62,26 +61,33 @@ class JobQueue:
             progress={},
             result={},
             error="",
+            message=message,
+            retry=False,
             created_at=now,
             updated_at=now,
             principal=principal,
+            charged_to=principal,
         )
         with self._database.write() as session:
-            waiting = select(func.count()).where(JobRow.state == QUEUED)
-            if (session.scalar(waiting) or 0) >= self._max_queued:
-                raise Problem(
-                    429,
-                    "queue_full",
-                    f"{self._max_queued} jobs wait already",
-                    next="wait for some to end, or cancel some",
-                    headers={"Retry-After": "60"},
-                )
-            require_room(session, principal, quotas)
+            self._require_room(session, principal)
             session.add(row)
             record(session, principal, "job.submit", row.id, dataset=dataset.name)
             session.flush()
             session.expunge(row)
         return row
+
+    def _require_room(self, session: Session, principal: str) -> None:
+        self._database.alone(session, "jobs")  # so that what is counted is all there is
+        waiting = select(func.count()).where(JobRow.state == QUEUED)
+        if (session.scalar(waiting) or 0) >= self._max_queued:
+            raise Problem(
+                429,
+                "queue_full",
+                f"{self._max_queued} jobs wait already",
+                next="wait for some to end, or cancel some",
+                headers={"Retry-After": "60"},
+            )
+        require_room(session, principal)
 
     def get(self, job_id: str) -> tuple[JobRow, DatasetRow]:
         """A job and its dataset.
@@ -96,7 +102,7 @@ class JobQueue:
             raise Problem(404, "not_found", f"no job {job_id!r}", next="list: GET /v1/jobs")
         return found[0], found[1]
 
-    def list(
+    def newest(
         self,
         *,
         state: str | None = None,
@@ -143,23 +149,19 @@ class JobQueue:
                     record(session, principal, "job.cancel", job_id)
                     return
 
-    def requeue(
-        self,
-        job_id: str,
-        principal: str,
-        quotas: Quotas = NO_QUOTAS,
-    ) -> None:
-        """Queue a job that has ended once more.
+    def requeue(self, job_id: str, principal: str) -> None:
+        """Queue a job that has ended once more, at the cost of whoever asks for it.
 
         Raises:
-            Problem: 409, it has not ended; 429, a quota is used up.
+            Problem: 409, it has not ended; 429, too many wait already, or a quota is used up.
         """
         with self._database.write() as session:
-            require_room(session, principal, quotas)
+            self._require_room(session, principal)
+            values = {"state": QUEUED, "error": "", "progress": {}, "result": {}, "retry": True}
             moved = session.execute(
                 update(JobRow)
                 .where(JobRow.id == job_id, JobRow.state.in_(ENDED))
-                .values(state=QUEUED, error="", progress={}, result={}, updated_at=time.time())
+                .values(**values, charged_to=principal, updated_at=time.time())
             )
             if not moved.rowcount:  # type: ignore[attr-defined]
                 raise Problem(
@@ -167,52 +169,153 @@ class JobQueue:
                 )
             record(session, principal, "job.retry", job_id)
 
+    def attempts(self, job_id: str) -> list[JobAttempt]:
+        """The runs of a job, newest first."""
+        query = select(JobAttempt).where(JobAttempt.job_id == job_id)
+        with self._database.read() as session:
+            return list(session.scalars(query.order_by(JobAttempt.number.desc())))
+
+    def chains(
+        self, job_id: str, attempt: int, kind: str, offset: int, limit: int
+    ) -> tuple[int, list[JobChain]]:
+        """How many chains an attempt has something of this kind to say of, and a page of them."""
+        of_it = (JobChain.job_id == job_id, JobChain.attempt == attempt, JobChain.kind == kind)
+        page = select(JobChain).where(*of_it).order_by(JobChain.id).offset(offset).limit(limit)
+        with self._database.read() as session:
+            total = session.scalar(select(func.count()).select_from(JobChain).where(*of_it)) or 0
+            return total, list(session.scalars(page))
+
+    def prune(self, before: float) -> list[str]:
+        """Forget jobs that ended before a time, with their attempts; their ids."""
+        old = (JobRow.state.in_(ENDED), JobRow.updated_at < before)
+        with self._database.write() as session:
+            ids = list(session.scalars(select(JobRow.id).where(*old).limit(1000)))
+            session.execute(delete(JobRow).where(JobRow.id.in_(ids), *old))
+            if ids:
+                record(session, "local", "job.prune", str(len(ids)))
+        return ids
+
     # what the scheduler and the child write
 
     def claim(self, max_running: int) -> str | None:
         """Take the oldest waiting job that may run now: one at a time for each dataset."""
         now = time.time()
         with self._database.write() as session:
+            self._database.alone(session, "jobs")  # of all services on this database
             busy = session.scalars(
                 select(JobRow).where(JobRow.state.in_([RUNNING, CANCELLING]))
             ).all()
             for job in busy:
                 if job.updated_at < now - LOST_SECONDS:
-                    job.state = CANCELLED if job.state == CANCELLING else QUEUED
-                    job.updated_at = now
+                    state = CANCELLED if job.state == CANCELLING else QUEUED
+                    _end(session, job, state, "its process fell silent", {})
             alive = [job for job in busy if job.state in (RUNNING, CANCELLING)]
             if len(alive) >= max_running:
                 return None
-            waiting = (
+            chosen = session.scalar(
                 select(JobRow)
                 .where(JobRow.state == QUEUED)
                 .where(JobRow.dataset_id.not_in([job.dataset_id for job in alive]))
                 .order_by(JobRow.created_at)
                 .limit(1)
-                # two services on one PostgreSQL: each takes another row
-                .with_for_update(skip_locked=True)
             )
-            chosen = session.scalar(waiting)
             if chosen is None:
                 return None
             chosen.state, chosen.attempts, chosen.updated_at = RUNNING, chosen.attempts + 1, now
+            chosen.error = ""
+            session.add(
+                JobAttempt(
+                    job_id=chosen.id,
+                    number=chosen.attempts,
+                    principal=chosen.charged_to,
+                    state=RUNNING,
+                    started_at=now,
+                )
+            )
             return chosen.id
 
-    def heartbeat(self, job_id: str, progress: dict[str, Any] | None) -> bool:
-        """Say that a job lives and how far it is; True if it is asked to stop."""
-        values: dict[str, Any] = {"updated_at": time.time()}
-        if progress is not None:
-            values["progress"] = progress
+    def heartbeat(
+        self,
+        job_id: str,
+        progress: dict[str, Any] | None,
+        chains: Sequence[Mapping[str, Any]] = (),
+    ) -> bool:
+        """Say that a job lives, how far it is and what broke; True if it is asked to stop."""
         with self._database.write() as session:
-            session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
-            state = session.scalar(select(JobRow.state).where(JobRow.id == job_id))
-        return state != RUNNING
+            job = session.get(JobRow, job_id, with_for_update=True)
+            if job is None:
+                return True
+            job.updated_at = time.time()
+            if progress is not None:
+                job.progress = progress
+                _attempt(session, job).progress = progress
+            _add_chains(session, job, chains)
+            return job.state != RUNNING
 
-    def end(self, job_id: str, state: str, *, error: str = "", **values: Any) -> None:
-        """Write how a job ended; only if it still runs, so that the first word stands."""
+    def end(
+        self,
+        job_id: str,
+        state: str,
+        *,
+        error: str = "",
+        result: dict[str, Any] | None = None,
+        chains: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Write how an attempt ended; only if it still runs, so that the first word counts.
+
+        Args:
+            job_id: the job.
+            state: its state from now on.
+            error: why, if it went wrong.
+            result: what it made.
+            chains: all there is to say of chains, in place of what heartbeats said.
+        """
         with self._database.write() as session:
-            session.execute(
-                update(JobRow)
-                .where(JobRow.id == job_id, JobRow.state.in_([RUNNING, CANCELLING]))
-                .values(state=state, error=error, updated_at=time.time(), **values)
-            )
+            job = session.get(JobRow, job_id, with_for_update=True)
+            if job is None or job.state not in (RUNNING, CANCELLING):
+                return
+            if chains is not None:
+                session.execute(
+                    delete(JobChain).where(
+                        JobChain.job_id == job_id, JobChain.attempt == job.attempts
+                    )
+                )
+                _add_chains(session, job, chains)
+            _end(session, job, state, error, result or {})
+
+    def keep_log(self, job_id: str, text: str) -> None:
+        """Keep the end of what the last attempt's process wrote."""
+        with self._database.write() as session:
+            if job := session.get(JobRow, job_id):
+                _attempt(session, job).log = text.replace("\x00", "")
+
+
+def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str, Any]) -> None:
+    now = time.time()
+    attempt = _attempt(session, job)
+    attempt.state = state if state in ENDED else "interrupted"
+    attempt.ended_at, attempt.error = now, error
+    attempt.progress, attempt.result = job.progress, result
+    job.state, job.error, job.updated_at, job.result = state, error, now, result
+    if state in ENDED:
+        snapshot = result.get("snapshot")
+        record(session, job.charged_to, "job.end", job.id, state=state, snapshot=snapshot)
+
+
+def _attempt(session: Session, job: JobRow) -> JobAttempt:
+    query = select(JobAttempt).where(JobAttempt.job_id == job.id, JobAttempt.number == job.attempts)
+    return session.scalars(query).one()
+
+
+def _add_chains(session: Session, job: JobRow, chains: Sequence[Mapping[str, Any]]) -> None:
+    """Enter chains, without the bytes that PostgreSQL cannot keep."""
+    names = ("kind", "chain_id", "type", "message", "path", "line")
+    for chain in chains:
+        values = {name: chain.get(name) for name in names}
+        clean = {
+            name: value.replace("\x00", "\ufffd").encode(errors="replace").decode()
+            if isinstance(value, str)
+            else value
+            for name, value in values.items()
+        }
+        session.add(JobChain(job_id=job.id, attempt=job.attempts, **clean))

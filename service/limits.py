@@ -35,18 +35,40 @@ class RateLimiter:
         Raises:
             Problem: 429 with Retry-After.
         """
+        level = self._take(principal)
+        if level < 0:
+            raise self._refusal(-level / self._rate)
+
+    def may_spend(self, principal: str) -> bool:
+        """The same, as an answer."""
+        return self._take(principal) >= 0
+
+    def headers(self, principal: str) -> dict[str, str]:
+        """`RateLimit-*` of a principal; none where nothing is limited."""
         if not self._rate:
-            return
+            return {}
+        with self._lock:
+            level, then = self._buckets.get(principal, (float(self._burst), self._clock()))
+            level = min(float(self._burst), level + (self._clock() - then) * self._rate)
+        return {
+            "RateLimit-Limit": str(self._burst),
+            "RateLimit-Remaining": str(max(0, math.floor(level))),
+            "RateLimit-Reset": str(math.ceil((self._burst - level) / self._rate)),
+        }
+
+    def _take(self, principal: str) -> float:
+        """Requests left in the bucket; below 0 what is missing for this one, not taken."""
+        if not self._rate:
+            return 0.0
         with self._lock:
             now = self._clock()
             level, then = self._buckets.pop(principal, (float(self._burst), now))
             level = min(float(self._burst), level + (now - then) * self._rate)
-            allowed = level >= 1.0
-            self._buckets[principal] = (level - 1.0 if allowed else level, now)
+            left = level - 1.0
+            self._buckets[principal] = (left if left >= 0 else level, now)
             if len(self._buckets) > _MAX_BUCKETS:
                 self._buckets.popitem(last=False)
-        if not allowed:
-            raise self._refusal((1.0 - level) / self._rate)
+        return left
 
     def _refusal(self, seconds: float) -> Problem:
         wait = max(1, math.ceil(seconds))

@@ -22,6 +22,11 @@ RefName = Annotated[str, Path(pattern=NAME_PATTERN, description="ref, such as `m
 Digest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="snapshot digest, sha256")]
 ShardName = Annotated[str, Path(pattern=SHARD_PATTERN, description="shard file name")]
 NewName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Message = Annotated[
+    str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")
+]
+"""Words of a person: lines and tabs, no other control characters."""
+
 DigestValue = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 

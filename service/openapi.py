@@ -1,8 +1,8 @@
-"""What FastAPI cannot know of our routes: the problem answers and the bearer token."""
+"""What FastAPI cannot know of our routes: the problem answers, the bearer token, the words."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -29,8 +29,43 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
+_TAGS: Final = {
+    "health": "Is it alive, is it ready, what can it do.",
+    "datasets": "Names for places.",
+    "refs": "Names for snapshots: moved by compare-and-swap, within a policy, with a history.",
+    "snapshots": "Immutable sets of chains: manifest, index, summary.",
+    "chains": "Pages of chains that pass a filter.",
+    "shards": "Bytes, by range, or URLs to them.",
+    "plans": "Which rank reads which chains.",
+    "statistics": "What a snapshot holds, and what differs between two.",
+    "jobs": "Featurize jobs: submit, watch, cancel, retry, and what they could not do.",
+    "tickets": "Alignments, by the protocol of ColabFold's MSA server.",
+    "tokens": "Tokens and the audit.",
+    "webhooks": "Be told when jobs end.",
+}
+_REFUSED: Final = {
+    "400": "this is no HTTP request that can be understood",
+    "401": "no token, or one that is not good",
+    "403": "the token may not do this",
+    "404": "there is no such thing",
+    "405": "this path has other methods",
+    "408": "the body did not come in time",
+    "409": "it cannot be done as things are",
+    "412": "the ref points elsewhere",
+    "413": "the body is too large",
+    "416": "the range begins behind the end",
+    "421": "this host name is not served here",
+    "422": "a value is not as it must be",
+    "428": "say where the ref points now",
+    "429": "too much at once, or a quota is used up",
+    "500": "our own mistake; the log says more",
+    "502": "the store holds something else than it should",
+    "503": "the store or the database does not answer, or not in time",
+}
+
+
 def describe_api(app: FastAPI) -> None:
-    """Give `app.openapi()` the problem answers, and the token where one is asked for."""
+    """Give `app.openapi()` the refusals, the token where one is asked for, and the words."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -40,6 +75,8 @@ def describe_api(app: FastAPI) -> None:
                     version=app.version,
                     description=app.description,
                     routes=app.routes,
+                    tags=[{"name": n, "description": text} for n, text in _TAGS.items()],
+                    servers=[{"url": "/", "description": "this service"}],
                     separate_input_output_schemas=False,
                 )
             )
@@ -55,15 +92,33 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    problem = {
-        "description": "refused, and why",
-        "content": {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
-        },
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    parts["responses"] = {
+        f"Refused{status}": {"description": text, "content": problem}
+        for status, text in _REFUSED.items()
     }
-    for path in schema["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-            operation["responses"]["4XX"] = problem
-            operation["responses"]["5XX"] = problem
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            text = operation["description"]
+            operation["summary"] = text.split("\n")[0].rstrip(".")
+            answers = operation["responses"]
+            answers.pop("422", None)
+            for status in _refusals(path, method, operation):
+                answers[status] = {"$ref": f"#/components/responses/Refused{status}"}
     return schema
+
+
+def _refusals(path: str, method: str, operation: dict[str, Any]) -> list[str]:
+    """Statuses an operation may refuse a request with."""
+    found = {"400", "405", "421", "422", "429", "500", "503"}
+    if operation.get("security"):
+        found |= {"401", "403"}
+    if "{" in path or path.startswith(("/v1/jobs", "/v1/webhooks", "/ticket")):
+        found |= {"404", "502"}
+    if method in ("post", "put", "patch", "delete"):
+        found |= {"408", "409", "413"}
+    if path.endswith("/refs/{ref}") and method == "put":
+        found |= {"412", "428"}
+    if "206" in operation["responses"]:
+        found |= {"416"}
+    return sorted(found)

@@ -14,6 +14,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -123,13 +125,37 @@ def _from_http(request: Request, error: HTTPException) -> Problem:
     what = str(error.detail)
     if error.status_code in (404, 405):  # nobody here raises those: the router found nothing
         what = f"no route {request.method[:16]} {request.url.path[:100]!r}"
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = _allowed(request)
     return Problem(
         error.status_code,
         code,
         what,
         next="see /openapi.json for the routes there are",
-        headers=error.headers,
+        headers=headers,
     )
+
+
+def database_away(error: Exception) -> Problem:
+    """The answer while the database does not answer; its address stays in the log."""
+    _log.warning("the database does not answer: %s", str(error).splitlines()[0][:300])
+    return Problem(
+        503,
+        "database_away",
+        "the service's database does not answer",
+        next="retry shortly; shards, indexes and manifests go on for known tokens",
+        headers={"Retry-After": "2"},
+    )
+
+
+def _allowed(request: Request) -> str:
+    """Every method of a path: the router only knows those of the first route it found."""
+    methods: set[str] = set()
+    for route in request.app.state.routes:
+        if route.path_regex.match(request.url.path):
+            methods |= route.methods
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 def unexpected(error: Exception, request_id: str) -> Problem:
@@ -166,6 +192,11 @@ def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response |
         assert isinstance(error, HTTPException)
         return answer(request, _from_http(request, error))
 
+    def on_database(request: Request, error: Exception) -> Response:
+        return answer(request, database_away(error))
+
+    for kind in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(kind, on_database)
     app.add_exception_handler(EvofeedError, on_evofeed)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

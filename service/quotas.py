@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from evofeed.service.problems import Problem
-from evofeed.service.tables import JobRow, TokenRow
+from evofeed.service.tables import JobAttempt, JobRow, TokenRow
 
 _DAY: Final = 86_400.0
-_ACTIVE: Final = ("queued", "running", "cancelling")
+ACTIVE: Final = ("queued", "running", "cancelling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Usage:
     Attributes:
         jobs: jobs that wait or run.
         chains: chains of its jobs of the last day, as far as jobs have counted them.
-        oldest: when the first of those jobs was worked on last; None without any.
+        oldest: when the first of those jobs ended; None without any.
     """
 
     jobs: int
@@ -50,48 +51,65 @@ class Usage:
     oldest: float | None
 
 
-def usage(session: Session, principal: str) -> Usage:
-    """What a principal's jobs use now."""
-    own = JobRow.principal == principal
-    jobs = session.scalar(select(func.count()).where(own, JobRow.state.in_(_ACTIVE))) or 0
+def family(session: Session, token_id: str) -> list[str]:
+    """A token and all that were made with it, and with those."""
+    tree = select(TokenRow.id).where(TokenRow.id == token_id).cte("family", recursive=True)
+    tree = tree.union(select(TokenRow.id).where(TokenRow.parent == tree.c.id))
+    return list(session.scalars(select(tree.c.id))) or [token_id]
+
+
+def usage(session: Session, principals: Sequence[str]) -> Usage:
+    """What jobs of these principals use now: each is charged for what it submits or retries."""
+    active = select(func.count()).where(JobRow.charged_to.in_(principals), JobRow.state.in_(ACTIVE))
+    day_ago = time.time() - _DAY
     recent = session.execute(
-        select(JobRow.progress, JobRow.result, JobRow.updated_at).where(
-            own, JobRow.updated_at > time.time() - _DAY
-        )
+        select(JobAttempt.job_id, JobAttempt.progress, JobAttempt.result, JobAttempt.ended_at)
+        .where(JobAttempt.principal.in_(principals))
+        .where(JobAttempt.ended_at.is_(None) | (JobAttempt.ended_at > day_ago))
     ).all()
-    chains = sum((result or progress).get("num_chains", 0) for progress, result, _ in recent)
-    return Usage(jobs, chains, min((at for *_, at in recent), default=None))
+    chains: dict[str, int] = {}
+    for job_id, progress, result, _ in recent:  # a job that goes on is not counted twice
+        count = int((result or progress).get("num_chains", 0))
+        chains[job_id] = max(chains.get(job_id, 0), count)
+    oldest = min((at for *_, at in recent if at is not None), default=None)
+    return Usage(session.scalar(active) or 0, sum(chains.values()), oldest)
 
 
-def require_room(session: Session, principal: str, quotas: Quotas) -> None:
-    """Refuse one more job to a principal that has used up a quota.
+def require_room(session: Session, principal: str) -> None:
+    """Refuse one more job to a token that has used up a quota, or whose makers have.
 
     A job's chains are counted once it has found them, so the last job of a day may
     go past `max_chains`; the next one waits.
 
     Args:
-        session: an open write session; the job is added in it.
-        principal: whose job it is.
-        quotas: what it may use.
+        session: an open write session, alone with the jobs; the job is added in it.
+        principal: who submits or retries.
 
     Raises:
         Problem: 429, with Retry-After.
     """
-    if quotas == NO_QUOTAS:
+    above: str | None = principal
+    while above is not None and (token := session.get(TokenRow, above)) is not None:
+        _require_room(session, token)
+        above = token.parent
+
+
+def _require_room(session: Session, token: TokenRow) -> None:
+    if token.max_jobs is None and token.max_chains is None:
         return
-    session.get(TokenRow, principal, with_for_update=True)  # PostgreSQL: one submission at a time
-    used = usage(session, principal)
-    if quotas.max_jobs is not None and used.jobs >= quotas.max_jobs:
+    used = usage(session, family(session, token.id))
+    if token.max_jobs is not None and used.jobs >= token.max_jobs:
         raise _used_up(
-            f"{used.jobs} jobs of this token wait or run, and it may have {quotas.max_jobs}",
+            f"{used.jobs} jobs of this token and those made with it wait or run, "
+            f"and it may have {token.max_jobs}",
             "wait for one to end, or cancel one",
             60.0,
         )
-    if quotas.max_chains is not None and used.chains >= quotas.max_chains:
+    if token.max_chains is not None and used.chains >= token.max_chains:
         wait = (used.oldest or time.time()) + _DAY - time.time()
         raise _used_up(
             f"jobs of this token had {used.chains} chains within a day, "
-            f"and it may have {quotas.max_chains}",
+            f"and it may have {token.max_chains}",
             f"the next are counted off in {wait / 3600:.1f} h",
             wait,
         )

@@ -6,29 +6,57 @@ answered with the whole object, as the RFC allows.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
 from evofeed.service.problems import Problem
+from evofeed.service.snapshot import ReadAt
+from evofeed.service.state import Service
 
 CHUNK = 1 << 20
 WHOLE = 8 << 20  # up to here a body is read at once: one read, one write
 ARROW: Final = "application/vnd.apache.arrow.file"
-IMMUTABLE = "public, max-age=31536000, immutable"
+_FOREVER: Final = "max-age=31536000, immutable"
 
-ReadAt = Callable[[int, int], bytes | bytearray]
-"""`read(offset, length)`: exactly those bytes."""
+NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "it is the one named in If-None-Match"}
+}
+"""The `responses` of a route that answers with `immutable_json`, for OpenAPI."""
 
 
 def described(media_type: str) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that answers with `immutable_response`, for OpenAPI."""
     whole = {"description": "the whole object", "content": {media_type: {}}}
     part = {"description": "the range asked for", "content": {media_type: {}}}
-    return {200: whole, 206: part, 304: {"description": "it is the one named in If-None-Match"}}
+    return {200: whole, 206: part, **NOT_MODIFIED}
+
+
+def cache_control(request: Request) -> str:
+    """How long what never changes may be kept, and by whom.
+
+    `public` would let a shared cache give away what a token was asked for (RFC 9111, 3.5).
+    """
+    service: Service = request.app.state.service
+    return f"{'public' if service.settings.reading_is_free else 'private'}, {_FOREVER}"
+
+
+def immutable_json(request: Request, value: Any) -> Response:
+    """A JSON answer that only depends on digests in its URL, or 304."""
+    data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return immutable_response(
+        request,
+        etag=f'"{hashlib.sha256(data).hexdigest()}"',
+        size=len(data),
+        read=lambda offset, length: data[offset : offset + length],
+        media_type="application/json",
+    )
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
@@ -42,8 +70,8 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
     first, dash, last = header.removeprefix("bytes=").strip().partition("-")
     if not dash or not (first or last) or not all(p.isdigit() for p in (first, last) if p):
         return None
-    if len(first) > 18 or len(last) > 18:
-        raise _unsatisfiable(size)
+    # As many digits as you like: the last byte is the object's at most (RFC 9110, 14.1.2).
+    first, last = first[:1] + first[1:19], last[:1] + last[1:19]
     if not first:
         start, stop = max(0, size - int(last)), size
     else:
@@ -76,7 +104,7 @@ def immutable_response(
     Raises:
         Problem: 416.
     """
-    headers = {"ETag": etag, "Cache-Control": IMMUTABLE, "Accept-Ranges": "bytes"}
+    headers = {"ETag": etag, "Cache-Control": cache_control(request), "Accept-Ranges": "bytes"}
     if (known := request.headers.get("if-none-match")) and matches(known, etag):
         return Response(status_code=304, headers=headers)
     span = _wanted(request.headers, etag, size)
@@ -85,11 +113,11 @@ def immutable_response(
     if span:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
-    if request.method == "HEAD":
+    if request.scope.get("evofeed.head"):  # nobody will read the body, so we do not either
         return Response(status_code=status, headers=headers, media_type=media_type)
     if stop - start <= WHOLE:
         return Response(bytes(read(start, stop - start)), status, headers, media_type)
-    return StreamingResponse(_chunks(read, start, stop), status, headers, media_type)
+    return StreamingResponse(_chunks(request, read, start, stop), status, headers, media_type)
 
 
 def _wanted(headers: Mapping[str, str], etag: str, size: int) -> tuple[int, int] | None:
@@ -99,9 +127,12 @@ def _wanted(headers: Mapping[str, str], etag: str, size: int) -> tuple[int, int]
     return parse_range(header, size)
 
 
-def _chunks(read: ReadAt, start: int, stop: int) -> Iterator[bytes]:
+async def _chunks(request: Request, read: ReadAt, start: int, stop: int) -> AsyncIterator[bytes]:
+    work = request.app.state.service.work
+    dataset = str(request.path_params.get("name", ""))
     for at in range(start, stop, CHUNK):
-        yield bytes(read(at, min(CHUNK, stop - at)))
+        piece = functools.partial(read, at, min(CHUNK, stop - at))
+        yield bytes(await work.run(piece, dataset=dataset))
 
 
 def _unsatisfiable(size: int) -> Problem:

@@ -6,57 +6,112 @@ made. The check runs before the body is read.
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import inspect
+import json
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from evofeed.service.auth import LOCAL, SCOPES, Principal, authenticate
+from evofeed.errors import EvofeedError
+from evofeed.service.admission import admit, caller_of
+from evofeed.service.auth import PUBLIC, SCOPES, Principal
+from evofeed.service.catalog import away
 from evofeed.service.idempotency import KEY_PATTERN, run_once
 from evofeed.service.problems import Problem
 from evofeed.service.state import Service
 
-PUBLIC: Final = "public"
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+_caller: contextvars.ContextVar[_Caller] = contextvars.ContextVar("evofeed_caller")
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
     """What `@scope` says of an endpoint."""
 
-    scope: str
+    scopes: tuple[str, ...]
     counted: bool
     repeatable: bool
+    heavy: bool
 
 
-def scope(name: str, *, counted: bool = True, repeatable: bool = True) -> Callable[[_F], _F]:
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """For whom an endpoint runs, and on which dataset."""
+
+    service: Service
+    name: str
+    dataset: str
+
+
+def scope(
+    *names: str, counted: bool = True, repeatable: bool = True, heavy: bool = False
+) -> Callable[[_F], _F]:
     """Say which scope an endpoint needs.
 
     Args:
-        name: one of `SCOPES`, or `PUBLIC` for no token at all.
-        counted: False keeps calls out of the rate limit (shard bytes).
+        names: of `SCOPES`, any of which will do; or `PUBLIC` for no token at all.
+        counted: False keeps good calls out of the rate limit (shard bytes), and lets them
+            go on for a while when the database is away.
         repeatable: False refuses an Idempotency-Key, for answers that must not be kept.
+        heavy: it walks an index, so that few of them run at once.
     """
-    if name not in (PUBLIC, *SCOPES):
-        raise ValueError(f"no scope {name!r}")
+    if not names or not set(names) <= {PUBLIC, *SCOPES}:
+        raise ValueError(f"no scopes {names!r}")
 
     def mark(endpoint: _F) -> _F:
-        endpoint.__scope__ = _Mark(name, counted, repeatable)  # type: ignore[attr-defined]
+        endpoint.__scope__ = _Mark(  # type: ignore[attr-defined]
+            names, counted, repeatable, heavy
+        )
         return endpoint
 
     return mark
 
 
+class _StrictRequest(Request):
+    """A request whose JSON is what RFC 8259 calls so, in text that every database can keep."""
+
+    async def json(self) -> Any:
+        """The body as parsed JSON.
+
+        Raises:
+            json.JSONDecodeError: NaN, Infinity, a NUL or half a surrogate pair in a text, or
+                no JSON at all.
+        """
+        if not hasattr(self, "_json"):
+            try:
+                text = (await self.body()).decode()
+            except UnicodeDecodeError as error:
+                raise json.JSONDecodeError(f"not UTF-8: {error.reason}", "", 0) from None
+            self._json = json.loads(text, parse_constant=_no_constant)
+            if "\\u" in text:  # the only way to write one of these
+                plain = json.dumps(self._json, ensure_ascii=False)
+                if "\\u0000" in plain or any("\ud800" <= c <= "\udfff" for c in plain):
+                    raise json.JSONDecodeError("a text holds NUL or half a character", text, 0)
+        return self._json
+
+
+def _no_constant(name: str) -> Any:
+    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
+
+
 class ScopedRoute(APIRoute):
-    """A route that admits, counts and de-duplicates before its endpoint runs."""
+    """A route that admits, counts and de-duplicates before its endpoint runs in its threads."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        if marked := getattr(endpoint, "__scope__", None):
-            options["openapi_extra"] = _described(marked, options.get("methods") or ())
+        marked: _Mark | None = getattr(endpoint, "__scope__", None)
+        if marked:
+            told = _described(marked, options.get("methods") or ())
+            options["openapi_extra"] = (options.get("openapi_extra") or {}) | told
+            if not inspect.iscoroutinefunction(endpoint):
+                endpoint = _in_thread(endpoint, marked)
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -68,36 +123,54 @@ class ScopedRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
-            principal = await _admit(service, request, marked)
+            request = _StrictRequest(request.scope, request.receive)
+            principal = await admit(service, request, marked.scopes, counted=marked.counted)
             request.state.principal = principal
-            if request.method == "POST" and "idempotency-key" in request.headers:
-                if not marked.repeatable:
-                    raise _not_kept()
-                return await run_once(service.database, principal.id, request, answer)
-            return await answer(request)
+            dataset = str(request.path_params.get("name", ""))
+            _caller.set(_Caller(service, caller_of(request, principal), dataset))
+            if request.method in ("POST", "PUT", "PATCH"):
+                await request.body()  # too large or too slow is said before anything is parsed
+            try:
+                if request.method == "POST" and "idempotency-key" in request.headers:
+                    if not marked.repeatable:
+                        raise _not_kept()
+                    return await run_once(service.database, principal.id, request, answer)
+                response = await answer(request)
+                if marked.counted:
+                    response.headers.update(service.limiter.headers(caller_of(request, principal)))
+                return response
+            except EvofeedError:
+                if not marked.counted:  # bytes are free, guesses at names are not
+                    service.limiter.spend(caller_of(request, principal))
+                raise
 
         return handle
 
 
-async def _admit(service: Service, request: Request, marked: _Mark) -> Principal:
-    if marked.scope == PUBLIC or not service.settings.auth_on:
-        principal = LOCAL
-    else:
-        principal = await run_in_threadpool(authenticate, service.database, request)
-        principal.require(marked.scope)
-        if (name := request.path_params.get("name")) is not None:
-            principal.require_dataset(str(name))
-    if marked.counted and marked.scope != PUBLIC:
-        client = request.client.host if request.client else "unknown"
-        service.limiter.spend(client if principal is LOCAL else principal.id)
-    return principal
+def _in_thread(endpoint: Callable[..., Any], marked: _Mark) -> Callable[..., Any]:
+    @functools.wraps(endpoint)
+    async def run(**values: Any) -> Any:
+        caller = _caller.get()
+        try:
+            return await caller.service.work.run(
+                functools.partial(endpoint, **values),
+                dataset=caller.dataset,
+                caller=caller.name,
+                heavy=marked.heavy,
+            )
+        except OSError as error:
+            if not caller.dataset:
+                raise
+            raise away(caller.dataset, error) from None
+
+    return run
 
 
 def _described(marked: _Mark, methods: Collection[str]) -> dict[str, Any]:
     """What OpenAPI is to say of a route's mark."""
-    if marked.scope == PUBLIC:
+    if PUBLIC in marked.scopes:
         return {"security": []}
-    extra: dict[str, Any] = {"security": [{"token": [marked.scope]}, {}]}  # {}: on loopback
+    extra: dict[str, Any] = {"security": [{"token": [name]} for name in marked.scopes]}
     if "POST" in methods and marked.repeatable:
         text = "sent twice with the same key, the request is done once; kept for a day"
         extra["parameters"] = [
@@ -123,7 +196,12 @@ def _not_kept() -> Problem:
 
 def make_router(prefix: str = "", tag: str = "") -> APIRouter:
     """A router whose routes must carry `@scope`."""
-    return APIRouter(prefix=prefix, route_class=ScopedRoute, tags=[tag] if tag else None)
+    return APIRouter(
+        prefix=prefix,
+        route_class=ScopedRoute,
+        tags=[tag] if tag else None,
+        generate_unique_id_function=lambda route: route.name,
+    )
 
 
 # Both are async only so that they do not cost a thread each.

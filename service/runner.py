@@ -8,57 +8,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
 import threading
-import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from evofeed.errors import EvofeedError
-from evofeed.featurize.job import JobProgress, JobReport, run_job
+from evofeed.featurize.job import (
+    Entries,
+    JobHost,
+    JobProgress,
+    JobReport,
+    broken_entries,
+    note_entries,
+    run_job,
+)
 from evofeed.service import jobs
+from evofeed.service.auth import holder_of
+from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.job_config import build
 from evofeed.service.jobs import JobQueue
-from evofeed.service.settings import load_settings
+from evofeed.service.refs import move_ref
+from evofeed.service.settings import ServiceSettings, load_settings
+from evofeed.store.inner import Storage
 
+_log = logging.getLogger("evofeed.service.runner")
 _BEAT_SECONDS = 2.0
+_BATCH = 1000  # chains entered in one beat
 
 
 def main(job_id: str) -> int:
     """Run a job to its end; 0 if it ended by itself, however."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _log.setLevel(logging.INFO)
     settings = load_settings()
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
     pulse = _Pulse(queue, job_id)
     before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
-        job, dataset = queue.get(job_id)
-        options = job.spec["options"]
-        config, crop = build(job.spec)
-        with pulse:
-            report = run_job(
-                job.spec["input_uri"],
-                dataset.uri,
-                config=config,
-                crop=crop,
-                progress=pulse.progress,
-                ledger="" if database.is_sqlite else settings.url,
-                ref=job.spec["ref"],
-                ray_address=settings.ray_address if options["executor"] != "local" else "",
-                **options,
-            )
-        _end(queue, job_id, report)
+        _run(database, settings, queue, pulse, job_id)
     except KeyboardInterrupt:
+        _log.info("stopped: %s", pulse.stop_state)
         queue.end(job_id, pulse.stop_state)
     except EvofeedError as error:
-        queue.end(job_id, jobs.FAILED, error=str(error))
+        _log.error("%s", error)
+        queue.end(job_id, jobs.FAILED, error=str(error), result=pulse.made)
     except Exception as error:
-        traceback.print_exc()
-        queue.end(job_id, jobs.FAILED, error=f"{type(error).__name__}: {error}"[:2000])
+        _log.exception("unexpected")
+        what = f"{type(error).__name__}: {error}"[:2000]
+        queue.end(job_id, jobs.FAILED, error=what, result=pulse.made)
         return 1
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -66,10 +71,53 @@ def main(job_id: str) -> int:
     return 0
 
 
+def _run(
+    database: Database, settings: ServiceSettings, queue: JobQueue, pulse: _Pulse, job_id: str
+) -> None:
+    job, dataset = queue.get(job_id)
+    ref, options = job.spec["ref"], job.spec["options"]
+    config, crop = build(job.spec)
+    _log.info("attempt %d: %s into %s", job.attempts, job.spec["input_uri"], dataset.name)
+
+    def move(storage: Storage, name: str, digest: str, expect: str | None) -> object:
+        pulse.made = {"snapshot": digest}
+        _log.info("snapshot %s is written", digest)
+        if ref is None:
+            return None
+        moved = move_ref(
+            Catalog(database),
+            database,
+            dataset=dataset.name,
+            ref=name,
+            digest=digest,
+            expect=expect,
+            principal=holder_of(database, job.charged_to),
+            job_id=job_id,
+            message=job.message,
+        )
+        _log.info("ref %s is moved", name)
+        return moved
+
+    with pulse:
+        report = run_job(
+            job.spec["input_uri"],
+            dataset.uri,
+            config=config,
+            crop=crop,
+            progress=pulse.progress,
+            ledger="" if database.is_sqlite else settings.url,
+            ref=ref or f"job-{job_id}",
+            ray_address=settings.ray_address if options["executor"] != "local" else "",
+            host=JobHost(owner=job_id, retry=job.retry, found=pulse.found, move=move),
+            **options,
+        )
+    _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
+    _end(queue, job_id, report)
+
+
 def _end(queue: JobQueue, job_id: str, report: JobReport) -> None:
     states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
     result: dict[str, Any] = {
-        "ledger_job": report.job_id,
         "snapshot": report.snapshot,
         "num_chains": report.num_chains,
         "num_good": report.num_good,
@@ -82,7 +130,8 @@ def _end(queue: JobQueue, job_id: str, report: JobReport) -> None:
         "chains_per_second": report.chains_per_second,
     }
     state = states.get(report.state, jobs.FAILED)
-    queue.end(job_id, state, error=report.message, result=result)
+    chains = broken_entries(report.broken) + note_entries(report.notes)
+    queue.end(job_id, state, error=report.message, result=result, chains=chains)
 
 
 class _Pulse:
@@ -96,6 +145,9 @@ class _Pulse:
         self._queue, self._job_id = queue, job_id
         self._parent = os.getppid()
         self._latest: dict[str, Any] | None = None
+        self._found: list[Mapping[str, Any]] = []
+        self.made: dict[str, Any] = {}
+        """What the job has made, should it fail after that."""
         self._done = threading.Event()
         self._stop = ""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -120,6 +172,14 @@ class _Pulse:
         if self._stop:
             raise KeyboardInterrupt
 
+    def found(self, entries: Entries) -> None:
+        """Called by the driver with what broke or was left out, as it comes."""
+        for entry in entries:
+            words = [entry["path"], entry["line"], entry["message"]]
+            place = ":".join(str(word) for word in words if word)
+            _log.info("%s %s: %s", entry["kind"], entry["chain_id"], place)
+        self._found += entries
+
     def __enter__(self) -> None:
         self._thread.start()
 
@@ -129,8 +189,11 @@ class _Pulse:
 
     def _beat(self) -> None:
         while not self._done.wait(_BEAT_SECONDS / 4):
+            found = self._found[:_BATCH]
             with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
-                if self._queue.heartbeat(self._job_id, self._latest):
+                stop = self._queue.heartbeat(self._job_id, self._latest, found)
+                del self._found[: len(found)]
+                if stop:
                     self.stop_for(jobs.CANCELLED)
             if os.getppid() != self._parent:  # our service died: the next one takes over
                 self.stop_for(jobs.QUEUED)

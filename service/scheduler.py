@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+from sqlalchemy.exc import DBAPIError
+
 from evofeed.service import jobs
 from evofeed.service.jobs import JobQueue
 from evofeed.service.problems import Problem
@@ -20,6 +22,8 @@ from evofeed.service.settings import ServiceSettings
 _log = logging.getLogger("evofeed.service")
 _TICK = 0.5
 _STOP_SECONDS = 20.0
+_LOG_BYTES = 65_536
+_PRUNE_SECONDS = 3600.0
 _MAX_ATTEMPTS = 5  # a job whose process dies this often is not started again by itself
 
 
@@ -33,6 +37,7 @@ class Scheduler:
 
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         self._queue, self._settings = queue, settings
+        self._pruned = -_PRUNE_SECONDS
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -69,11 +74,20 @@ class Scheduler:
             self._bury(job_id, child)
         self._children.clear()
 
-    def log_path(self, job_id: str) -> Path:
-        """Where a job's standard output and error go."""
-        return self._settings.home / "jobs" / f"{job_id}.log"
+    def log(self, job_id: str, attempt: int) -> str | None:
+        """The last 64 KiB that an attempt's process wrote; None if it ran elsewhere."""
+        try:
+            with self._log_path(job_id, attempt).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def _log_path(self, job_id: str, attempt: int) -> Path:
+        return self._settings.home / "jobs" / f"{job_id}.{attempt}.log"
 
     def _run(self) -> None:
+        away = False
         while not self._stop.is_set():
             try:
                 self._reap()
@@ -82,13 +96,31 @@ class Scheduler:
                     if job_id is None:
                         break
                     self._children[job_id] = self._spawn(job_id)
+                self._prune()
+                away = False
+            except DBAPIError as error:
+                if not away:  # once, not twice a second for as long as it is away
+                    _log.error("the job queue waits for the database: %s", error.orig)
+                away = True
             except Exception:  # whatever it was, this thread must not die of it
                 _log.exception("the job queue cannot be served now; trying again")
             self._wake.wait(_TICK)
             self._wake.clear()
 
+    def _prune(self) -> None:
+        """Once an hour: jobs that ended longer ago than they are kept, and their logs."""
+        if not self._settings.keep_days or time.monotonic() < self._pruned + _PRUNE_SECONDS:
+            return
+        self._pruned = time.monotonic()
+        before = time.time() - self._settings.keep_days * 86_400
+        self._queue.prune(before)
+        for path in (self._settings.home / "jobs").glob("*.log"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
     def _spawn(self, job_id: str) -> subprocess.Popen[bytes]:
-        log = self.log_path(job_id)
+        log = self._log_path(job_id, self._queue.get(job_id)[0].attempts)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment = os.environ | {  # the URL may hold a password: not on the command line
             "EVOFEED_DATABASE_URL": self._settings.url,
@@ -121,6 +153,8 @@ class Scheduler:
         except Problem:
             _log.warning("job %s was removed while it ran", job_id)
             return
+        if log := self.log(job_id, job.attempts):
+            self._queue.keep_log(job_id, log)
         if job.state == jobs.CANCELLING:
             self._queue.end(job_id, jobs.CANCELLED)
         elif job.state == jobs.RUNNING and (self._stop.is_set() or job.attempts < _MAX_ATTEMPTS):

@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evofeed.errors import ServiceError
 from evofeed.service.app import create_app
@@ -56,6 +57,7 @@ def make_server(app: FastAPI) -> uvicorn.Server:
     """A server for `app`, without signal handlers of its own choosing."""
     config = uvicorn.Config(
         app,
+        http=_protocol(app.state.service.settings.request_seconds),
         access_log=False,  # it would log query strings; `Edge` writes the access lines
         log_config=None,
         server_header=False,
@@ -67,13 +69,43 @@ def make_server(app: FastAPI) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """The server's HTTP, but for connections whose head does not come within `seconds`."""
+
+    class Punctual(H11Protocol):
+        late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.expect_head()
+
+        def expect_head(self) -> None:
+            waits = self.cycle is None or self.cycle.response_complete
+            if waits and self.late is None:
+                self.late = self.loop.call_later(seconds, self.transport.close)
+            elif not waits and self.late is not None:
+                self.late.cancel()
+                self.late = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.late is not None:
+                self.late.cancel()
+
+    return Punctual
+
+
 @contextmanager
 def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
     """A running service, as long as the block lasts.
 
     It runs in a thread of this process, on a free loopback port unless the
     settings name one, and stops before the block is left. Given datasets alone,
-    its database is a temporary SQLite file.
+    its database is a temporary SQLite file, and all it lets anybody do is read.
 
         with serving({"demo": "/data/demo"}) as url:
             dataset = Dataset.open(f"{url}/v1/datasets/demo")
@@ -96,7 +128,7 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
                 datasets={name: str(uri) for name, uri in what.items()},
                 host="127.0.0.1",
                 port=0,
-                auth="off",
+                auth="read",  # it is open to every user of this machine
             )
         listener = stack.enter_context(closing(listen(what.host, what.port)))
         app = create_app(what)

@@ -54,14 +54,22 @@ class ServiceSettings(BaseSettings):
     """Port to listen on; 0 picks a free one."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names clients may use; empty: any, or only loopback names when auth is off."""
-    auth: Literal["auto", "on", "off"] = "auto"
-    """Tokens asked for; `auto` asks everywhere but on a loopback address."""
+    auth: Literal["auto", "on", "read", "off"] = "auto"
+    """Who is asked for a token: everybody; `auto` also prints one at start if the address is a
+    loopback one. `read`: only who writes. `off`: nobody, every user of this machine is admin."""
     max_body: int = Field(default=1 << 20, ge=1024)
     """Bytes a request body may have."""
     rate_per_second: float = Field(default=0.0, ge=0)
     """Requests a second a principal may make, shard bytes excepted; 0 for no limit."""
     rate_burst: int = Field(default=200, ge=1)
     """Requests a principal may make at once before `rate_per_second` counts."""
+    request_seconds: float = Field(default=30.0, gt=0)
+    """Seconds a request may take before it is answered with 503; streams may go on."""
+    heavy_requests: int = Field(default=16, ge=1)
+    """Filters, statistics, plans and diffs that one caller may have waiting or running."""
+    grace_seconds: float = Field(default=600.0, ge=0)
+    """Seconds for which shards, indexes and manifests go on being served to known tokens while
+    the database is away."""
     max_jobs: int = Field(default=1, ge=0)
     """Featurize jobs that may run at once; 0 refuses all."""
     ray_address: str = ""
@@ -79,6 +87,16 @@ class ServiceSettings(BaseSettings):
     """Tickets of one principal that may wait."""
     msa_max_sequences: int = Field(default=100, ge=1)
     """Sequences of one ticket."""
+    job_workers: int = Field(default=0, ge=0)
+    """Workers a job may have; 0: one per core."""
+    job_memory: int = Field(default=16 << 30, ge=1 << 20)
+    """Bytes a job may allow one chain."""
+    job_deadline: float = Field(default=3600.0, gt=0)
+    """Seconds a job may allow one chain."""
+    job_caps: dict[str, float] = {}
+    """Input caps that a job may go up to (JSON), where they are not those of `InputCaps`."""
+    keep_days: float = Field(default=90.0, ge=0)
+    """Days that ended jobs, their attempts, broken chains and logs are kept; 0: always."""
     webhook_hosts: tuple[str, ...] = ()
     """Where webhooks may go: host names (`*.example.org` too) reached by https at public
     addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:
@@ -121,8 +139,18 @@ class ServiceSettings(BaseSettings):
 
     @property
     def auth_on(self) -> bool:
-        """True if requests need a token."""
-        return self.auth == "on" or (self.auth == "auto" and self.host not in _LOOPBACK)
+        """True if whoever changes something needs a token."""
+        return self.auth != "off"
+
+    @property
+    def reading_is_free(self) -> bool:
+        """True if nobody needs a token to read."""
+        return self.auth in ("off", "read")
+
+    @property
+    def prints_token(self) -> bool:
+        """True if a start makes a token and prints it."""
+        return self.auth == "auto" and self.host in _LOOPBACK
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -131,9 +159,9 @@ class ServiceSettings(BaseSettings):
         Without tokens a web page that rebinds its DNS name to 127.0.0.1 could read
         us, so only loopback names are answered then.
         """
-        if self.allowed_hosts or self.auth_on:
+        if self.allowed_hosts or not self.reading_is_free:
             return self.allowed_hosts
-        return ("127.0.0.1", "localhost", "[::1]", *((self.host,) if self.auth == "off" else ()))
+        return ("127.0.0.1", "localhost", "[::1]", self.host)
 
     def with_changes(self, **changes: Any) -> ServiceSettings:
         """A copy with some fields changed, checked again."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
 from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import ReadAt
-from evofeed.store import Manifest
+from evofeed.store import Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
     LocalStorage,
@@ -22,11 +23,17 @@ from evofeed.store.inner import (
     Storage,
     list_refs,
     move_ref,
+    open_regular,
     open_storage,
     read_index,
     read_ref,
     shard_key,
 )
+
+ReadAt = Callable[[int, int], bytes | bytearray]
+"""`read(offset, length)`: exactly those bytes."""
+
+_SECONDS: Final = 10.0  # a bucket may take for one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +77,11 @@ class StoreView:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._storage: Storage = open_storage(uri)
+        self._storage: Storage = open_storage(uri, seconds=_SECONDS)
         self._manifests: dict[str, Manifest] = {}
+        self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
+        self._seen: set[str] = set()
         self._lock = threading.Lock()
-
-    @staticmethod
-    def check_uri(uri: str) -> None:
-        """Refuse what is no place of ours.
-
-        Raises:
-            ValueError: neither an absolute path nor `file://` nor `s3://`.
-        """
-        plain = uri.removeprefix("file://")
-        if not uri.startswith("s3://") and not Path(plain).is_absolute():
-            # A service on a service would only add a way round its own rules.
-            raise ValueError(f"{uri[:200]!r}: use an absolute path, file:///... or s3://BUCKET/...")
 
     def ref(self, name: str) -> Ref:
         """Where a ref points.
@@ -102,9 +99,9 @@ class StoreView:
         """Move a ref by the store's own compare-and-swap.
 
         Raises:
-            RefConflict: it stands elsewhere.
+            RefConflict: it points elsewhere.
         """
-        return move_ref(self._storage, name, digest, expect)
+        return move_ref(self._storage, name, digest, expect, again=False)
 
     def digests(self) -> list[tuple[str, float]]:
         """Snapshots there are and when each was completed (Unix time), newest first."""
@@ -161,11 +158,14 @@ class StoreView:
         Raises:
             Problem: 404.
         """
-        for digest, _ in self.digests():
-            for entry in self.manifest(digest).shards:
-                if entry.name == name:
-                    read = self._reader(shard_key(name))
-                    return ShardFile(name, entry.sha256, entry.nbytes, read)
+        if name not in self._shards:
+            for digest, _ in self.digests():
+                if digest not in self._seen:
+                    self._shards |= {entry.name: entry for entry in self.manifest(digest).shards}
+                    self._seen.add(digest)
+        if (entry := self._shards.get(name)) is not None:
+            read = self._reader(shard_key(name))
+            return ShardFile(name, entry.sha256, entry.nbytes, read)
         raise Problem(
             404,
             "shard_missing",
@@ -206,6 +206,7 @@ def _mapped(storage: Storage, key: str) -> pa.Buffer:
         return pa.py_buffer(storage.read(key))
     path = storage.path(key)
     try:
+        os.close(open_regular(path))  # to map a pipe would wait for its writer
         with pa.memory_map(str(path)) as file:
             return file.read_buffer()
     except FileNotFoundError:

@@ -6,9 +6,11 @@ import contextlib
 import secrets
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
+from evofeed.service.authority import Authority
 from evofeed.service.catalog import Catalog
 from evofeed.service.cursor import CursorSigner
 from evofeed.service.database import Database
@@ -20,6 +22,10 @@ from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
 from evofeed.service.tickets import Tickets
 from evofeed.service.webhooks import Notifier
+from evofeed.service.work import Work
+
+_FAILURES: Final = 2.0  # wrong tokens a second that one address may try
+_FAILURES_AT_ONCE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,11 @@ class Service:
     settings: ServiceSettings
     database: Database
     catalog: Catalog
+    authority: Authority
+    work: Work
     limiter: RateLimiter
+    failures: RateLimiter
+    noted: RateLimiter
     signer: CursorSigner
     metrics: Metrics
     jobs: JobQueue
@@ -59,7 +69,7 @@ class Service:
 
     @classmethod
     def _on(cls, database: Database, settings: ServiceSettings) -> Service:
-        catalog = Catalog(database)
+        catalog = Catalog(database, grace=settings.grace_seconds)
         for name, uri in settings.datasets.items():
             catalog.register(name, uri, replace=True)
         jobs = JobQueue(database, settings.max_queued_jobs)
@@ -67,7 +77,11 @@ class Service:
             settings=settings,
             database=database,
             catalog=catalog,
+            authority=Authority(database, settings.grace_seconds),
+            work=Work(settings.request_seconds, settings.heavy_requests),
             limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),
+            failures=RateLimiter(_FAILURES, _FAILURES_AT_ONCE),
+            noted=RateLimiter(1 / 60, 5),
             signer=CursorSigner(_cursor_key(database)),
             metrics=Metrics(),
             jobs=jobs,
@@ -80,6 +94,7 @@ class Service:
     def close(self) -> None:
         """Interrupt the jobs, let go of files and connections."""
         self.stopping.set()
+        self.work.close()
         self.scheduler.close()
         self.notifier.close()
         self.tickets.close()

@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -39,8 +40,44 @@ class DatasetRow(Base):
     # 1abc_A and 1ABC_a would be one folder on some disks: names differ in more than case.
     folded: Mapped[str] = mapped_column(String(128), unique=True)
     uri: Mapped[str] = mapped_column(Text)
+    # Where the URI leads once links are followed: one place has one name, so that a token for
+    # one dataset reaches no other by a second name.
+    place: Mapped[str] = mapped_column(Text, unique=True)
     description: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[float]
+
+
+class RefPolicy(Base):
+    """What must hold whenever a ref moves, whoever moves it."""
+
+    __tablename__ = "ref_policies"
+
+    dataset_id: Mapped[int] = mapped_column(
+        ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True
+    )
+    ref: Mapped[str] = mapped_column(String(128), primary_key=True)
+    protected: Mapped[bool] = mapped_column(default=False)
+    reviewer: Mapped[str] = mapped_column(String(16), default="publish")
+    forbid: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    apart_from: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    updated_at: Mapped[float]
+    principal: Mapped[str] = mapped_column(String(128))
+
+
+class RefIntent(Base):
+    """A move that is about to be made: whoever finds the ref there knows who moved it."""
+
+    __tablename__ = "ref_intents"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    ref: Mapped[str] = mapped_column(String(128))
+    digest: Mapped[str] = mapped_column(String(64))
+    previous: Mapped[str | None] = mapped_column(String(64))
+    principal: Mapped[str] = mapped_column(String(128))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text, default="")
+    at: Mapped[float]
 
 
 class RefMove(Base):
@@ -56,13 +93,25 @@ class RefMove(Base):
     previous: Mapped[str | None] = mapped_column(String(64))
     moved_at: Mapped[float]
     principal: Mapped[str] = mapped_column(String(128))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text, default="")
 
 
 class JobRow(Base):
     """A featurize job, as submitted and as it goes."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_state", "state"),)
+    __table_args__ = (
+        Index("ix_jobs_state", "state"),
+        # One at a time for each dataset, however many services share the database.
+        Index(
+            "uq_jobs_at_work",
+            "dataset_id",
+            unique=True,
+            sqlite_where=text("state IN ('running', 'cancelling')"),
+            postgresql_where=text("state IN ('running', 'cancelling')"),
+        ),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
@@ -72,9 +121,51 @@ class JobRow(Base):
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     error: Mapped[str] = mapped_column(Text, default="")
+    message: Mapped[str] = mapped_column(Text, default="")
+    retry: Mapped[bool] = mapped_column(default=False)  # broken chains get another chance
     created_at: Mapped[float]
     updated_at: Mapped[float]
     principal: Mapped[str] = mapped_column(String(128))
+    charged_to: Mapped[str] = mapped_column(String(128))  # whoever submitted or retried it last
+
+
+class JobAttempt(Base):
+    """One run of a job, kept when the job is tried again."""
+
+    __tablename__ = "job_attempts"
+    __table_args__ = (
+        UniqueConstraint("job_id", "number", name="uq_job_attempts_number"),
+        Index("ix_job_attempts_principal", "principal"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    principal: Mapped[str] = mapped_column(String(128))
+    state: Mapped[str] = mapped_column(String(16))
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    result: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    error: Mapped[str] = mapped_column(Text, default="")
+    log: Mapped[str] = mapped_column(Text, default="")
+
+
+class JobChain(Base):
+    """What an attempt has to say of a chain: `broken`, or a `note` on what was left out."""
+
+    __tablename__ = "job_chains"
+    __table_args__ = (Index("ix_job_chains_attempt", "job_id", "attempt", "kind", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(8))
+    chain_id: Mapped[str] = mapped_column(Text)
+    type: Mapped[str] = mapped_column(Text, default="")
+    message: Mapped[str] = mapped_column(Text)
+    path: Mapped[str | None] = mapped_column(Text)
+    line: Mapped[int | None]
 
 
 class TokenRow(Base):
@@ -83,16 +174,28 @@ class TokenRow(Base):
     __tablename__ = "tokens"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    parent: Mapped[str | None] = mapped_column(String(16))  # the token it was made with
     label: Mapped[str] = mapped_column(String(128))
     secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     datasets: Mapped[list[str] | None] = mapped_column(JSON)
+    roots: Mapped[list[str] | None] = mapped_column(JSON)
     max_jobs: Mapped[int | None]
     max_chains: Mapped[int | None]
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
     last_used_at: Mapped[float | None]
+
+
+class SessionRow(Base):
+    """Somebody who signed in with a browser; only the hash of the cookie is kept."""
+
+    __tablename__ = "sessions"
+
+    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    token_id: Mapped[str] = mapped_column(String(16))
+    expires_at: Mapped[float]
 
 
 class AuditRow(Base):
@@ -119,6 +222,7 @@ class IdempotencyRow(Base):
     request_sha256: Mapped[str] = mapped_column(String(64))
     status: Mapped[int | None]
     media_type: Mapped[str] = mapped_column(String(128), default="")
+    location: Mapped[str] = mapped_column(Text, default="")
     body: Mapped[bytes] = mapped_column(LargeBinary, default=b"")
     created_at: Mapped[float]
 

@@ -28,6 +28,10 @@ def create(
     dataset: Annotated[
         list[str] | None, typer.Option(help="For this dataset only; repeatable.")
     ] = None,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(help="It may name places below this one only; repeatable."),
+    ] = None,
     days: Annotated[float, typer.Option(min=0, help="Days until it expires; 0: never.")] = 90,
     max_jobs: Annotated[
         int | None, typer.Option(min=0, help="Jobs that may wait or run at once.")
@@ -42,6 +46,7 @@ def create(
     Example: evofeed tokens create trainer --scope read --dataset pdb --days 30
     """
     from evofeed.service.auth import SCOPES, create_token
+    from evofeed.service.places import canonical_place
     from evofeed.service.quotas import Quotas
 
     if wrong := [name for name in scope if name not in SCOPES]:
@@ -54,6 +59,7 @@ def create(
             label=label,
             scopes=scope,
             datasets=dataset,
+            roots=[canonical_place(uri) for uri in root] if root else None,
             seconds=days * 86_400 if days else None,
             quotas=Quotas(max_jobs, max_chains),
         )

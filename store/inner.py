@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
     from evofeed.store.garbage import sweep
     from evofeed.store.history import diff_indexes
-    from evofeed.store.index import canonical, read_index
+    from evofeed.store.index import canonical, index_schema, read_index
     from evofeed.store.join import groups_of, join_chains
     from evofeed.store.layout import (
         COLUMN_NUMBER,
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
-    from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject
+    from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject, open_regular
+    from evofeed.store.writer import MoveRef
 
 __all__ = [
     "COLUMNS",
@@ -48,6 +49,7 @@ __all__ = [
     "Keeping",
     "Lease",
     "LocalStorage",
+    "MoveRef",
     "PackedColumn",
     "Place",
     "Ref",
@@ -60,9 +62,11 @@ __all__ = [
     "diff_indexes",
     "groups_of",
     "hold",
+    "index_schema",
     "join_chains",
     "list_refs",
     "move_ref",
+    "open_regular",
     "open_storage",
     "overlap",
     "parse_clusters",
@@ -83,7 +87,7 @@ _HOMES = {
     "decode": "ChainDecoder FEATURES Place",
     "garbage": "sweep",
     "history": "diff_indexes",
-    "index": "canonical read_index",
+    "index": "canonical index_schema read_index",
     "join": "groups_of join_chains",
     "layout": "COLUMNS COLUMN_NUMBER Codec Compression HEADER_NBYTES PackedColumn unpack_column",
     "leases": "Lease hold wait_for_none",
@@ -94,7 +98,8 @@ _HOMES = {
     "refs": "Ref list_refs move_ref read_ref",
     "s3": "S3Storage",
     "shard": "part_key read_part shard_key",
-    "storage": "Keeping LocalStorage Storage StoredObject",
+    "storage": "Keeping LocalStorage Storage StoredObject open_regular",
+    "writer": "MoveRef",
 }
 
 __getattr__ = names_from(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 from evofeed.errors import InputError
 from evofeed.store.clusters import fold_id, parse_clusters
+from evofeed.store.storage import open_regular
 
 __all__ = ["Clusters", "Overlap", "overlap"]
 
@@ -49,9 +51,11 @@ class Clusters:
         self.path = str(path).removeprefix("file://")
         self._of: dict[str, set[int]] = {}
         try:
-            if (size := Path(self.path).stat().st_size) > _MAX_BYTES:
-                raise InputError(f"{size} bytes are too many for clusters", path=self.path)
-            groups = parse_clusters(Path(self.path).read_text(errors="replace"))
+            with os.fdopen(open_regular(Path(self.path)), "rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+            if len(data) > _MAX_BYTES:
+                raise InputError(f"above {_MAX_BYTES} bytes are no clusters", path=self.path)
+            groups = parse_clusters(data.decode(errors="replace"))
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(f"{reason}; give a file of clusters", path=self.path) from None

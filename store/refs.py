@@ -73,11 +73,13 @@ def list_refs(storage: Storage) -> list[Ref]:
     return [read_ref(storage, name) for name in names if not name.startswith(".")]
 
 
-def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Ref:
+def move_ref(
+    storage: Storage, name: str, digest: str, expect: str | None, *, again: bool = True
+) -> Ref:
     """Point a ref at a snapshot if it still points at `expect` (None: does not exist).
 
-    Already pointing at `digest` counts as done, so a publisher that died after
-    moving the ref may simply run again.
+    With `again`, already pointing at `digest` counts as done, so a publisher that died
+    after moving the ref may simply run again; without, whoever returns has moved it.
 
     Raises:
         RefConflict: somebody else moved it; says where it is now.
@@ -89,7 +91,7 @@ def move_ref(storage: Storage, name: str, digest: str, expect: str | None) -> Re
         except ShardMissing:
             held = None
         current = _parse(held, name, storage.uri) if held is not None else None
-        if current is not None and current.digest == digest:
+        if again and current is not None and current.digest == digest:
             return current
         found = current.digest if current else None
         if found != expect:

@@ -8,6 +8,7 @@ really honours them, because some silently do not.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import threading
 import uuid
@@ -21,7 +22,7 @@ from evofeed.store.storage import Bytes, StoredObject
 class S3Storage:
     """A bucket and a prefix in it."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, seconds: float | None = None) -> None:
         self._uri = uri.rstrip("/")
         bucket, _, self.prefix = self._uri.removeprefix("s3://").partition("/")
         if not bucket:
@@ -31,14 +32,15 @@ class S3Storage:
         self._pid = -1
         self._store: Any = None
         self._probed = False
+        self._seconds = seconds
 
     @property
     def uri(self) -> str:
         """The dataset's address, as given."""
         return self._uri
 
-    def __reduce__(self) -> tuple[type[S3Storage], tuple[str]]:
-        return S3Storage, (self._uri,)
+    def __reduce__(self) -> tuple[type[S3Storage], tuple[str, float | None]]:
+        return S3Storage, (self._uri, self._seconds)
 
     def store(self) -> Any:
         """obstore's client of this process; its threads do not survive a fork."""
@@ -56,7 +58,21 @@ class S3Storage:
             ) from None
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
-        return S3Store(self.bucket, prefix=self.prefix or None, client_options=options)
+        retry: Any = None
+        if self._seconds is not None:
+            limit = datetime.timedelta(seconds=self._seconds)
+            options |= {"timeout": limit, "connect_timeout": limit / 2}
+            retry = {"max_retries": 2, "retry_timeout": limit}
+        try:
+            return S3Store(
+                self.bucket,
+                prefix=self.prefix or None,
+                client_options=options,
+                retry_config=retry,
+            )
+        except ValueError as error:  # an empty name between two slashes, for one
+            reason = str(error).splitlines()[0]
+            raise StoreError(f"no such address: {reason}", path=self._uri) from None
 
     def _path(self, key: str) -> str:
         return f"{self._uri}/{key}"

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 import uuid
@@ -85,7 +86,7 @@ class _Descriptor:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.number = open_regular(path)
         except FileNotFoundError:
             raise ShardMissing("no such file", path=str(path)) from None
         except PermissionError:
@@ -195,9 +196,9 @@ class LocalStorage:
         for path in sorted(folder.rglob("*") if folder.is_dir() else []):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 if path.is_file():
-                    stat = path.stat()
+                    found = path.stat()
                     key = path.relative_to(self.root).as_posix()
-                    yield StoredObject(key, stat.st_size, stat.st_mtime)
+                    yield StoredObject(key, found.st_size, found.st_mtime)
 
     def delete(self, key: str) -> None:
         """Remove a file and, if that leaves it empty, its folder."""
@@ -216,10 +217,24 @@ class LocalStorage:
         return LocalStorage, (str(self.root),)  # descriptors stay where they were opened
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor for reading a file; one that only looks like a file never holds us up.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe, a device or a folder.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return number
+
+
 def read_file(path: Path) -> bytes:
     """All bytes of a local file; `ShardMissing` if it is not there."""
     try:
-        return path.read_bytes()
+        with os.fdopen(open_regular(path), "rb") as file:
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise ShardMissing("no such file", path=str(path)) from None
     except OSError as error:

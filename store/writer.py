@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from evofeed.errors import ShardMissing
 from evofeed.features import ChainRecord
 from evofeed.store.encode import encode_record
 from evofeed.store.faults import reached
@@ -19,6 +20,9 @@ from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard
 from evofeed.store.storage import Storage
+
+MoveRef = Callable[[Storage, str, str, str | None], object]
+"""Moves a ref to a digest if it is at the expected one, as `evofeed.store.refs.move_ref` does."""
 
 SHARD_NBYTES = 256 << 20
 """Where `DatasetWriter.add` starts a new shard: about 600 chains, one S3 upload."""
@@ -67,6 +71,7 @@ class DatasetWriter:
         config: Mapping[str, Any] | None = None,
         dropped: Iterable[Mapping[str, Any]] = (),
         cluster_sizes: Mapping[str, int] | None = None,
+        move: MoveRef = move_ref,
     ) -> Snapshot:
         """Publish everything added as a new snapshot and move `ref` to it.
 
@@ -77,6 +82,7 @@ class DatasetWriter:
             config: how the chains were made, kept in the manifest.
             dropped: inputs that gave no chain, each `{"chain_id", "reason", ...}`.
             cluster_sizes: size of each chain's sequence cluster, for sampling.
+            move: moves the ref, for whoever has more to say on that than the store.
 
         Raises:
             RefConflict: the ref moved meanwhile; nothing was published.
@@ -96,7 +102,7 @@ class DatasetWriter:
             config=dict(config or {}),
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
         )
-        move_ref(self.storage, ref, snapshot.digest, expect)
+        move(self.storage, ref, snapshot.digest, expect)
         return snapshot
 
 
@@ -128,9 +134,23 @@ def write_snapshot(
         dropped=dropped,
     )
     folder = f"snapshots/{manifest.digest}"
+    if _is_there(storage, folder, manifest):  # written again, its files would look newer
+        return Snapshot(manifest.digest, manifest)
     reached("index made, not written")
     storage.put(f"{folder}/index.arrow", index)
     reached("index written, no manifest")
     storage.put(f"{folder}/manifest.json", manifest.to_bytes())  # last: it marks completeness
     reached("manifest written, ref not moved")
     return Snapshot(manifest.digest, manifest)
+
+
+def _is_there(storage: Storage, folder: str, manifest: Manifest) -> bool:
+    """True if the snapshot was written before: its manifest came last."""
+    try:
+        index = storage.read(f"{folder}/index.arrow")
+        return (
+            storage.read(f"{folder}/manifest.json") == manifest.to_bytes()
+            and hashlib.sha256(index).hexdigest() == manifest.index_sha256
+        )
+    except ShardMissing:
+        return False

@@ -7,6 +7,7 @@ from evofeed.lazy import names_from
 if TYPE_CHECKING:
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
     from evofeed.featurize.job.driver import run_job
+    from evofeed.featurize.job.host import Entries, JobHost, broken_entries, note_entries
     from evofeed.featurize.job.ledger import Ledger
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.job.places import ledger_url
@@ -14,12 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CropConfig",
+    "Entries",
     "FeaturizeConfig",
+    "JobHost",
     "JobOptions",
     "JobProgress",
     "JobReport",
     "Ledger",
     "ledger_url",
+    "broken_entries",
+    "note_entries",
     "run_job",
 ]
 
@@ -28,11 +33,15 @@ __getattr__ = names_from(
     {
         "CropConfig": ".config",
         "FeaturizeConfig": ".config",
+        "Entries": "host",
+        "JobHost": "host",
         "JobOptions": "options",
         "JobProgress": "report",
         "JobReport": "report",
         "Ledger": "ledger",
         "ledger_url": "places",
+        "broken_entries": "host",
+        "note_entries": "host",
         "run_job": "driver",
     },
 )

@@ -47,6 +47,12 @@ class Account:
         dead = self._ledger.chains(self._job.job_id)
         return self._unusable + [{name: chain[name] for name in _BROKEN} for chain in dead]
 
+    def notes(self) -> dict[str, list[str]]:
+        """What was left out of good chains, by chain id."""
+        units = self._ledger.units(self._job.job_id)
+        notes = {c: n for unit in units for c, n in (unit["notes"] or {}).items()}
+        return dict(sorted(notes.items()))
+
     def progress(self) -> JobProgress:
         """Where the job stands."""
         counts = self._ledger.counts(self._job.job_id)
@@ -69,7 +75,6 @@ class Account:
         counts, units = self._ledger.counts(job_id), self._ledger.units(job_id)
         seconds = time.monotonic() - self._began
         shards = snapshot.manifest.shards if snapshot else ()
-        notes = {c: n for unit in units for c, n in (unit["notes"] or {}).items()}
         return JobReport(
             job_id=job_id,
             state=state,
@@ -81,7 +86,7 @@ class Account:
             num_chains=self.total,
             num_good=counts["chains_good"],
             broken=tuple(self.broken()),
-            notes=dict(sorted(notes.items())),
+            notes=self.notes(),
             num_shards=len(shards),
             num_bytes=sum(shard.nbytes for shard in shards),
             units=len(units),

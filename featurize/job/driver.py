@@ -25,6 +25,7 @@ from evofeed.featurize.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.executors import Executor, ExecutorGone, LocalExecutor, Outcome
+from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
 from evofeed.featurize.job.lock import driving
@@ -68,6 +69,7 @@ def run_job(
     options: JobOptions | None = None,
     progress: Progress | None = None,
     discover_args: Mapping[str, Any] | None = None,
+    host: JobHost | None = None,
     **changes: Any,
 ) -> JobReport:
     """Featurise every chain of an input and publish them as a snapshot of a dataset.
@@ -84,6 +86,7 @@ def run_job(
             `run_job(a, b, executor="local", workers=2)`.
         progress: called after each unit and about twice a second.
         discover_args: further arguments of `discover`.
+        host: how the job belongs to the service that runs it.
 
     Returns:
         The report, which is also written as JSON beside the ledger.
@@ -94,7 +97,7 @@ def run_job(
         StoreError: the dataset cannot be written; everything done so far is kept.
     """
     options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
-    config = config or FeaturizeConfig()
+    config, host = config or FeaturizeConfig(), host or JobHost()
     input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
     if options.clusters:
         options = dataclasses.replace(options, clusters=absolute(options.clusters))
@@ -115,7 +118,7 @@ def run_job(
         root = str(home_of(Path(input_uri)))
         known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
         plan = make_plan(sources, config, crop, known)
-        job_id = _sha(plan.digest, dataset_uri, options.ref)
+        job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
         stack.enter_context(driving(ledger, job_id))
         # The same content at another time or place is not to be read again next time.
         ledger.set_inputs(
@@ -130,6 +133,8 @@ def run_job(
             "root": root,
         }
         where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
+        if host.retry:
+            ledger.retry(job_id)
         job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
         done = ledger.units(job_id, states.DONE)
         stale, templates = look_again(done, known, config)
@@ -149,6 +154,7 @@ def run_job(
             clusters,
             progress,
             lease,
+            host,
         )
         return driver.run()
 
@@ -198,10 +204,11 @@ class _Driver:
         clusters: Mapping[str, int] | None,
         progress: Progress | None,
         lease: Lease,
+        host: JobHost,
     ) -> None:
         self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
         self.config, self.crop, self.progress = config, crop, progress
-        self.lease, self.known, self.clusters = lease, known, clusters
+        self.lease, self.known, self.clusters, self.host = lease, known, clusters, host
         self.templates = templates  # files that done units were made of, by `template_key`
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.run_id = secrets.token_hex(8)
@@ -212,6 +219,7 @@ class _Driver:
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
         self.account = Account(ledger, job, len(plan.sources), unusable)
+        host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
     def run(self) -> JobReport:
         """From wherever the job stands to its end."""
@@ -321,7 +329,9 @@ class _Driver:
             used = stamps(outcome.templates)
             read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
             self.templates |= used
-            self.ledger.finish(self.job.job_id, self._localised(outcome), read)
+            result = self._localised(outcome)
+            self.ledger.finish(self.job.job_id, result, read)
+            self.host.found(broken_entries(result.failures) + note_entries(result.notes))
             return []
         assert isinstance(outcome, UnitLost)  # this job sends no other tasks
         self.account.lost_workers += 1
@@ -361,6 +371,8 @@ class _Driver:
             what = f"killed its worker {limit} times ({lost.cause})"
         failure = {"type": "WorkerKilled", "message": what, **_NOWHERE, "chain_id": lost.chain_id}
         dead = self.ledger.strike(self.job.job_id, lost.unit_id, failure, limit)
+        if dead:
+            self.host.found(broken_entries([failure]))
         if dead and lost.unit_id in self.alone:
             self._tried(lost.unit_id)
 
@@ -386,7 +398,7 @@ class _Driver:
         if len(broken) > self.options.max_broken * total:
             return self._end(
                 states.FAILED,
-                f"{len(broken)} of {total} chains are broken, more than --max-broken "
+                f"{len(broken)} of {total} chains are broken, more than max_broken "
                 f"{self.options.max_broken:g} allows: repair them or raise it, and run again; "
                 "what is done is kept",
             )
@@ -399,7 +411,15 @@ class _Driver:
             return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
         settings = {"featurize": dataclasses.asdict(self.config)}
         settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
-        snapshot = publish(self.ledger, self.job, broken, settings, self.options, self.clusters)
+        snapshot = publish(
+            self.ledger,
+            self.job,
+            broken,
+            settings,
+            self.options,
+            self.clusters,
+            self.host.move,
+        )
         values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
         self.ledger.set_job(self.job.job_id, **values)
         drop_joined(self.ledger, self.job, _lease_name(self.job.job_id))

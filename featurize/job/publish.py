@@ -16,10 +16,12 @@ from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.tables import JobRow
 from evofeed.store import DatasetWriter, ShardEntry, Snapshot
 from evofeed.store.inner import (
+    MoveRef,
     Storage,
     canonical,
     groups_of,
     join_chains,
+    move_ref,
     open_storage,
     part_key,
     read_part,
@@ -59,6 +61,7 @@ def publish(
     settings: dict[str, Any],
     options: JobOptions,
     clusters: Mapping[str, int] | None = None,
+    move: MoveRef = move_ref,
 ) -> Snapshot:
     """Commit every shard of a job as one snapshot and move the ref.
 
@@ -78,15 +81,16 @@ def publish(
         RefConflict: somebody else moved the ref while the job ran.
     """
     try:
-        return _commit(ledger, job, broken, settings, options, clusters)
+        return _commit(ledger, job, broken, settings, options, clusters, move)
     except RefConflict as error:
         now = parent_of(job.dataset_uri, options.ref)
         ledger.set_job(job.job_id, parent=now)
         if now is not None and now == job.snapshot:  # our own earlier result, now bettered
-            return _commit(ledger, ledger.job(job.job_id), broken, settings, options, clusters)
+            again = ledger.job(job.job_id)
+            return _commit(ledger, again, broken, settings, options, clusters, move)
         raise RefConflict(
             f"{error.message}; nothing was published and nothing is lost: "
-            "run the same command again to publish on top of what is there now",
+            "run it again to publish on top of what is there now",
             path=error.path,
         ) from error
 
@@ -111,6 +115,7 @@ def _commit(
     settings: dict[str, Any],
     options: JobOptions,
     clusters: Mapping[str, int] | None,
+    move: MoveRef,
 ) -> Snapshot:
     writer = DatasetWriter(job.dataset_uri)
     for entry in _joined(ledger, job, options.shard_nbytes):
@@ -123,6 +128,7 @@ def _commit(
         config=settings,
         dropped=dropped,
         cluster_sizes=_of_records(job, clusters) if clusters is not None else None,
+        move=move,
     )
 
 

@@ -6,24 +6,44 @@ import datetime
 import json
 from typing import Annotated, Any
 
-from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Path, Query, Request
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 from starlette.responses import Response
 
 from evofeed.service import chains
+from evofeed.service.body import Body
 from evofeed.service.names import DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
+from evofeed.service.ranges import NOT_MODIFIED, immutable_json
 from evofeed.service.routing import ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "chains")
 
 
-class ChainSearch(BaseModel):
+def _iso_date(text: str) -> str:
+    return datetime.date.fromisoformat(text).isoformat()
+
+
+IsoDate = Annotated[
+    str,
+    StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}$"),
+    AfterValidator(_iso_date),
+    WithJsonSchema({"type": "string", "format": "date"}),
+]
+
+
+class ChainSearch(Body):
     """A page of chains, as JSON."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"where": {"column": "num_res", "op": "<=", "value": 384}, "limit": 10}]
         },
@@ -49,15 +69,16 @@ class ChainQuery(BaseModel):
     max_resolution: float | None = Field(
         None, gt=0, le=1e6, description="ångström; known ones only"
     )
-    released_from: datetime.date | None = Field(None, description="this day or later")
-    released_before: datetime.date | None = Field(None, description="earlier than this day")
-    method: list[str] | None = Field(None, max_length=32, description="any of these")
-    split: list[str] | None = Field(
-        None, max_length=32, description="any of these, where the index has such a column"
+    released_from: IsoDate | None = Field(None, description="this day or later")
+    released_before: IsoDate | None = Field(None, description="earlier than this day")
+    method: list[str] | None = Field(
+        None, max_length=32, description="any of these, in upper or lower case"
     )
     is_distillation: bool | None = Field(None, description="its structure is a prediction")
     has_structure: bool | None = Field(None, description="it has coordinates")
-    where: str | None = Field(None, max_length=100_000, description="filter as JSON")
+    where: str | None = Field(
+        None, max_length=8000, description="filter as JSON; longer ones: POST .../chains/search"
+    )
     columns: str | None = Field(None, max_length=2000, description="comma-separated")
     limit: int = Field(100, ge=1, le=chains.MAX_PAGE, description="rows of a page, at most")
     cursor: str | None = Field(None, max_length=256, description="`next` of the page before")
@@ -74,10 +95,9 @@ class ChainQuery(BaseModel):
                 ("num_alignments", "<=", self.max_depth),
                 ("num_templates", ">=", self.min_templates),
                 ("resolution", "<=", self.max_resolution),
-                ("release_date", ">=", self.released_from and self.released_from.isoformat()),
-                ("release_date", "<", self.released_before and self.released_before.isoformat()),
+                ("release_date", ">=", self.released_from),
+                ("release_date", "<", self.released_before),
                 ("method", "in", self.method),
-                ("split", "in", self.split),
                 ("is_distillation", "==", self.is_distillation),
                 ("has_structure", "==", self.has_structure),
             )
@@ -103,17 +123,21 @@ class ChainPage(BaseModel):
     matched: int | None = Field(description="all that match, if counted")
 
 
-@router.get("/snapshots/{digest}/chains", response_model=ChainPage)
-@scope("read")
+@router.get("/snapshots/{digest}/chains", response_model=ChainPage, responses=NOT_MODIFIED)
+@scope("read", heavy=True)
 def list_chains(
-    service: ServiceDep, name: DatasetName, digest: Digest, query: Annotated[ChainQuery, Query()]
+    request: Request,
+    service: ServiceDep,
+    name: DatasetName,
+    digest: Digest,
+    query: Annotated[ChainQuery, Query()],
 ) -> Response:
     """Chains of a snapshot that pass every filter given."""
-    return _answer(_page(service, name, digest, query.search()))
+    return immutable_json(request, _page(service, name, digest, query.search()))
 
 
 @router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
-@scope("read", repeatable=False)
+@scope("read", repeatable=False, heavy=True)
 def search_chains(
     service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
 ) -> Response:
@@ -128,7 +152,7 @@ class RefChainQuery(ChainQuery):
 
 
 @router.get("/chains", response_model=ChainPage)
-@scope("read")
+@scope("read", heavy=True)
 def list_ref_chains(
     service: ServiceDep, name: DatasetName, query: Annotated[RefChainQuery, Query()]
 ) -> Response:
@@ -136,14 +160,19 @@ def list_ref_chains(
     return _answer(page_of_chains(service, name, query))
 
 
-@router.get("/snapshots/{digest}/chains/{chain_id}")
+@router.get(
+    "/snapshots/{digest}/chains/{chain_id}",
+    response_model=dict[str, Any],
+    responses=NOT_MODIFIED,
+)
 @scope("read")
 def get_chain(
+    request: Request,
     service: ServiceDep,
     name: DatasetName,
     digest: Digest,
     chain_id: Annotated[str, Path(description="chain id; case matters")],
-) -> dict[str, Any]:
+) -> Response:
     """One chain's row of the index."""
     row = chains.one(service.catalog.snapshot(name, digest).index, chain_id)
     if row is None:
@@ -153,7 +182,7 @@ def get_chain(
             f"no chain {chain_id[:80]!r} in this snapshot",
             next="ids are case-sensitive; list them with .../chains",
         )
-    return row
+    return immutable_json(request, row)
 
 
 def page_of_chains(service: Service, name: str, query: RefChainQuery) -> dict[str, Any]:

@@ -10,18 +10,19 @@ from starlette.responses import PlainTextResponse, Response
 from evofeed import __version__
 from evofeed.errors import ServiceError
 from evofeed.service import filters
-from evofeed.service.auth import SCOPES
+from evofeed.service.auth import PUBLIC, SCOPES
+from evofeed.service.job_config import cores
 from evofeed.service.metrics import CONTENT_TYPE
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PUBLIC, ServiceDep, make_router, scope
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router(tag="health")
 
 
 @router.get("/healthz")
 @scope(PUBLIC)
-def healthz() -> dict[str, str]:
-    """The process answers."""
+async def healthz() -> dict[str, str]:
+    """The process answers; it waits for nothing else."""
     return {"status": "ok"}
 
 
@@ -40,8 +41,9 @@ def readyz(service: ServiceDep) -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 @scope("read", counted=False)
-def metrics(service: ServiceDep) -> Response:
-    """Counters in Prometheus' text format."""
+def metrics(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Counters in Prometheus' text format, over all datasets."""
+    principal.require_all_datasets()
     service.metrics.datasets.set(service.catalog.count())
     for state, count in service.jobs.counts().items():
         service.metrics.jobs.labels(state).set(count)
@@ -66,6 +68,11 @@ def config(service: ServiceDep) -> dict[str, Any]:
             "filter_values": filters.MAX_VALUES,
             "running_jobs": settings.max_jobs,
             "queued_jobs": settings.max_queued_jobs,
+            "job_workers": settings.job_workers or cores(),
+            "job_memory": settings.job_memory,
+            "job_deadline": settings.job_deadline,
+            "request_seconds": settings.request_seconds,
+            "heavy_requests": settings.heavy_requests,
         },
         "webhooks": bool(settings.webhook_hosts),
         "filter_operators": filters.OPERATORS,

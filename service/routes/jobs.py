@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,32 +13,39 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from evofeed.service import jobs
-from evofeed.service.auth import Principal
-from evofeed.service.clock import iso
-from evofeed.service.job_config import Preset, checked_config, checked_crop
-from evofeed.service.names import NewName
+from evofeed.service.auth import Principal, is_alive
+from evofeed.service.body import Body
+from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.job_config import (
+    Preset,
+    checked_config,
+    checked_crop,
+    cores,
+    require_within,
+)
+from evofeed.service.names import Message, NewName
 from evofeed.service.places import Uri, require_root
+from evofeed.service.policies import policy_of, require_movable
 from evofeed.service.problems import Problem
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import DatasetRow, JobRow
-
-if TYPE_CHECKING:
-    from evofeed.featurize.job import Ledger
+from evofeed.service.tables import DatasetRow, JobChain, JobRow
 
 router = make_router("/v1/jobs", "jobs")
+Attempt = Annotated[
+    int | None, Query(ge=1, lt=2**31, description="of this attempt; the last, if not given")
+]
+Offset = Annotated[int, Query(ge=0, le=10**9, description="entries to pass over")]
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="job id")]
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
 _POLL_SECONDS = 0.5
 _QUIET_SECONDS = 10.0
-_LOG_BYTES = 65_536
 
 
-class NewJob(BaseModel):
+class NewJob(Body):
     """Raw files to featurise into a registered dataset."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {"dataset": "pdb", "input_uri": "/data/raw", "crop": {"max_msa_rows": 8192}}
@@ -49,7 +55,10 @@ class NewJob(BaseModel):
 
     dataset: NewName
     input_uri: Uri = Field(description="folder or file of raw data, as the service sees it")
-    ref: NewName = "main"
+    ref: NewName | None = Field(
+        "main", description="moved to the snapshot (needs `publish`); null: no ref is moved"
+    )
+    message: Message = Field("", description="why, for the ref's history")
     preset: Preset = Field("safe", description="`openfold`: bit for bit what OpenFold makes")
     config: dict[str, Any] = Field({}, description="fields of FeaturizeConfig to change")
     crop: dict[str, Any] | None = Field(None, description="fields of CropConfig; null: no crop")
@@ -70,12 +79,13 @@ class NewJob(BaseModel):
 
 
 class JobView(BaseModel):
-    """A job as it stands."""
+    """A job as it is now."""
 
     id: str
     dataset: str
-    input_uri: str
-    ref: str
+    input_uri: str | None = Field(description="null for tokens that only read")
+    ref: str | None
+    message: str
     state: State
     attempts: int
     progress: dict[str, Any] = Field(
@@ -95,11 +105,49 @@ class JobPage(BaseModel):
     next: float | None = Field(description="`before` of the next page; null at the end")
 
 
-class DeadLetters(BaseModel):
-    """Chains that are in no snapshot, and why."""
+class AttemptView(BaseModel):
+    """One run of a job."""
 
+    number: int
+    state: Literal["running", "interrupted", "cancelled", "succeeded", "failed"]
+    started_at: str
+    ended_at: str | None
+    progress: dict[str, Any]
+    result: dict[str, Any]
+    error: str
+    principal: str = Field(description="who submitted or retried it")
+
+
+class AttemptList(BaseModel):
+    """The runs of a job, newest first."""
+
+    attempts: list[AttemptView]
+
+
+class ChainWord(BaseModel):
+    """What there is to say of a chain."""
+
+    chain_id: str
+    type: str
+    message: str
+    path: str | None
+    line: int | None
+
+
+class DeadLetters(BaseModel):
+    """Chains that are in no snapshot, and why: while the job runs, those found so far."""
+
+    attempt: int
     total: int
-    chains: list[dict[str, Any]]
+    chains: list[ChainWord]
+
+
+class Notes(BaseModel):
+    """What was left out of good chains, such as templates released too late."""
+
+    attempt: int
+    total: int
+    notes: list[ChainWord]
 
 
 @router.post("", status_code=202)
@@ -109,27 +157,35 @@ def submit_job(
 ) -> JobView:
     """Queue a job; it starts as soon as a place is free."""
     principal.require_dataset(new.dataset)
-    require_root(
-        service.settings, service.settings.input_roots, new.input_uri, "EVOFEED_INPUT_ROOTS"
-    )
-    if not service.settings.max_jobs:
+    settings = service.settings
+    require_root(settings, principal, new.input_uri, "EVOFEED_INPUT_ROOTS")
+    if not settings.max_jobs:
         raise Problem(403, "no_jobs", "this service runs no jobs", next="set EVOFEED_MAX_JOBS")
     dataset = service.catalog.dataset(new.dataset)
+    if new.ref is not None:
+        policy = policy_of(service.database, dataset.id, new.ref)
+        require_movable(policy, new.ref, principal)
+    for name, value, limit in (
+        ("workers", new.workers, settings.job_workers or cores()),
+        ("memory", new.memory, settings.job_memory),
+        ("deadline", new.deadline, settings.job_deadline),
+    ):
+        require_within(name, value, limit)
     spec = {
         "input_uri": new.input_uri,
         "ref": new.ref,
-        "config": checked_config(new.preset, new.config),
+        "config": checked_config(new.preset, new.config, settings.job_caps),
         "crop": checked_crop(new.crop),
-        "options": new.options(),
+        "options": new.options() | {"workers": new.workers or settings.job_workers},
     }
-    row = service.jobs.submit(dataset, spec, principal.id, principal.quotas)
+    row = service.jobs.submit(dataset, spec, principal.id, new.message)
     service.scheduler.wake()
     response.headers["Location"] = f"/v1/jobs/{row.id}"
-    return _view(row, dataset)
+    return _view(row, dataset, principal)
 
 
 @router.get("")
-@scope("read")
+@scope("read", "jobs")
 def list_jobs(
     service: ServiceDep,
     principal: PrincipalDep,
@@ -141,16 +197,17 @@ def list_jobs(
     limit: Limit = 100,
 ) -> JobPage:
     """Jobs of the datasets this token may see."""
-    found = service.jobs.list(state=state, only=principal.datasets, before=before, limit=limit + 1)
+    only = principal.datasets
+    found = service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
     more = found[limit - 1][0].created_at if len(found) > limit else None
-    return JobPage(jobs=[_view(*pair) for pair in found[:limit]], next=more)
+    return JobPage(jobs=[_view(*pair, principal) for pair in found[:limit]], next=more)
 
 
 @router.get("/{job_id}")
-@scope("read")
+@scope("read", "jobs")
 def get_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """One job."""
-    return _view(*owned_job(service, principal, job_id))
+    return _view(*owned_job(service, principal, job_id), principal)
 
 
 @router.post("/{job_id}/cancel", status_code=202)
@@ -159,7 +216,7 @@ def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> J
     """Ask a job to stop; units that are done stay done."""
     owned_job(service, principal, job_id)
     service.jobs.cancel(job_id, principal.id)
-    return _view(*service.jobs.get(job_id))
+    return _view(*service.jobs.get(job_id), principal)
 
 
 @router.post("/{job_id}/retry", status_code=202)
@@ -167,48 +224,94 @@ def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> J
 def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """Queue an ended job again; chains that failed get another chance, the rest is kept."""
     row, dataset = owned_job(service, principal, job_id)
-    # The ledger first: once it is queued, a child may drive the job and hold the ledger.
-    if row.state in jobs.ENDED and (ledger_job := row.result.get("ledger_job")):
-        with _ledger(service, dataset) as ledger:
-            ledger.retry(ledger_job)
-    service.jobs.requeue(job_id, principal.id, principal.quotas)
+    if row.spec["ref"] is not None:
+        policy = policy_of(service.database, dataset.id, row.spec["ref"])
+        require_movable(policy, row.spec["ref"], principal)
+    service.jobs.requeue(job_id, principal.id)
     service.scheduler.wake()
-    return _view(*service.jobs.get(job_id))
+    return _view(*service.jobs.get(job_id), principal)
+
+
+@router.get("/{job_id}/attempts")
+@scope("read", "jobs")
+def list_attempts(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> AttemptList:
+    """The runs of a job: what each made, how it ended and how long it took."""
+    owned_job(service, principal, job_id)
+    return AttemptList(
+        attempts=[
+            AttemptView(
+                number=row.number,
+                state=row.state,  # type: ignore[arg-type]
+                started_at=iso(row.started_at),
+                ended_at=iso_or_none(row.ended_at),
+                progress=row.progress,
+                result=row.result,
+                error=row.error,
+                principal=row.principal,
+            )
+            for row in service.jobs.attempts(job_id)
+        ]
+    )
 
 
 @router.get("/{job_id}/dead-letters")
-@scope("read")
+@scope("read", "jobs")
 def get_dead_letters(
     service: ServiceDep,
     principal: PrincipalDep,
     job_id: JobId,
-    offset: Annotated[int, Query(ge=0, le=10**9, description="chains to pass over")] = 0,
+    attempt: Attempt = None,
+    offset: Offset = 0,
     limit: Limit = 100,
 ) -> DeadLetters:
-    """Chains the job could not do, each with its reason."""
-    row, dataset = owned_job(service, principal, job_id)
-    return dead_letters(service, row, dataset, offset, limit)
+    """Chains the job could not do, each with its reason; inputs that are no chain too."""
+    row, _ = owned_job(service, principal, job_id)
+    return dead_letters(service, row, attempt, offset, limit)
+
+
+@router.get("/{job_id}/notes")
+@scope("read", "jobs")
+def get_notes(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    job_id: JobId,
+    attempt: Attempt = None,
+    offset: Offset = 0,
+    limit: Limit = 100,
+) -> Notes:
+    """What was left out of good chains, in words."""
+    row, _ = owned_job(service, principal, job_id)
+    number = attempt or row.attempts
+    total, notes = service.jobs.chains(row.id, number, "note", offset, limit)
+    return Notes(attempt=number, total=total, notes=[_word(note) for note in notes])
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
 @scope("jobs")
-def get_log(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> PlainTextResponse:
-    """The last 64 KiB its process wrote."""
-    owned_job(service, principal, job_id)
-    try:
-        with service.scheduler.log_path(job_id).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
-            return PlainTextResponse(file.read().decode(errors="replace"))
-    except FileNotFoundError:
-        return PlainTextResponse("")
+def get_log(
+    service: ServiceDep, principal: PrincipalDep, job_id: JobId, attempt: Attempt = None
+) -> PlainTextResponse:
+    """The last 64 KiB the process of an attempt wrote."""
+    row, _ = owned_job(service, principal, job_id)
+    number = attempt or row.attempts
+    text = service.scheduler.log(job_id, number)
+    if text is None:
+        kept = {one.number: one.log for one in service.jobs.attempts(job_id)}
+        text = kept.get(number, "")
+    return PlainTextResponse(text)
 
 
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}}},
+    responses={
+        200: {
+            "description": "`progress` events with the job, then one `end` event with its state",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
 )
-@scope("read")
+@scope("read", "jobs")
 def watch_job(
     request: Request, service: ServiceDep, principal: PrincipalDep, job_id: JobId
 ) -> StreamingResponse:
@@ -216,24 +319,30 @@ def watch_job(
     owned_job(service, principal, job_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(
-        _events(request, service, job_id), headers=headers, media_type="text/event-stream"
+        _events(request, service, principal, job_id),
+        headers=headers,
+        media_type="text/event-stream",
     )
 
 
-async def _events(request: Request, service: Service, job_id: str) -> AsyncIterator[str]:
-    last, quiet = "", 0.0
+async def _events(
+    request: Request, service: Service, principal: Principal, job_id: str
+) -> AsyncIterator[str]:
+    last, quiet, number = "", 0.0, 0
     while not service.stopping.is_set():
         try:
             row, dataset = await run_in_threadpool(service.jobs.get, job_id)
         except Problem:  # removed with its dataset
             yield 'event: end\ndata: {"state": "removed"}\n\n'
             return
-        text = json.dumps(_view(row, dataset).model_dump() | {"updated_at": ""})
+        view = _view(row, dataset, principal).model_dump()
+        text = json.dumps(view | {"updated_at": ""})  # it lives: no news
         if text != last:
-            yield f"event: progress\ndata: {text}\n\n"
+            number += 1
+            yield f"id: {number}\nevent: progress\ndata: {json.dumps(view)}\n\n"
             last, quiet = text, 0.0
         if row.state in jobs.ENDED:
-            yield f"event: end\ndata: {json.dumps({'state': row.state})}\n\n"
+            yield f"id: {number + 1}\nevent: end\ndata: {json.dumps({'state': row.state})}\n\n"
             return
         if quiet >= _QUIET_SECONDS:
             yield ": still here\n\n"
@@ -242,30 +351,27 @@ async def _events(request: Request, service: Service, job_id: str) -> AsyncItera
         quiet += _POLL_SECONDS
         if await request.is_disconnected():
             return
+        if not await run_in_threadpool(is_alive, service.database, principal):
+            return  # its token was revoked or has expired: cut off
 
 
 def dead_letters(
-    service: Service, row: JobRow, dataset: DatasetRow, offset: int, limit: int
+    service: Service, row: JobRow, attempt: int | None, offset: int, limit: int
 ) -> DeadLetters:
-    """A page of what a job could not do, from its ledger."""
-    if not (ledger_job := row.result.get("ledger_job")):
-        return DeadLetters(total=0, chains=[])
-    with _ledger(service, dataset) as ledger:
-        dead = ledger.chains(ledger_job)
-    names = ("chain_id", "type", "message", "path", "line", "strikes")
-    page = [{name: chain[name] for name in names} for chain in dead[offset : offset + limit]]
-    return DeadLetters(total=len(dead), chains=page)
+    """A page of what an attempt of a job (the last, if none is given) could not do."""
+    number = attempt or row.attempts
+    total, chains = service.jobs.chains(row.id, number, "broken", offset, limit)
+    return DeadLetters(attempt=number, total=total, chains=[_word(chain) for chain in chains])
 
 
-@contextmanager
-def _ledger(service: Service, dataset: DatasetRow) -> Iterator[Ledger]:
-    """The ledger of a dataset's jobs, open for one request."""
-    # Only a service that runs jobs needs the featurize extra installed.
-    from evofeed.featurize.job import Ledger, ledger_url
-
-    own = "" if service.database.is_sqlite else service.settings.url
-    with closing(Ledger(ledger_url(own, dataset.uri))) as ledger:
-        yield ledger
+def _word(chain: JobChain) -> ChainWord:
+    return ChainWord(
+        chain_id=chain.chain_id,
+        type=chain.type,
+        message=chain.message,
+        path=chain.path,
+        line=chain.line,
+    )
 
 
 def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:
@@ -279,12 +385,13 @@ def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobR
     return row, dataset
 
 
-def _view(row: JobRow, dataset: DatasetRow) -> JobView:
+def _view(row: JobRow, dataset: DatasetRow, principal: Principal) -> JobView:
     return JobView(
         id=row.id,
         dataset=dataset.name,
-        input_uri=row.spec["input_uri"],
+        input_uri=row.spec["input_uri"] if principal.sees_places else None,
         ref=row.spec["ref"],
+        message=row.message,
         state=row.state,  # type: ignore[arg-type]
         attempts=row.attempts,
         progress=row.progress,

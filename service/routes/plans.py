@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request
@@ -14,7 +12,7 @@ from evofeed.errors import LoaderError
 from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import immutable_response
+from evofeed.service.ranges import NOT_MODIFIED, immutable_json
 from evofeed.service.routing import ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}", "plans")
@@ -69,8 +67,8 @@ class PlanView(BaseModel):
     samples: list[SampleView] = Field(description="by epoch, batch, rank and position")
 
 
-@router.get("/snapshots/{digest}/plan", response_model=PlanView)
-@scope("read")
+@router.get("/snapshots/{digest}/plan", response_model=PlanView, responses=NOT_MODIFIED)
+@scope("read", heavy=True)
 def get_plan(
     request: Request,
     service: ServiceDep,
@@ -94,14 +92,7 @@ def get_plan(
             next="ask for one rank, or for fewer batches at a time (start, batches)",
         )
     plan = {"snapshot": digest, "samples": _samples(service, name, digest, query)}
-    data = json.dumps(plan, separators=(",", ":")).encode()
-    return immutable_response(
-        request,
-        etag=f'"{hashlib.sha256(data).hexdigest()}"',
-        size=len(data),
-        read=lambda offset, length: data[offset : offset + length],
-        media_type="application/json",
-    )
+    return immutable_json(request, plan)
 
 
 def _samples(service: ServiceDep, name: str, digest: str, query: PlanQuery) -> list[dict[str, Any]]:

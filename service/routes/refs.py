@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import Header, Request
+from fastapi import Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from evofeed.errors import RefConflict
+from evofeed.service.auth import Principal
+from evofeed.service.body import Body
 from evofeed.service.clock import iso
-from evofeed.service.names import DatasetName, DigestValue, NewName, RefName
+from evofeed.service.history import known_ref, note_ref, ref_history
+from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
 from evofeed.service.places import Uri, require_root
+from evofeed.service.policies import Policy, policy_of, require_filters, set_policy
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
-from evofeed.service.refs import move_ref, note_ref, ref_history, require_apart
+from evofeed.service.refs import move_ref
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
+_NO_DIGEST: Final = "-"  # no ref is ever there
 
 
 class RefView(BaseModel):
@@ -33,10 +42,8 @@ class RefList(BaseModel):
     refs: list[RefView]
 
 
-class Apart(BaseModel):
+class Apart(Body):
     """A dataset that must share no sequence with what a ref points at."""
-
-    model_config = ConfigDict(extra="forbid")
 
     dataset: NewName
     ref: NewName = "main"
@@ -45,11 +52,10 @@ class Apart(BaseModel):
     )
 
 
-class RefTarget(BaseModel):
+class RefTarget(Body):
     """Where a ref shall point."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -67,6 +73,33 @@ class RefTarget(BaseModel):
     apart_from: list[Apart] = Field(
         [], max_length=4, description="test sets that the snapshot must share no sequence with"
     )
+    message: Message = Field("", description="why, for the history")
+
+
+class PolicyBody(Body):
+    """What must hold whenever a ref moves, by whatever request or job."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "reviewer": "admin",
+                    "forbid": [{"column": "release_date", "op": ">=", "value": "2021-10-01"}],
+                }
+            ]
+        },
+    )
+
+    protected: bool = Field(False, description="it does not move at all")
+    reviewer: Literal["publish", "admin"] = Field(
+        "publish", description="scope that whoever moves it needs"
+    )
+    forbid: list[dict[str, Any]] = Field(
+        [], max_length=16, description="filters that no chain of its snapshot may pass"
+    )
+    apart_from: list[Apart] = Field(
+        [], max_length=4, description="test sets that its snapshot must share no sequence with"
+    )
 
 
 class Move(BaseModel):
@@ -76,12 +109,15 @@ class Move(BaseModel):
     previous: str | None
     moved_at: str
     principal: str = Field(description="who moved it; `store`: moved outside the service")
+    job: str | None = Field(description="the job that moved it, if one did")
+    message: str
 
 
 class History(BaseModel):
-    """Moves of a ref, newest first."""
+    """Moves of a ref, newest first: each begins where the one before it ended."""
 
     moves: list[Move]
+    next: int | None = Field(description="`before` of the next page; null at the end")
 
 
 @router.get("")
@@ -100,8 +136,8 @@ def get_ref(
     request: Request, service: ServiceDep, name: DatasetName, ref: RefName, response: Response
 ) -> RefView:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
-    found = service.catalog.view(name).ref(ref)
-    note_ref(service.database, service.catalog.dataset(name).id, found)
+    view = service.catalog.view(name)
+    found = note_ref(service.database, service.catalog.dataset(name).id, view, ref)
     headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
     if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
         return Response(status_code=304, headers=headers)  # type: ignore[return-value]
@@ -130,29 +166,55 @@ def put_ref(
     `If-Match: "DIGEST"` moves a ref that stands there; `If-None-Match: *` makes a
     new one. One of the two is required.
     """
-    for apart in target.apart_from:
-        principal.require_dataset(apart.dataset)
-        if apart.clusters is not None:
-            roots = service.settings.input_roots
-            require_root(service.settings, roots, apart.clusters, "EVOFEED_INPUT_ROOTS")
-        require_apart(
+    _require_readable(service, principal, target.apart_from)
+    view = service.catalog.view(name)
+    expect = _expected(if_match, if_none_match, lambda: known_ref(view, ref))
+    try:
+        moved = move_ref(
             service.catalog,
-            (name, target.digest),
-            (apart.dataset, service.catalog.view(apart.dataset).ref(apart.ref).digest),
-            apart.clusters,
+            service.database,
+            dataset=name,
+            ref=ref,
+            digest=target.digest,
+            expect=expect,
+            principal=principal,
+            message=target.message,
+            forbid=target.forbid,
+            apart_from=[apart.model_dump() for apart in target.apart_from],
         )
-    moved = move_ref(
-        service.catalog,
-        service.database,
-        dataset=name,
-        ref=ref,
-        digest=target.digest,
-        expect=_expected(if_match, if_none_match),
-        principal=principal.id,
-        forbid=target.forbid,
-    )
+    except RefConflict as error:
+        now = known_ref(view, ref)
+        raise Problem(
+            412,
+            "ref_moved",
+            error.message.partition(":")[0],
+            next="read the ref again and retry with its ETag in If-Match",
+            headers={"ETag": f'"{now}"'} if now else {},
+        ) from None
     response.headers["ETag"] = f'"{moved.digest}"'
     return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
+
+
+@router.get("/{ref}/policy")
+@scope("read")
+def get_policy(service: ServiceDep, name: DatasetName, ref: RefName) -> PolicyBody:
+    """What must hold when the ref moves."""
+    policy = policy_of(service.database, service.catalog.dataset(name).id, ref)
+    return PolicyBody.model_validate(dataclasses.asdict(policy))
+
+
+@router.put("/{ref}/policy")
+@scope("admin")
+def put_policy(
+    service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName, new: PolicyBody
+) -> PolicyBody:
+    """Replace what must hold when the ref moves; the ref need not exist yet."""
+    _require_readable(service, principal, new.apart_from)
+    dataset = service.catalog.dataset(name)
+    policy = Policy(**new.model_dump())
+    require_filters(policy.forbid)
+    set_policy(service.database, dataset, ref, policy, principal.id)
+    return new
 
 
 @router.get("/{ref}/history")
@@ -161,11 +223,15 @@ def get_history(
     service: ServiceDep,
     name: DatasetName,
     ref: RefName,
+    before: Annotated[
+        int | None, Query(ge=1, lt=2**31, description="`next` of the page before")
+    ] = None,
     limit: Limit = 100,
 ) -> History:
     """Where the ref has been, newest first."""
     row = service.catalog.dataset(name)
-    note_ref(service.database, row.id, service.catalog.view(name).ref(ref))
+    note_ref(service.database, row.id, service.catalog.view(name), ref)
+    moves = ref_history(service.database, row.id, ref, limit + 1, before)
     return History(
         moves=[
             Move(
@@ -173,20 +239,39 @@ def get_history(
                 previous=move.previous,
                 moved_at=iso(move.moved_at),
                 principal=move.principal,
+                job=move.job_id,
+                message=move.message,
             )
-            for move in ref_history(service.database, row.id, ref, limit)
-        ]
+            for move in moves[:limit]
+        ],
+        next=moves[limit - 1].id if len(moves) > limit else None,
     )
 
 
-def _expected(if_match: str | None, if_none_match: str | None) -> str | None:
+def _require_readable(service: Service, principal: Principal, apart_from: list[Apart]) -> None:
+    for apart in apart_from:
+        principal.require_dataset(apart.dataset)
+        if apart.clusters is not None:
+            require_root(service.settings, principal, apart.clusters, "EVOFEED_INPUT_ROOTS")
+
+
+def _expected(
+    if_match: str | None, if_none_match: str | None, now: Callable[[], str | None]
+) -> str | None:
+    """The digest a ref is asked to be at; None: it must not exist."""
     if if_match is None and if_none_match == "*":
         return None
     if if_match is None or if_none_match is not None:
         raise Problem(
             428,
             "precondition_required",
-            "say where the ref stands now",
+            "say where the ref points now",
             next='send `If-Match: "DIGEST"`, or `If-None-Match: *` for a new ref',
         )
-    return if_match.strip().strip('"')
+    # A list of tags, any of which will do. Weak ones never match (RFC 9110, 13.1.1).
+    tags = [tag.strip() for tag in if_match.split(",")]
+    digests = [tag.strip('"') for tag in tags if not tag.startswith("W/")]
+    if len(digests) > 1 or "*" in digests:
+        found = now()
+        return found if found and (found in digests or "*" in digests) else _NO_DIGEST
+    return digests[0] if digests and digests[0] else _NO_DIGEST

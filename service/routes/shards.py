@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
 from evofeed.service.audit import record
+from evofeed.service.body import Body
 from evofeed.service.clock import iso
 from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
 from evofeed.service.ranges import ARROW, described, immutable_response
@@ -18,11 +19,10 @@ from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 router = make_router("/v1/datasets/{name}", "shards")
 
 
-class Wanted(BaseModel):
+class Wanted(Body):
     """Shards to fetch."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]},
     )
 
@@ -77,7 +77,6 @@ def sign_urls(
     )
 
 
-@router.head("/shards/{shard}", include_in_schema=False)
 @router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))
 @scope("read", counted=False)
 def get_shard(

@@ -11,7 +11,13 @@ from starlette.responses import Response
 from evofeed.service.clock import iso
 from evofeed.service.filters import filterable
 from evofeed.service.names import DatasetName, Digest
-from evofeed.service.ranges import ARROW, described, immutable_response
+from evofeed.service.ranges import (
+    ARROW,
+    NOT_MODIFIED,
+    described,
+    immutable_json,
+    immutable_response,
+)
 from evofeed.service.routing import Limit, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}/snapshots", "snapshots")
@@ -21,7 +27,7 @@ class SnapshotView(BaseModel):
     """A snapshot in short."""
 
     digest: str
-    written_at: str
+    written_at: str = Field(description="when its manifest came to this place")
     parent: str | None
     num_chains: int
     num_shards: int
@@ -77,7 +83,6 @@ def list_snapshots(
     )
 
 
-@router.head("/{digest}", include_in_schema=False)
 @router.get("/{digest}", response_class=Response, responses=described("application/json"))
 @scope("read", counted=False)
 def get_manifest(
@@ -94,7 +99,6 @@ def get_manifest(
     )
 
 
-@router.head("/{digest}/index", include_in_schema=False)
 @router.get("/{digest}/index", response_class=Response, responses=described(ARROW))
 @scope("read", counted=False)
 def get_index(request: Request, service: ServiceDep, name: DatasetName, digest: Digest) -> Response:
@@ -109,13 +113,15 @@ def get_index(request: Request, service: ServiceDep, name: DatasetName, digest: 
     )
 
 
-@router.get("/{digest}/summary")
+@router.get("/{digest}/summary", response_model=SnapshotSummary, responses=NOT_MODIFIED)
 @scope("read")
-def get_summary(service: ServiceDep, name: DatasetName, digest: Digest) -> SnapshotSummary:
+def get_summary(
+    request: Request, service: ServiceDep, name: DatasetName, digest: Digest
+) -> Response:
     """What the snapshot holds, in short, and the columns its chains can be filtered by."""
     snapshot = service.catalog.snapshot(name, digest)
     manifest = snapshot.manifest
-    return SnapshotSummary(
+    summary = SnapshotSummary(
         digest=digest,
         parent=manifest.parent,
         num_chains=manifest.num_chains,
@@ -125,3 +131,4 @@ def get_summary(service: ServiceDep, name: DatasetName, digest: Digest) -> Snaps
         config=manifest.config,
         dropped=[dict(item) for item in manifest.dropped[:1000]],
     )
+    return immutable_json(request, summary.model_dump())

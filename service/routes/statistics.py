@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from fastapi import Query
+from fastapi import Query, Request
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
-from evofeed.service.ranges import IMMUTABLE
+from evofeed.service.ranges import NOT_MODIFIED, immutable_json
 from evofeed.service.routing import Limit, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
@@ -45,23 +45,23 @@ class Diff(BaseModel):
     next: str | None = Field(description="cursor of the next page; null at the end")
 
 
-@router.get("/snapshots/{digest}/stats")
-@scope("read")
+@router.get("/snapshots/{digest}/stats", response_model=Statistics, responses=NOT_MODIFIED)
+@scope("read", heavy=True)
 def get_statistics(
-    service: ServiceDep, name: DatasetName, digest: Digest, response: Response
-) -> Statistics:
+    request: Request, service: ServiceDep, name: DatasetName, digest: Digest
+) -> Response:
     """Counts, extremes, quantiles and histograms over every chain."""
-    response.headers["Cache-Control"] = IMMUTABLE
     snapshot = service.catalog.snapshot(name, digest)
-    return Statistics(
+    statistics = Statistics(
         snapshot=digest,
         num_chains=snapshot.index.num_rows,
         columns=service.catalog.statistics(name, digest),
     )
+    return immutable_json(request, statistics.model_dump())
 
 
 @router.get("/diff")
-@scope("read")
+@scope("read", heavy=True)
 def get_diff(
     service: ServiceDep,
     name: DatasetName,

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import select
 from starlette.responses import Response
 
-from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.auth import SCOPES, create_token, revoke_token
+from evofeed.service.body import Body
 from evofeed.service.clock import iso, iso_or_none
 from evofeed.service.names import NewName
+from evofeed.service.places import Uri, below, canonical_place
 from evofeed.service.problems import Problem
-from evofeed.service.quotas import Quotas, usage
+from evofeed.service.quotas import Quotas, family, usage
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.tables import AuditRow, TokenRow
 
@@ -24,11 +26,10 @@ Label = Annotated[
 ]
 
 
-class NewToken(BaseModel):
+class NewToken(Body):
     """A token to make."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {"label": "trainer", "scopes": ["read"], "datasets": ["pdb"], "seconds": 2_592_000}
@@ -39,6 +40,9 @@ class NewToken(BaseModel):
     label: Label = Field(description="what it is for")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     datasets: list[NewName] | None = Field(None, max_length=1000, description="null for all")
+    roots: list[Uri] | None = Field(
+        None, max_length=100, description="places it may name; null for all that are open"
+    )
     seconds: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="null: no expiry")
     max_jobs: int | None = Field(None, ge=0, lt=2**31, description="waiting or running at once")
     max_chains: int | None = Field(None, ge=0, lt=2**31, description="of its jobs within a day")
@@ -58,6 +62,8 @@ class TokenView(BaseModel):
     label: str
     scopes: list[str]
     datasets: list[str] | None
+    roots: list[str] | None
+    parent: str | None = Field(description="the token it was made with, and ends with")
     max_jobs: int | None
     max_chains: int | None
     created_at: str
@@ -79,10 +85,11 @@ class Me(BaseModel):
     id: str = Field(description="of its token; `local` where none is asked for")
     scopes: list[str]
     datasets: list[str] | None = Field(description="null for all")
+    roots: list[str] | None = Field(description="places it may name; null for all that are open")
     max_jobs: int | None
-    jobs: int = Field(description="waiting or running now")
+    jobs: int = Field(description="of it and of tokens made with it, waiting or running now")
     max_chains: int | None
-    chains: int = Field(description="of its jobs of the last day")
+    chains: int = Field(description="of their jobs of the last day")
 
 
 class AuditLine(BaseModel):
@@ -115,6 +122,13 @@ def make_token(
         principal.require_all_datasets()
     for name in new.datasets or ():
         principal.require_dataset(name)
+    roots = new.roots if new.roots is not None else principal.roots
+    for root in roots or ():
+        place = canonical_place(root)
+        if principal.roots is not None and not any(below(place, r) for r in principal.roots):
+            raise Problem(
+                403, "forbidden", f"this token's roots do not include {root!r}", next="GET /v1/me"
+            )
     quotas = Quotas(new.max_jobs, new.max_chains)
     if not principal.quotas.covers(quotas):
         raise Problem(
@@ -129,6 +143,7 @@ def make_token(
         label=new.label,
         scopes=list(new.scopes),
         datasets=list(new.datasets) if new.datasets is not None else None,
+        roots=[canonical_place(root) for root in roots] if roots is not None else None,
         seconds=new.seconds,
         quotas=quotas,
         principal=principal.id,
@@ -157,6 +172,8 @@ def list_tokens(
             label=row.label,
             scopes=row.scopes,
             datasets=row.datasets,
+            roots=row.roots,
+            parent=row.parent,
             max_jobs=row.max_jobs,
             max_chains=row.max_chains,
             created_at=iso(row.created_at),
@@ -170,15 +187,16 @@ def list_tokens(
 
 
 @router.get("/me")
-@scope("read")
+@scope(*SCOPES)
 def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
     """What the token that asks may do, and how much of its quotas is used."""
     with service.database.read() as session:
-        used = usage(session, principal.id)
+        used = usage(session, family(session, principal.id))
     return Me(
         id=principal.id,
         scopes=sorted(principal.scopes),
         datasets=sorted(principal.datasets) if principal.datasets is not None else None,
+        roots=list(principal.roots) if principal.roots is not None else None,
         max_jobs=principal.quotas.max_jobs,
         jobs=used.jobs,
         max_chains=principal.quotas.max_chains,
@@ -186,12 +204,12 @@ def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
     )
 
 
-@router.delete("/tokens/{token_id}", status_code=204)
+@router.delete("/tokens/{token_id}", status_code=204, response_class=Response)
 @scope("admin")
 def remove_token(
     service: ServiceDep,
     principal: PrincipalDep,
-    token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="token id")],
+    token_id: Annotated[str, Path(pattern=r"^([0-9a-f]{16}|local)$", description="token id")],
 ) -> None:
     """Revoke a token: it is worthless from now on."""
     principal.require_all_datasets()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from evofeed.errors import ServiceError
 from evofeed.service.audit import record
 from evofeed.service.auth import Principal
+from evofeed.service.body import Body
 from evofeed.service.clock import iso, iso_or_none
 from evofeed.service.names import NewName
 from evofeed.service.outbound import check_url
@@ -28,11 +29,10 @@ _MAX_WEBHOOKS = 20  # of one principal
 _SHOWN = 50
 
 
-class NewWebhook(BaseModel):
+class NewWebhook(Body):
     """Whom to tell, and of which jobs."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [{"url": "https://hooks.example.org/evofeed", "datasets": ["pdb"]}]
         },
@@ -150,7 +150,7 @@ def list_deliveries(
     )
 
 
-@router.delete("/{webhook_id}", status_code=204)
+@router.delete("/{webhook_id}", status_code=204, response_class=Response)
 @scope("jobs")
 def remove_webhook(service: ServiceDep, principal: PrincipalDep, webhook_id: WebhookId) -> None:
     """Send it nothing more."""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -92,10 +93,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 @pytest.fixture(scope="session")
-def served(folder: tuple[Path, str, str]) -> Iterator[Served]:
+def served(
+    folder: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """The service on that dataset, for tests that only read."""
     path, first, second = folder
-    with serving({"demo": path}) as url:
+    home = tmp_path_factory.mktemp("served")
+    settings = ServiceSettings(home=home, port=0, auth="off", datasets={"demo": str(path)})
+    with serving(settings) as url:
         service = Served(path, url, first, second)
         with service.client:
             yield service
@@ -113,6 +118,7 @@ class Start:
             "home": self._tmp_path / f"home{len(self.settings)}",
             "host": "127.0.0.1",
             "port": 0,
+            "auth": "off",
             "datasets": {},
         }
         if "home" not in changes:
@@ -220,10 +226,34 @@ class PostgresServer:
 
 @contextmanager
 def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
-    """A client that carries a token."""
-    headers = {"Authorization": f"Bearer {token}"}
+    """A client that carries a token, if there is one."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     with httpx.Client(base_url=url, headers=headers, timeout=300) as client:
         yield client
+
+
+def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what is queued in this process: a child would spend most of the time on imports."""
+    from evofeed.service import runner
+    from evofeed.service.jobs import JobQueue
+
+    settings = start.settings[-1]
+    monkeypatch.setenv("EVOFEED_DATABASE_URL", settings.url)
+    monkeypatch.setenv("EVOFEED_HOME", str(settings.home))
+    queue = JobQueue(start.database(), 100)
+    while (job_id := queue.claim(1)) is not None:
+        runner.main(job_id)
+
+
+def wait_for_job(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    """A job that has ended."""
+    end = time.monotonic() + 240
+    while True:
+        job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
+        if job["state"] in ("cancelled", "succeeded", "failed"):
+            return job
+        assert time.monotonic() < end, job
+        time.sleep(0.05)
 
 
 # importlib mode gives test folders no package; this makes these helpers importable.

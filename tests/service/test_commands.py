@@ -57,8 +57,9 @@ def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, num
         assert process.stdout is not None and process.stderr is not None
         try:
             line = json.loads(process.stdout.readline())
-            assert line["datasets"] == ["demo"] and line["auth"] is False
-            remote = Dataset.open(f"{line['url']}/v1/datasets/demo")
+            assert line["datasets"] == ["demo"] and line["auth"] is True
+            assert httpx.get(f"{line['url']}/v1/datasets/demo").status_code == 401
+            remote = Dataset.open(f"{line['url']}/v1/datasets/demo", token=line["token"])
             assert remote.digest == folder[2] and len(remote[0].sequence) == remote[0].num_res
             remote.storage._connection().close()  # type: ignore[attr-defined]
         finally:
@@ -74,7 +75,7 @@ import sys, types
 from evofeed.cli import main
 from evofeed.service import scheduler
 scheduler.sys, scheduler._STOP_SECONDS = types.SimpleNamespace(executable=sys.argv[1]), 3600.0
-main(["serve", "--port", "0", "--json", "--dataset", "out=" + sys.argv[2]])
+main(["serve", "--port", "0", "--json", "--no-auth", "--dataset", "out=" + sys.argv[2]])
 """
 
 

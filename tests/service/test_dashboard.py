@@ -87,7 +87,18 @@ def test_a_dataset_without_a_snapshot_has_a_page_that_says_how_to_get_one(
     client = start(datasets={"new": str(tmp_path / "nowhere")})
     answer = client.get("/ui/datasets/new")
     assert answer.status_code == 200
-    assert f"evofeed featurize INPUT {tmp_path / 'nowhere'}" in Page(answer).text
+    assert "POST /v1/jobs" in Page(answer).text
+
+
+def test_an_emptied_field_is_not_asked_for_and_other_filters_stay(served) -> None:
+    asked = (
+        "/ui/datasets/demo?max_length=&min_length=20&max_resolution=2.5&method=x-ray+diffraction"
+    )
+    answer = served.client.get(asked)
+    assert answer.status_code == 200, answer.text
+    kept = [value for name, value in Page(answer).attributes if name in ("name", "value")]
+    form = dict(zip(kept[::2], kept[1::2], strict=False))
+    assert form["max_resolution"] == "2.5" and form["method"] == "x-ray diffraction"
 
 
 def test_a_dataset_page_shows_histograms_chains_and_history(served) -> None:
@@ -133,7 +144,7 @@ def test_a_browser_hands_in_a_token_and_keeps_a_cookie_that_reads(start: Start, 
     client = start(auth="on", datasets={"demo": str(folder[0])})
     _, token = create_token(start.database(), label="b", scopes=["read"])
     turned_away = client.get("/")
-    assert (turned_away.status_code, turned_away.headers["location"]) == (303, "/ui/login")
+    assert (turned_away.status_code, turned_away.headers["location"]) == (303, "/ui/login?then=%2F")
     wrong = client.post("/ui/login", data={"token": "evf_nope"})
     assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
     right = client.post("/ui/login", data={"token": token})

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from pydantic import SecretStr
@@ -15,9 +14,9 @@ from sqlalchemy import text
 from evofeed.errors import ServiceError
 from evofeed.service import ServiceSettings, create_app
 from evofeed.service.catalog import Catalog
-from evofeed.service.database import Database, _alembic
+from evofeed.service.database import Database
 from evofeed.service.problems import Problem
-from evofeed.service.tables import Base, SecretRow, TokenRow
+from evofeed.service.tables import Base, SecretRow
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -143,20 +142,3 @@ def test_metrics_count_by_endpoint_and_never_by_path(start_any, folder) -> None:
     assert 'evofeed_requests_total{endpoint="none",method="GET",status="404"} 2.0' in lines
     assert "evofeed_datasets 1.0" in lines and 'evofeed_jobs{state="queued"} 0.0' in lines
     assert not any("such" in line or "demo" in line for line in lines)
-
-
-def test_tokens_made_before_quotas_live_on_without(tmp_path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
-    with database.engine.execution_options(immediate=True).begin() as connection:
-        config = _alembic()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        columns = "id, label, secret_sha256, scopes, created_at"
-        values = "'0123456789abcdef', 'old', x'00', '[\"read\"]', 1.0"
-        connection.execute(text(f"INSERT INTO tokens ({columns}) VALUES ({values})"))
-    assert not database.is_current()
-    database.upgrade()
-    with database.read() as session:
-        row = session.get_one(TokenRow, "0123456789abcdef")
-    assert (row.scopes, row.max_jobs, row.max_chains) == (["read"], None, None)
-    database.close()

@@ -198,7 +198,11 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
 @pytest.mark.slow
 def test_a_job_outlives_its_service_and_goes_on_where_it_was(raw, tmp_path) -> None:
     settings = ServiceSettings(
-        home=tmp_path, database_url=SecretStr(""), port=0, datasets={"out": str(tmp_path / "out")}
+        home=tmp_path,
+        database_url=SecretStr(""),
+        port=0,
+        auth="off",
+        datasets={"out": str(tmp_path / "out")},
     )
     with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         job_id = submit(client, raw)
@@ -285,7 +289,7 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
     class Busy:
         beats = 0
 
-        def heartbeat(self, job_id: str, progress: object) -> bool:
+        def heartbeat(self, job_id: str, progress: object, chains: object) -> bool:
             self.beats += 1
             if self.beats == 1:
                 raise OperationalError("UPDATE jobs", {}, Exception("database is locked"))

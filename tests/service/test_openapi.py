@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import BaseModel
 
+from evofeed.service import contract
 from evofeed.service.routes import (
     chains,
     datasets,
@@ -23,8 +26,10 @@ from evofeed.service.routes import (
 BODIES: list[type[BaseModel]] = [
     chains.ChainSearch,
     datasets.NewDataset,
+    datasets.DatasetChange,
     jobs.NewJob,
     refs.RefTarget,
+    refs.PolicyBody,
     shards.Wanted,
     tokens.NewToken,
     webhooks.NewWebhook,
@@ -54,7 +59,8 @@ def test_every_body_has_an_example_that_passes(schema) -> None:
     named = set()
     for _, _, operation in operations(schema):
         content = operation.get("requestBody", {}).get("content", {})
-        named |= {part["schema"]["$ref"].rsplit("/", 1)[1] for part in content.values()}
+        parts = [part["schema"] for kind, part in content.items() if kind == "application/json"]
+        named |= {part["$ref"].rsplit("/", 1)[1] for part in parts}
     assert named == {body.__name__ for body in BODIES}
     for body in BODIES:
         (example,) = schema["components"]["schemas"][body.__name__]["examples"]
@@ -136,3 +142,42 @@ def test_every_refusal_is_a_problem_of_one_form(
     assert set(form["required"]) <= set(problem) <= set(form["properties"])
     assert problem["status"] == status and problem["detail"] and problem["next"]
     assert re.fullmatch(r"[a-z_]+", problem["code"])
+
+
+def test_the_interface_is_as_it_was_promised() -> None:
+    promised = json.loads(contract.PROMISED.read_text())
+    now = contract.described()
+    assert contract.breaks(promised, now) == []
+    assert now == promised, "run: python -m evofeed.service.contract"
+
+
+def test_a_generated_client_has_names_tags_and_statuses(schema) -> None:
+    seen = [operation["operationId"] for _, _, operation in operations(schema)]
+    assert len(set(seen)) == len(seen) and {"get_ref", "put_ref", "submit_job"} <= set(seen)
+    told = {tag["name"] for tag in schema["tags"]}
+    for method, path, operation in operations(schema):
+        assert set(operation["tags"]) <= told and operation["summary"] != operation["operationId"]
+        assert all(re.fullmatch(r"\d{3}", status) for status in operation["responses"]), path
+        assert {"422", "503"} <= set(operation["responses"]), (method, path)
+    assert schema["servers"]
+
+
+def test_what_breaks_a_client_is_noticed(schema) -> None:
+    def changed(change: Callable[[dict[str, Any]], Any]) -> list[str]:
+        new = copy.deepcopy(schema)
+        change(new)
+        return contract.breaks(schema, new)
+
+    def views(new: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = new["components"]["schemas"]
+        return found
+
+    job = "/v1/jobs/{job_id}"
+    assert changed(lambda new: new["paths"].pop(job)) == [f"GET {job} is gone"]
+    assert changed(lambda new: new["paths"][job]["get"].update(operationId="x"))
+    assert changed(lambda new: new["paths"][job]["get"]["parameters"].clear())
+    assert changed(lambda new: views(new)["JobView"]["properties"].pop("state"))
+    assert changed(lambda new: views(new)["NewJob"]["required"].append("ref"))
+    assert changed(lambda new: views(new)["JobView"]["properties"]["state"]["enum"].pop())
+    assert not changed(lambda new: views(new)["JobView"]["properties"].update(more={}))
+    assert not changed(lambda new: new["paths"].update({"/v1/more": {}}))

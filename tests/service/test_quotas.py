@@ -10,11 +10,12 @@ from conftest_service import Start, open_client
 from sqlalchemy import update
 
 from evofeed.service import jobs
-from evofeed.service.auth import create_token
+from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.jobs import JobQueue
+from evofeed.service.problems import Problem
 from evofeed.service.quotas import Quotas
 from evofeed.service.scheduler import Scheduler
-from evofeed.service.tables import JobRow
+from evofeed.service.tables import JobAttempt
 
 
 @pytest.fixture
@@ -27,7 +28,8 @@ def idle(start_any: Start, tmp_path, monkeypatch: pytest.MonkeyPatch) -> tuple[h
 
 
 def submit(client: httpx.Client, tmp_path: Any) -> httpx.Response:
-    return client.post("/v1/jobs", json={"dataset": "out", "input_uri": str(tmp_path / "raw")})
+    new = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "ref": None}
+    return client.post("/v1/jobs", json=new)
 
 
 def test_a_token_has_no_more_jobs_than_it_may(idle, tmp_path) -> None:
@@ -68,13 +70,13 @@ def test_chains_of_a_day_are_counted_and_counted_off(idle, tmp_path) -> None:
             assert queue.claim(100) == job
             queue.heartbeat(job, {"num_chains": count})
             assert (submit(own, tmp_path).status_code == 429) == refused
-            for waiting, _ in queue.list(state=jobs.QUEUED):
+            for waiting, _ in queue.newest(state=jobs.QUEUED):
                 queue.cancel(waiting.id, "me")
             queue.end(job, jobs.SUCCEEDED, result={"num_chains": count})
         assert own.get("/v1/me").json()["chains"] == 100
         assert "h, or ask" in submit(own, tmp_path).json()["next"]
         with database.write() as session:  # a day goes by
-            session.execute(update(JobRow).values(updated_at=JobRow.updated_at - 86_401))
+            session.execute(update(JobAttempt).values(ended_at=JobAttempt.ended_at - 86_401))
         assert submit(own, tmp_path).status_code == 202
 
 
@@ -91,3 +93,61 @@ def test_a_token_with_quotas_makes_none_without(idle) -> None:
         assert admin.post("/v1/tokens", json=body | within).status_code == 201
         shown = [t for t in admin.get("/v1/tokens").json()["tokens"] if t["label"] == "b"]
         assert (shown[0]["max_jobs"], shown[0]["max_chains"]) == (2, 99)
+
+
+def test_retries_are_charged_to_whoever_asks_and_count_again(idle, tmp_path) -> None:
+    client, database = idle
+    queue = JobQueue(database, 2)
+    scopes = ["jobs", "read"]
+    others, mine = (
+        create_token(database, label=n, scopes=scopes, quotas=q)[1]
+        for n, q in (("a", Quotas()), ("b", Quotas(max_jobs=1, max_chains=30)))
+    )
+    base = str(client.base_url)
+    with open_client(base, others) as other, open_client(base, mine) as own:
+        ids = [submit(other, tmp_path).json()["id"] for _ in range(3)]
+        for _ in ids:
+            job = queue.claim(100)
+            assert job is not None
+            queue.heartbeat(job, {"num_chains": 24})
+            queue.end(job, jobs.SUCCEEDED, result={"num_chains": 24})
+        assert own.post(f"/v1/jobs/{ids[0]}/retry").status_code == 202
+        assert own.get("/v1/me").json()["jobs"] == 1
+        assert own.post(f"/v1/jobs/{ids[1]}/retry").status_code == 429
+        assert queue.claim(100) == ids[0]
+        queue.heartbeat(ids[0], {"num_chains": 24})
+        queue.end(ids[0], jobs.CANCELLED)
+        assert own.get("/v1/me").json()["chains"] == 24, "a job that was cancelled did work"
+        assert own.post(f"/v1/jobs/{ids[1]}/retry").status_code == 202
+        own.post(f"/v1/jobs/{ids[1]}/cancel")
+        assert own.get("/v1/me").json()["chains"] == 24
+        for job_id in ids[:2]:
+            assert other.post(f"/v1/jobs/{job_id}/retry").status_code == 202
+        with pytest.raises(Problem, match="wait already"):
+            queue.requeue(ids[2], "local")
+
+
+def test_tokens_made_with_a_token_share_its_quotas_end_with_it_and_outlive_it_never(idle) -> None:
+    client, database = idle
+    scopes = ["admin", "read", "jobs"]
+    parent, text = create_token(
+        database, label="a", scopes=scopes, seconds=3600, quotas=Quotas(max_jobs=1, max_chains=9)
+    )
+    base = str(client.base_url)
+    body = {"label": "b", "scopes": ["jobs", "read"], "max_jobs": 1, "max_chains": 9}
+    with open_client(base, text) as admin:
+        children = [admin.post("/v1/tokens", json=body).json() for _ in range(2)]
+        listed = {t["id"]: t for t in admin.get("/v1/tokens").json()["tokens"]}
+        assert listed[children[0]["id"]]["expires_at"] == listed[parent]["expires_at"]
+        longer = admin.post("/v1/tokens", json=body | {"seconds": 1e6}).json()
+        listed = {t["id"]: t for t in admin.get("/v1/tokens").json()["tokens"]}
+        assert listed[longer["id"]]["expires_at"] == listed[parent]["expires_at"]
+        job = {"dataset": "out", "input_uri": "/nowhere", "ref": None}
+        job["input_uri"] = admin.get("/v1/datasets/out").json()["uri"].replace("out", "raw")
+        with open_client(base, children[0]["token"]) as one:
+            assert one.post("/v1/jobs", json=job).status_code == 202
+        with open_client(base, children[1]["token"]) as two:
+            assert two.post("/v1/jobs", json=job).status_code == 429
+            assert admin.get("/v1/me").json()["jobs"] == 1
+            revoke_token(database, parent)
+            assert two.get("/v1/me").status_code == 401

@@ -139,8 +139,7 @@ def test_of_many_racing_moves_one_wins(moving) -> None:
     for thread in threads:
         thread.join()
     winner = Dataset.open(path, "raced").digest
-    # Those who asked for what the winner put there are told it is done; the others lost.
-    assert set(statuses) == {200, 412} and statuses.count(412) == 4
+    assert sorted(statuses) == [200, *[412] * 7]  # it does exist by then, wherever it points
     assert winner in (first, second)
 
 

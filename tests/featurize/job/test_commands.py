@@ -70,7 +70,7 @@ def test_too_many_broken_chains_exit_with_one_and_say_what_to_do(
 ) -> None:
     done = evofeed("featurize", broken_raw, tmp_path / "d", "--executor", "local")
     assert done.returncode == 1
-    assert "--max-broken" in done.stdout
+    assert "max_broken" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Who tokens stand for, also while the database is away."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from evofeed.service.auth import Principal, authenticate_text
+from evofeed.service.database import Database
+
+_KNOWN: Final = 10_000  # tokens remembered for when the database is away
+
+
+class Authority:
+    """Who has been let in lately, for the while that the database may be away.
+
+    Args:
+        database: of tokens.
+        grace: seconds for which what it last said still counts, for reading bytes only.
+    """
+
+    def __init__(self, database: Database, grace: float) -> None:
+        self._database, self._grace = database, grace
+        self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._away_until = 0.0
+        self._lock = threading.Lock()
+
+    def principal(self, token: str, session: str, reads_bytes: bool) -> Principal:
+        """Who a token or a browser's session stands for.
+
+        Raises:
+            Problem: 401.
+            DBAPIError: the database is away, and nothing is known of them.
+        """
+        key = hashlib.sha256(f"{token}\n{session}".encode()).digest()
+        remembered = self._remembered(key) if reads_bytes else None
+        if remembered is not None and time.monotonic() < self._away_until:
+            return remembered  # it did not answer a moment ago: do not wait for it again
+        try:
+            principal = authenticate_text(self._database, token, session)
+        except (DBAPIError, PoolTimeout):
+            self._away_until = time.monotonic() + 1.0
+            if remembered is None:
+                raise
+            return remembered
+        with self._lock:
+            self._known[key] = (principal, time.monotonic())
+            self._known.move_to_end(key)
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return principal
+
+    def _remembered(self, key: bytes) -> Principal | None:
+        with self._lock:
+            principal, at = self._known.get(key, (None, 0.0))
+        if principal is None or time.monotonic() > at + self._grace:
+            return None
+        ended = principal.expires_at is not None and principal.expires_at <= time.time()
+        return None if ended else principal

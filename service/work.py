@@ -1,0 +1,125 @@
+"""Where endpoints run: each dataset has threads of its own, and each request a time limit.
+
+A store that hangs holds up the threads of its dataset and nobody else's. Work that walks
+whole indexes has fewer threads, apart from those that hand out bytes, and one caller can
+only have so much of it waiting. Threads that are stuck in a store are left behind, not
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from evofeed.service.problems import Problem
+
+_T = TypeVar("_T")
+_THREADS: Final = 16  # of a dataset, for what is short
+_HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
+_MAX_POOLS: Final = 256  # the longest unused are let go
+_MAX_WAITING: Final = 500  # requests of a dataset
+_until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
+
+
+class Work:
+    """The threads of one service.
+
+    Args:
+        seconds: a request may take.
+        heavy: requests for heavy work that one caller may have waiting or running.
+    """
+
+    def __init__(self, seconds: float, heavy: int) -> None:
+        self.seconds, self._heavy = seconds, heavy
+        self._pools: OrderedDict[tuple[str, bool], ThreadPoolExecutor] = OrderedDict()
+        self._waiting: Counter[object] = Counter()
+
+    async def run(
+        self,
+        function: Callable[[], _T],
+        *,
+        dataset: str = "",
+        caller: str = "",
+        heavy: bool = False,
+        seconds: float | None = None,
+    ) -> _T:
+        """What `function` returns, from a thread of the dataset's (or of those without one).
+
+        Raises:
+            Problem: 429, the caller has too much heavy work waiting; 503, too much waits,
+                or it took too long.
+        """
+        seconds = self.seconds if seconds is None else seconds
+        keys: list[object] = [(dataset, heavy), *([("heavy", caller)] if heavy else [])]
+        if heavy and self._waiting[keys[1]] >= self._heavy:
+            raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
+        if self._waiting[keys[0]] >= _MAX_WAITING:
+            raise _too_many(503, f"{_MAX_WAITING} requests wait already")
+        context = contextvars.copy_context()
+        context.run(_until.set, time.monotonic() + seconds)
+        future: Future[_T] = self._pool(dataset, heavy).submit(context.run, function)
+        self._waiting.update(keys)
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[_T]) -> None:  # also when nobody waits for it any more
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._waiting.subtract, keys)
+
+        future.add_done_callback(done)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise too_slow(seconds) from None
+
+    def close(self) -> None:
+        """Take no more work; do not wait for what is stuck."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pool(self, dataset: str, heavy: bool) -> ThreadPoolExecutor:
+        key = (dataset, heavy)
+        if key not in self._pools:
+            threads = _HEAVY_THREADS if heavy else _THREADS
+            self._pools[key] = ThreadPoolExecutor(threads, thread_name_prefix="evofeed-work")
+            while len(self._pools) > _MAX_POOLS:
+                self._pools.popitem(last=False)[1].shutdown(wait=False)
+        self._pools.move_to_end(key)
+        return self._pools[key]
+
+
+def require_time() -> None:
+    """Stop here if the request's time is up: nobody waits for the answer any more.
+
+    Raises:
+        Problem: 503.
+    """
+    if time.monotonic() > _until.get(float("inf")):
+        raise too_slow(None)
+
+
+def too_slow(seconds: float | None) -> Problem:
+    """The problem of a request that took too long."""
+    what = f"no answer within {seconds:g} s" if seconds else "this takes too long"
+    return Problem(
+        503,
+        "too_slow",
+        what,
+        next="retry later, or ask for less at once; if it stays, the dataset's store hangs",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _too_many(status: int, what: str) -> Problem:
+    return Problem(
+        status,
+        "too_many_at_once",
+        what,
+        next="wait for their answers, then ask again",
+        headers={"Retry-After": "1"},
+    )

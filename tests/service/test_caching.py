@@ -1,0 +1,92 @@
+"""What a token was asked for is not given away by a cache: a real one stands in front."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest_service import Start
+
+from evofeed.service.auth import create_token, revoke_token
+
+_NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c;
+  uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
+  proxy_cache_path {folder}/cache keys_zone=z:1m;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass {behind}; proxy_cache z; proxy_set_header Host 127.0.0.1;
+      add_header X-Cache $upstream_cache_status always;
+    }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def caching_proxy(behind: str, folder: Path) -> Iterator[str]:
+    """The address of an nginx that keeps what it may."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        if "proxy" in os.environ.get("EVOFEED_REQUIRE", ""):
+            pytest.fail("nginx is required but not installed")
+        pytest.skip("no nginx here")
+    folder.mkdir()
+    folder.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(_NGINX.format(folder=folder, port=port, behind=behind))
+    command = [program, "-c", str(config), "-e", str(folder / "error.log"), "-g", "user root;"]
+    command = command if os.getuid() == 0 else command[:-2]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            end = time.monotonic() + 60
+            while True:
+                try:
+                    httpx.get(f"http://127.0.0.1:{port}/healthz")
+                    break
+                except httpx.TransportError:
+                    assert process.poll() is None and time.monotonic() < end, process.stderr
+                    time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("auth", ["on", "read"])
+def test_a_shared_cache_keeps_only_what_anybody_may_read(
+    start: Start, folder, tmp_path: Path, auth: str
+) -> None:
+    client = start(auth=auth, datasets={"demo": str(folder[0])})
+    token_id, text = create_token(start.database(), label="x", scopes=["read"])
+    manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
+    mine = {"Authorization": f"Bearer {text}"}
+    shard = client.get(manifest, headers=mine).json()["shards"][0]["name"]
+    paths = [manifest, f"{manifest}/index", f"{manifest}/stats", f"{manifest}/summary",
+             f"{manifest}/chains",
+             f"/v1/datasets/demo/shards/{shard}"]  # fmt: skip
+    with caching_proxy(str(client.base_url), tmp_path / "nginx") as proxy:
+        for path in paths:
+            first = httpx.get(proxy + path, headers=mine)
+            assert (first.status_code, first.headers["X-Cache"]) == (200, "MISS"), first.text
+        revoke_token(start.database(), token_id)
+        for path in paths:
+            nobody = httpx.get(proxy + path)
+            wanted = (200, "HIT") if auth == "read" else (401, "MISS")
+            assert (nobody.status_code, nobody.headers["X-Cache"]) == wanted, path
+            if auth == "on":
+                assert httpx.get(proxy + path, headers=mine).status_code == 401

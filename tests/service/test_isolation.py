@@ -1,0 +1,220 @@
+"""One bad dataset, one busy reader, or a database that is away stops nobody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest_service import Start, open_client
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from evofeed.service.auth import create_token
+from evofeed.service.catalog import Catalog
+from evofeed.service.database import Database
+from evofeed.service.snapshot import StoreView
+from evofeed.store import Dataset
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Datasets whose place ends in `hangs` do not answer until this is set."""
+    go_on = threading.Event()
+    read = StoreView.ref
+
+    def ref(self: StoreView, name: str) -> Any:
+        if self.uri.endswith("hangs"):
+            go_on.wait(300)
+        return read(self, name)
+
+    monkeypatch.setattr(StoreView, "ref", ref)
+    return go_on
+
+
+def _many(count: int, one: Callable[[], Any]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_a_store_that_hangs_answers_for_itself_only(
+    start: Start, folder, tmp_path: Path, hanging: threading.Event
+) -> None:
+    shutil.copytree(folder[0], tmp_path / "hangs")
+    datasets = {"stuck": str(tmp_path / "hangs"), "demo": str(folder[0])}
+    client = start(datasets=datasets, request_seconds=6.0)
+    statuses: list[int] = []
+
+    def ask() -> None:
+        with open_client(str(client.base_url)) as mine:
+            statuses.append(mine.get("/v1/datasets/stuck/refs/main").status_code)
+
+    try:
+        threads = _many(60, ask)
+        for _ in range(5):
+            assert client.get("/healthz", timeout=5).status_code == 200
+            assert client.get("/v1/datasets/demo/refs/main", timeout=5).status_code == 200
+        home = client.get("/", timeout=60)
+        assert home.status_code == 200 and "no answer within" in home.text and "45" in home.text
+        for thread in threads:
+            thread.join()
+        assert statuses == [503] * 60
+    finally:
+        hanging.set()
+    assert client.get("/v1/datasets/stuck/refs/main").status_code == 200
+
+
+def test_a_bucket_that_never_answers_is_given_up_within_its_time(
+    start: Start, folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        monkeypatch.setattr("evofeed.service.snapshot._SECONDS", 1.0)
+        client = start(datasets={"away": "s3://bucket/x", "demo": str(folder[0])})
+        began = time.monotonic()
+        answer = client.get("/v1/datasets/away/refs/main")
+        assert answer.status_code in (502, 503) and time.monotonic() - began < 25
+        assert client.get("/").status_code == 200
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    start: Start, folder, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder[0], copy)
+    (copy / "refs" / "main").unlink()
+    os.mkfifo(copy / "refs" / "main")
+    os.mkfifo(tmp_path / "clusters")
+    client = start(datasets={"demo": str(copy), "fine": str(folder[0])})
+    url = "/v1/datasets/demo/refs/main"
+    assert client.get(url, timeout=20).status_code in (502, 503)
+    apart = {"dataset": "fine", "clusters": str(tmp_path / "clusters")}
+    body = {"digest": folder[1], "apart_from": [apart]}
+    other = "/v1/datasets/fine/refs/main"
+    headers = {"If-Match": f'"{folder[2]}"'}
+    assert client.put(other, json=body, headers=headers, timeout=20).status_code == 422
+    body["apart_from"] = [apart | {"clusters": "/dev/zero"}]
+    assert client.put(other, json=body, headers=headers, timeout=20).status_code == 422
+    with pytest.raises(Exception, match="not a regular file"):
+        Dataset.open(copy)
+
+
+def test_a_row_that_went_bad_is_503_for_itself(start: Start, folder) -> None:
+    client = start(datasets={"demo": str(folder[0])})
+    with start.database().write() as session:
+        for number, uri in enumerate(["s3://bucket/a//b", "ftp://x", f"/{'x' * 300}"]):
+            values = {"n": f"bad{number}", "u": uri}
+            session.execute(
+                text(
+                    "INSERT INTO datasets (name, folded, uri, place, description, created_at)"
+                    " VALUES (:n, :n, :u, :u, '', 0)"
+                ),
+                values,
+            )
+    for number in range(3):
+        for path in ("refs", "refs/main", "snapshots", f"shards/{'0' * 64}.arrow"):
+            answer = client.get(f"/v1/datasets/bad{number}/{path}")
+            assert answer.status_code in (404, 502, 503), (number, path, answer.text)
+            assert "s3://" not in answer.text
+    home = client.get("/")
+    assert home.status_code == 200 and "45" in home.text
+
+
+def test_one_caller_cannot_pile_up_heavy_work(
+    start: Start, folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start(datasets={"demo": str(folder[0])}, heavy_requests=4)
+    statistics, running, most = Catalog.statistics, [0], [0]
+    lock, go_on = threading.Lock(), threading.Event()
+
+    def slow(self: Catalog, name: str, digest: str) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        go_on.wait(60)
+        with lock:
+            running[0] -= 1
+        return statistics(self, name, digest)
+
+    monkeypatch.setattr(Catalog, "statistics", slow)
+    answers: list[httpx.Response] = []
+    url = f"/v1/datasets/demo/snapshots/{folder[2]}/stats"
+
+    def ask() -> None:
+        with open_client(str(client.base_url)) as mine:
+            answers.append(mine.get(url))
+
+    threads = _many(20, ask)
+    while len(answers) < 16:
+        time.sleep(0.01)
+    manifest = client.get(f"/v1/datasets/demo/snapshots/{folder[2]}", timeout=10)
+    assert manifest.status_code == 200 and client.get("/healthz", timeout=5).status_code == 200
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200] * 4 + [429] * 16 and most[0] <= 2
+    assert {a.headers["Retry-After"] for a in answers if a.status_code == 429} == {"1"}
+
+
+def test_a_count_stops_when_its_time_is_up(start: Start, folder) -> None:
+    client = start(datasets={"demo": str(folder[0])}, request_seconds=1e-6)
+    answer = client.get("/v1/datasets/demo/chains?count=true")
+    assert (answer.status_code, answer.json()["code"]) == (503, "too_slow")
+
+
+def test_refused_guesses_at_names_count_and_bytes_do_not(start: Start, folder) -> None:
+    client = start(rate_per_second=0.001, rate_burst=3, datasets={"demo": str(folder[0])})
+    digest = folder[2]
+    for _ in range(6):
+        assert client.get(f"/v1/datasets/demo/snapshots/{digest}").status_code == 200
+    shards = [f"/v1/datasets/demo/shards/{n:064d}.arrow" for n in range(5)]
+    statuses = [client.get(path).status_code for path in shards]
+    assert statuses == [404, 404, 404, 429, 429]
+
+
+def test_rate_headers_say_what_is_left(start: Start) -> None:
+    client = start(rate_per_second=0.001, rate_burst=3)
+    left = [client.get("/v1/datasets").headers["RateLimit-Remaining"] for _ in range(2)]
+    assert left == ["2", "1"]
+
+
+def test_while_the_database_is_away_known_tokens_read_bytes_and_the_rest_is_503(
+    start_any: Start, folder, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    client = start_any(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
+    made = create_token(start_any.database(), label="x", scopes=["read"])[1]
+    unknown = create_token(start_any.database(), label="y", scopes=["read"])[1]
+    manifest = f"/v1/datasets/demo/snapshots/{folder[2]}"
+    with open_client(str(client.base_url), made) as known:
+        shard = known.get(manifest).json()["shards"][0]["name"]
+        assert known.get(f"/v1/datasets/demo/shards/{shard}").status_code == 200
+
+        def away(self: Database) -> Any:
+            raise OperationalError("SELECT 1", {}, Exception("the connection was refused"))
+
+        monkeypatch.setattr(Database, "read", away)
+        monkeypatch.setattr(Database, "write", away)
+        for path in (manifest, f"{manifest}/index", f"/v1/datasets/demo/shards/{shard}"):
+            assert known.get(path).status_code == 200
+        for path in ("/v1/datasets", "/v1/datasets/demo/refs/main", "/v1/jobs", "/"):
+            answer = known.get(path)
+            assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+        assert known.get("/v1/jobs").json()["code"] == "database_away"
+        assert known.get("/healthz").status_code == 200
+        with open_client(str(client.base_url), unknown) as other:
+            assert other.get(manifest).status_code == 503
+    assert "Traceback" not in caplog.text
+    monkeypatch.undo()
+    assert client.get("/healthz").status_code == 200
