@@ -5,6 +5,7 @@
 Each trial starts `evofeed featurize --executor ray --json` on a dataset of its own, kills one
 process at a random moment (of the time a job takes, or of the units it has to do), waits, and
 runs the same command again until it says 0; a cluster that was damaged is started again first.
+Trials that are in FILE count: it goes on after them.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     plain = run(raw, folder / "plain", ["--executor", "ray", "--workers", "2"])
     span = time.monotonic() - began
     assert plain["report"]["snapshot"] == honest["report"]["snapshot"]
-    dice = random.Random(args.seed)
     cluster = Cluster()
     trials: list[dict[str, Any]] = []
+    if args.out.exists():
+        trials = json.loads(args.out.read_text())["trials"]
+    early = 0
     try:
         while len(trials) < args.kills:
+            dice = random.Random(f"{args.seed} {len(trials)} {early}")
             # Two of five on a cluster, where starting again what was damaged takes long.
             targets = CLUSTER if len(trials) % 5 >= 3 else PRIVATE
             trial = {
@@ -87,24 +91,26 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             }
             address = cluster.address() if targets is CLUSTER else ""
             data = folder / "data"
-            done = Trial(raw, data, trial, cluster if address else None).run(
-                span, plain["report"]["units"]
-            )
+            done = Trial(raw, data, trial, cluster, address).run(span, plain["report"]["units"])
             shutil.rmtree(data, ignore_errors=True)
-            if not done:
-                continue  # it was over before
+            early = 0 if done else early + 1
+            if not done:  # it was over before
+                assert early < 20, "jobs end before anything can be killed"
+                continue
             right = trial["snapshot"] == honest["report"]["snapshot"]
             trial["same_digest"] = right and trial["num_good"] == args.chains
             trials.append(trial)
             print(len(trials), json.dumps(trial), flush=True)
-            save = {"chains": args.chains, "seed": args.seed, "trials": trials}
-            args.out.write_text(json.dumps(save, indent=1) + "\n")
+            args.out.write_text(json.dumps(summary(trials, args), indent=1) + "\n")
     finally:
         cluster.stop()
+    return summary(trials, args)
+
+
+def summary(trials: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": " ".join(["python", *sys.argv]),
         "chains": args.chains,
-        "units": plain["report"]["units"],
         "seed": args.seed,
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
@@ -120,13 +126,14 @@ class Trial:
     """One dataset, one kill, and the same command until it is through."""
 
     def __init__(
-        self, raw: Path, data: Path, trial: dict[str, Any], cluster: Cluster | None
+        self, raw: Path, data: Path, trial: dict[str, Any], cluster: Cluster, address: str
     ) -> None:
-        self.raw, self.data, self.trial, self.cluster = raw, data, trial, cluster
+        self.raw, self.data, self.trial = raw, data, trial
+        self.cluster, self.on_cluster = cluster, bool(address)
         self.folders: set[str] = set()
 
     def options(self) -> list[str]:
-        place = ["--ray-address", self.cluster.address()] if self.cluster else ["--workers", "2"]
+        place = ["--ray-address", self.cluster.address()] if self.on_cluster else ["--workers", "2"]
         return ["--executor", "ray", *place]
 
     def run(self, span: float, units: int) -> bool:
@@ -146,12 +153,13 @@ class Trial:
             "message": first["message"],
             "restarts": (first["report"] or {}).get("restarts", 0),
         }
+        damaged = self.on_cluster and self.trial["target"] in ("raylet", "second raylet", "GCS")
         runs = [first]
         while runs[-1]["code"] != 0 and len(runs) < ROUNDS:
-            if self.cluster and self.trial["target"] in ("raylet", "second raylet", "GCS"):
+            if damaged:
                 self.cluster.stop()
             runs.append(run(self.raw, self.data, self.options()))
-        if self.cluster and "raylet" in self.trial["target"]:
+        if damaged:
             self.cluster.stop()
         report = runs[-1]["report"] or {}
         self.trial |= {
@@ -166,7 +174,8 @@ class Trial:
     def kill(self, process: subprocess.Popen[bytes], began: float, span: float, units: int) -> bool:
         due = self.trial["moment"] * (span if self.trial["by"] == "time" else units)
         while process.poll() is None:
-            self.folders |= folders_of(process.pid)
+            if not self.folders and not self.on_cluster:
+                self.folders = folders_of(process.pid)
             shards = len(list(self.data.glob("shards/*.arrow")))
             reached = time.monotonic() - began if self.trial["by"] == "time" else shards
             if reached >= due and (victims := self.victims(process.pid)):
@@ -174,21 +183,21 @@ class Trial:
                     os.kill(random.Random(due).choice(victims), signal.SIGKILL)
                     self.trial["units_done"] = shards
                     return True
-            time.sleep(0.005)
+            time.sleep(0.02)
         return False
 
     def victims(self, driver: int) -> list[int]:
         target = self.trial["target"]
         if target == "driver":
             return [driver]
-        above = [driver, *([self.cluster.pid] if self.cluster else [])]
+        above = [driver, *([self.cluster.pid] if self.on_cluster else [])]
         found = [
             (pid, line)
             for each in above
             for pid, line in command_lines(each)
             if PATTERNS[target] in line
         ]
-        if self.cluster and "raylet" in target:  # the driver's is the head's
+        if self.on_cluster and "raylet" in target:  # the driver's is the head's
             found = [(p, line) for p, line in found if ("--head" in line) == (target == "raylet")]
         return [pid for pid, _ in found]
 
@@ -197,8 +206,7 @@ class Trial:
         end = time.monotonic() + 30
         while time.monotonic() < end:
             reap()
-            keep = {self.cluster.pid, *below(self.cluster.pid)} if self.cluster else set()
-            alive = set(below(os.getpid())) - keep
+            alive = set(below(os.getpid())) - {self.cluster.pid, *below(self.cluster.pid)}
             there = [folder for folder in self.folders if Path(folder).exists()]
             if not alive and not there:
                 return []
@@ -272,7 +280,8 @@ def start(raw: Path, data: Path, options: list[str]) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], data: Path) -> dict[str, Any]:
-    """How a run ended, and whether its standard output is one JSON document and no more."""
+    """How a run ended, and whether its standard output is JSON: one document, or nothing if the
+    driver was killed or its error is one line."""
     try:
         code = process.wait(LIMIT)
     except subprocess.TimeoutExpired:
@@ -287,7 +296,7 @@ def wait(process: subprocess.Popen[bytes], data: Path) -> dict[str, Any]:
     return {
         "code": code,
         "report": report,
-        "json": report is not None or (code < 0 and not said),
+        "json": report is not None or (not said and (code < 0 or message.count("\n") == 1)),
         "message": message,
     }
 
