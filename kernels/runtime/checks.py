@@ -1,23 +1,27 @@
-"""What an op says about tensors that no kernel of it can take."""
+"""What an op says about inputs that it cannot take, and what its plain version gets."""
 
 from __future__ import annotations
+
+from dataclasses import fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from evofeed.errors import KernelError, UnsupportedShape
-from evofeed.kernels.runtime.backend import HAS_TRITON, usable
 
-__all__ = ["check_device", "check_shape", "check_type"]
+__all__ = ["check_one_device", "check_shape", "check_type", "in_type_of"]
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+Weights = TypeVar("Weights")
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def check_type(op: str, x: Tensor, *, double: bool = False) -> None:
-    """Raises `UnsupportedShape` unless `x` is of a type the op takes (`double`: or float64)."""
-    if x.dtype in _TYPES or (double and x.dtype is torch.float64):
+def check_type(op: str, x: Tensor) -> None:
+    """Raises `UnsupportedShape` unless `x` is of a float type."""
+    if x.dtype in _TYPES:
         return
-    known = ", ".join(str(dtype)[6:] for dtype in (*_TYPES, *([torch.float64] if double else [])))
+    known = ", ".join(str(dtype)[6:] for dtype in _TYPES)
     raise UnsupportedShape(f"{op} takes {known}, not {str(x.dtype)[6:]}: convert its input")
 
 
@@ -30,14 +34,17 @@ def check_shape(op: str, name: str, tensor: Tensor | None, *shape: int) -> None:
         )
 
 
-def check_device(op: str, *tensors: Tensor | None) -> None:
-    """Raises `KernelError` unless kernels can run on these tensors."""
-    if usable(*tensors):
-        return
-    if not HAS_TRITON:
-        raise KernelError(f"{op} needs Triton, which is not installed: pip install triton")
-    places = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
-    raise KernelError(
-        f"{op} runs on one NVIDIA GPU, not on {', '.join(places)}: move its inputs to one GPU, or "
-        f"call evofeed.kernels.reference.{op}"
-    )
+def check_one_device(op: str, *tensors: Tensor | None) -> None:
+    """Raises `KernelError` if the tensors are on several devices."""
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        places = sorted(map(str, devices))
+        raise KernelError(f"{op}: its inputs are on {' and '.join(places)}: move them to one")
+
+
+def in_type_of(x: Tensor, weights: Weights) -> Weights:
+    """Weights for the plain version, which does not cast: in x's type, unless autocast is on."""
+    if torch.is_autocast_enabled(x.device.type):
+        return weights
+    parts = (getattr(weights, field.name) for field in fields(weights))  # type: ignore[arg-type]
+    return type(weights)(*(None if part is None else part.to(x.dtype) for part in parts))

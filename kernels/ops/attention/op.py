@@ -24,7 +24,7 @@ from evofeed.kernels.ops.attention.triton import (
     mask_kernel,
 )
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
-from evofeed.kernels.runtime.checks import check_shape, check_type
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
@@ -318,7 +318,7 @@ def biased_attention(
         `[B, R, N, H, D]` in q's dtype; gradients reach q, k, v and bias.
     """
     (B, R, Q, H, D), K = q.shape, k.shape[2]
-    check_type("biased_attention", q, double=True)
+    check_type("biased_attention", q)
     check_shape("biased_attention", "k", k, B, R, K, H, D)
     check_shape("biased_attention", "v", v, B, R, K, H, D)
     check_shape("biased_attention", "bias", bias, B, H, Q, K)
@@ -326,6 +326,7 @@ def biased_attention(
     scale = D**-0.5 if scale is None else scale
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
     if not fits or not usable(q, k, v, bias, mask):
+        check_one_device("biased_attention", q, k, v, bias, mask)
         return reference.biased_attention(q, k, v, bias, mask, scale)
     if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

@@ -29,6 +29,7 @@ from evofeed.kernels.ops.attention.op import (
     run_forward,
     scaled_bias,
 )
+from evofeed.kernels.ops.gated_attention import reference
 from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.triton import (
     gated_output_grad_kernel,
@@ -37,7 +38,7 @@ from evofeed.kernels.ops.gated_attention.triton import (
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
-from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -397,7 +398,15 @@ def gated_attention(
     check_shape("gated_attention", "mask", mask, B, R, N)
     dropped_along = R if drop_columnwise else N
     check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
-    check_device("gated_attention", x, weights.q, bias, mask, drop_mask)
+    given = (x, weights.q, bias, mask, drop_mask)
+    if not (gated_attention_fits(x, weights, heads) and usable(*given)):
+        check_one_device("gated_attention", *given)
+        plain = reference.gated_attention(
+            x, in_type_of(x, weights), heads, bias=bias, mask=mask, columns=columns,
+            residual=residual, drop_mask=drop_mask, drop_columnwise=drop_columnwise,
+            bias_scale=bias_scale, eps=eps,
+        )  # fmt: skip
+        return plain.to(x.dtype)
     dtype = compute_dtype(x)
     plan = _Plan(heads, eps, columns, residual, drop_columnwise, float(bias_scale), dtype)
     with torch.autocast(x.device.type, enabled=False):

@@ -28,16 +28,18 @@ def gated_attention(
     residual: bool = False,
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
+    bias_scale: float = 1.0,
     eps: float = 1e-5,
 ) -> Tensor:
     """One gated attention of AF2 with its norm, output, dropout and residual."""
     if columns:
         mask = None if mask is None else mask.transpose(1, 2)
         update = gated_attention(
-            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, eps=eps
+            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, bias_scale=bias_scale, eps=eps
         ).transpose(1, 2)
     else:
         xn = layer_norm(x, weights.norm_weight, weights.norm_bias, eps)
+        bias = None if bias is None else bias / bias_scale
         if weights.pair is not None:
             bias = F.linear(xn, weights.pair).movedim(-1, 1)
         q, k, v = (_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))

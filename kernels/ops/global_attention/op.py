@@ -27,6 +27,12 @@ from evofeed.kernels.ops.global_attention.triton import (
 )
 from evofeed.kernels.ops.layer_norm.op import layer_norm
 from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.checks import (
+    check_one_device,
+    check_shape,
+    check_type,
+    in_type_of,
+)
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
@@ -227,10 +233,16 @@ def global_column_attention(
         norm_eps: of the layer norm.
         eps: added to the number of sequences that the query is the mean of.
     """
-    if not global_attention_fits(x, weights, heads):
-        return reference.global_column_attention(
-            x, weights, heads, mask, residual=residual, norm_eps=norm_eps, eps=eps
+    (B, S, R, C), op = x.shape, "global_column_attention"
+    check_type(op, x)
+    check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)
+    check_shape(op, "mask", mask, B, S, R)
+    if not (global_attention_fits(x, weights, heads) and usable(x, weights.q, mask)):
+        check_one_device(op, x, weights.q, mask)
+        plain = reference.global_column_attention(
+            x, in_type_of(x, weights), heads, mask, residual=residual, norm_eps=norm_eps, eps=eps
         )
+        return plain.to(x.dtype)
     dtype = compute_dtype(x)
     w = weights
     with torch.autocast(x.device.type, enabled=False):

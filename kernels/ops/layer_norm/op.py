@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_forward_kernel
 from evofeed.kernels.runtime.backend import sm_count, usable
-from evofeed.kernels.runtime.checks import check_shape, check_type
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator
@@ -275,10 +275,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         UnsupportedShape: weight or bias is not `[C]`, or x is not of a float type.
     """
     C = x.shape[-1]
-    check_type("layer_norm", x, double=True)
+    check_type("layer_norm", x)
     check_shape("layer_norm", "weight", weight, C)
     check_shape("layer_norm", "bias", bias, C)
     if x.numel() == 0 or not supported(x, weight, bias):
+        check_one_device("layer_norm", x, weight, bias)
         if weight.dtype is not x.dtype or bias.dtype is not x.dtype:  # asking costs less than `to`
             weight, bias = weight.to(x.dtype), bias.to(x.dtype)
         if torch.is_autocast_enabled(x.device.type):  # entering the context costs microseconds

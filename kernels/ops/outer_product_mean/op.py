@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
+from evofeed.kernels.ops.outer_product_mean import reference
 from evofeed.kernels.ops.outer_product_mean.triton import (
     masked_halves_kernel,
     outer_dproject_kernel,
@@ -25,7 +26,7 @@ from evofeed.kernels.ops.outer_product_mean.triton import (
     outer_project_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
-from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     norm_rows,
@@ -284,7 +285,13 @@ def outer_product_mean(
     check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)
     check_shape("outer_product_mean", "mask", mask, B, S, R)
     check_shape("outer_product_mean", "z", z, B, R, R, weights.out.shape[0])
-    check_device("outer_product_mean", m, weights.w1, mask, z)
+    if not (outer_product_mean_fits(m, weights) and usable(m, weights.w1, mask, z)):
+        check_one_device("outer_product_mean", m, weights.w1, mask, z)
+        plain = reference.outer_product_mean(
+            m, in_type_of(m, weights), mask, z=z, eps=eps, norm_eps=norm_eps
+        )
+        return plain.to(m.dtype if z is None else z.dtype)
+
     arguments = _arguments(m, weights, mask, z, eps, norm_eps)
     with torch.autocast(m.device.type, enabled=False):
         return _OuterProductMean.apply(*arguments)

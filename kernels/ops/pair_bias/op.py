@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.pair_bias import reference
 from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton
-from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["heads_last", "pair_bias", "pair_bias_through"]
+__all__ = ["heads_last", "pair_bias", "pair_bias_fits", "pair_bias_through"]
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -107,6 +108,12 @@ class _PairBias(Operator, name="pair_bias"):
         return [dz, sums[:C], sums[C : 2 * C], sums[2 * C :].view(-1, C)]
 
 
+def pair_bias_fits(z: Tensor, weight: Tensor) -> bool:
+    """Whether the fused op takes these pairs `[B, R, R, C]` and this weight `[H, C]`."""
+    square = z.dim() == 4 and z.shape[1] == z.shape[2]
+    return square and z.dtype is not torch.float64 and usable(z, weight)
+
+
 def pair_bias_through(
     z: Tensor,
     norm_weight: Tensor,
@@ -142,7 +149,12 @@ def pair_bias(
     """
     check_type("pair_bias", z)
     check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
-    check_device("pair_bias", z, norm_weight, weight)
+    if not pair_bias_fits(z, weight):
+        check_one_device("pair_bias", z, norm_weight, weight)
+        weights = (norm_weight, norm_bias, weight)
+        if not torch.is_autocast_enabled(z.device.type):
+            weights = tuple(t.to(z.dtype) for t in weights)  # type: ignore[assignment]
+        return reference.pair_bias(z, *weights, eps, scale)
     dtype = compute_dtype(z)
     with torch.autocast(z.device.type, enabled=False):
         return _PairBias.apply((eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
+from evofeed.kernels.ops.triangle_multiplication import reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
@@ -24,7 +25,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_out_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
-from evofeed.kernels.runtime.checks import check_device, check_shape, check_type
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -297,7 +298,14 @@ def triangle_multiplication(
     check_shape("triangle_multiplication", "z", z, B, R, R, C)
     check_shape("triangle_multiplication", "mask", mask, B, R, R)
     check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
-    check_device("triangle_multiplication", z, weights.norm_in_weight, mask, drop_mask)
+    given = (z, weights.norm_in_weight, mask, drop_mask)
+    if not (triangle_multiplication_fits(z, weights) and usable(*given)):
+        check_one_device("triangle_multiplication", *given)
+        plain = reference.triangle_multiplication(
+            z, in_type_of(z, weights), outgoing=outgoing, mask=mask, residual=residual,
+            drop_mask=drop_mask, eps=eps,
+        )  # fmt: skip
+        return plain.to(z.dtype)
     dtype = compute_dtype(z)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, eps, dtype)

@@ -64,7 +64,7 @@ qkv = torch.zeros(1, 3, R, H, 8)
         (lambda: _attention(bias=_z(1, H, 3, 3)), r"bias is .*\[1, 2, 5, 5\]"),
         (lambda: _attention(mask=_z(1, R, 3)), r"mask is \[1, 5, 3\].*\[1, 3, 5\]"),
         (lambda: _attention(drop_mask=_z(1, 3, C)), r"drop_mask .*\[1, 5, 16\]"),
-        (lambda: _attention(x=_z(1, 3, R, C).double()), "float16, not float64"),
+        (lambda: _attention(x=_z(1, 3, R, C).int()), "float64, not int32"),
         (lambda: _transition(_z(3, 8)), r"weights.w1 is \[32, 16\].*\[32, 8\]"),
         (lambda: _transition(_z(3, C), mask=_z(4)), r"mask is \[4\].*\[3\]"),
         (lambda: _triangle(_z(1, R, 4, C)), r"z is \[1, 5, 4, 16\].*\[1, 5, 5, 16\]"),
@@ -81,13 +81,16 @@ def test_a_wrong_shape_or_type_is_named(call: Callable[[], Tensor], message: str
 @pytest.mark.parametrize(
     ("call", "op"),
     [
-        (lambda x: _attention(x=x), "gated_attention"),
-        (lambda x: _transition(x), "transition"),
-        (lambda x: _triangle(x), "triangle_multiplication"),
+        (lambda other: _attention(mask=other), "gated_attention"),
+        (lambda other: _transition(_z(3, R, C), mask=other), "transition"),
+        (lambda other: _triangle(_z(3, R, R, C), mask=torch.stack([other] * R, 1)), "triangle"),
+        (lambda other: _outer(other), "outer_product_mean"),
+        (lambda other: biased_attention(qkv, qkv, qkv, None, other), "biased_attention"),
+        (lambda other: masked_softmax(_z(1, 3, H, R, R), other), "masked_softmax"),
+        (lambda other: layer_norm(_z(3, C), other.new_zeros(C), _z(C)), "layer_norm"),
     ],
 )
-def test_an_op_without_a_fallback_says_where_it_runs(
-    call: Callable[[Tensor], Tensor], op: str
-) -> None:
-    with pytest.raises(KernelError, match=rf"{op} runs on one NVIDIA GPU.*meta.*reference.{op}"):
-        call(torch.zeros(1, R, R, C, device="meta"))
+def test_inputs_on_two_devices_are_one_error(call: Callable[[Tensor], Tensor], op: str) -> None:
+    other = torch.zeros(1, 3, R, device="meta")
+    with pytest.raises(KernelError, match=rf"{op}.*cpu and meta: move them to one"):
+        call(other[0] if op in ("transition", "triangle") else other)
