@@ -38,7 +38,7 @@ def empty_batch(
         num_res: residues, padding included.
         batch_size: samples (B).
         recycles: recycling iterations that run, plus one (R).
-        device: where the batch lies.
+        device: where the batch is.
         zeroed: full of zeros, as `put` wants it; else of anything.
     """
     make = torch.zeros if zeroed else torch.empty
@@ -51,7 +51,7 @@ def empty_batch(
 
 
 class _Place(NamedTuple):
-    """Where a feature lies in the one block of memory of its dtype."""
+    """Where a feature is in the one block of memory of its dtype."""
 
     name: str
     dtype: torch.dtype

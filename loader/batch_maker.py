@@ -41,7 +41,7 @@ def can_fuse(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FilledSlot:
-    """A sample whose bytes lie in the arena."""
+    """A sample whose bytes are in the arena."""
 
     sample: SamplePlan
     slab: Slab
@@ -78,7 +78,7 @@ class BatchMaker:
     Args:
         catalogs: where the chains' sizes stand.
         config: what to make.
-        arena: where the slots lie.
+        arena: where the slots are.
         device: where batches go.
         fused: with Triton's kernels; else in plain torch, which is their definition.
     """

@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ChainPlace(NamedTuple):
-    """Where a chain lies: everything a reader needs, so that it opens no index."""
+    """Where a chain is: everything a reader needs, so that it opens no index."""
 
     dataset: int
     chain_id: str
@@ -38,7 +38,7 @@ class ChainCatalog:
     def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
         self.index, self.number, self.uri = index, number, uri
         self.rows = eligible_rows(index, config)
-        if config.shuffle_window:  # neighbours are those that lie side by side in a shard
+        if config.shuffle_window:  # neighbours are those that are side by side in a shard
             shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
             self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
         self.probability = accept_probability(index)[self.rows] if config.weighted else None
@@ -75,7 +75,7 @@ class ChainCatalog:
         return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
 
     def place(self, row: int) -> ChainPlace:
-        """Where the chain of an index row lies."""
+        """Where the chain of an index row is."""
         return ChainPlace(
             dataset=self.number,
             chain_id=self._chain_id[row].as_py(),

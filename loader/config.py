@@ -165,7 +165,7 @@ class LoaderConfig:
 
     @property
     def digest(self) -> str:
-        """sha256 of every field that decides what stands at a position.
+        """sha256 of every field that decides what is at a position.
 
         Batch sizes do not; how many samples share an optimiser step is compared by itself.
         """

@@ -56,7 +56,7 @@ class FeatureLoader:
                 loss = train_step(openfold_batch(batch))
             torch.save(loader.state_dict(), "loader.pt")  # also exact in the middle of an epoch
 
-    Iterating gives one epoch from wherever the loader stands, and then the next
+    Iterating gives one epoch from wherever the loader is, and then the next
     one: `for epoch in range(n): for batch in loader: ...`. A batch is
     `dict[str, Tensor]`; features of a recycle have the recycle as first axis.
     What the batches hold depends on the dataset, the configuration and the seed
@@ -219,7 +219,7 @@ class FeatureLoader:
         return feeder
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the last batch that was handed out: plain JSON values.
+        """Where the stream is after the last batch that was handed out: plain JSON values.
 
         It is the same on every rank, but for the middle of an optimiser step out of order.
         """
@@ -274,7 +274,7 @@ class FeatureLoader:
         try:
             if self._finalizer is not None:
                 self._finalizer()
-        finally:  # a second Ctrl-C while stopping: what was told to stop is not used again
+        finally:  # a second Ctrl-C while stopping: what was asked to stop is not used again
             self._forget()
 
     def _forget(self) -> None:

@@ -37,7 +37,7 @@ _FIRST_WAIT_SECONDS: Final = 0.5
 _OUTAGE_SECONDS: Final = 900.0
 """A storage that has not answered at all for so long is given up."""
 _REMIND_SECONDS: Final = 60.0
-"""Reads that fail are told about at most so often."""
+"""Reads that fail are logged at most so often."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Feeder(threading.Thread):
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
         self._restarted: tuple[BatchPlan, int] | None = None
-        """The batch that all was begun anew for last, and how many chains were bad then."""
+        """The batch that all was started over for last, and how many chains were bad then."""
         self._number = 0
         self.busy_with = "starting"
         """What the next batch is waiting for, in a word."""
@@ -115,7 +115,7 @@ class Feeder(threading.Thread):
             self.join()
 
     def run(self) -> None:
-        """Feed until told to stop."""
+        """Feed until stopped."""
         readers = None
         try:
             readers = self._start_readers()
@@ -266,7 +266,7 @@ class Feeder(threading.Thread):
         self._stats.retries += 1
         sample.refusals += isinstance(why, (ChainRefused, AccessDenied))
         if sample.refusals >= _REFUSALS:
-            if isinstance(why, AccessDenied):  # waiting does not mend it
+            if isinstance(why, AccessDenied):  # waiting does not help
                 then = "then iterate again, or go on from the state: no batch is lost"
                 raise LoaderError(f"access was denied: {why}; {then}") from why
             return False

@@ -1,4 +1,4 @@
-"""Which chain stands at which position of which epoch: pure functions of the index.
+"""Which chain is at which position of which epoch: pure functions of the index.
 
 Nothing here depends on ranks, workers or time. AF2's rules (SI 1.2.5): chains
 coarser than 9 ångström or made of one amino acid by more than 80 % are left out;
@@ -30,7 +30,7 @@ _CHUNK: Final = 1 << 15
 
 
 def whole_column(index: pa.Table, name: str) -> pa.Array:
-    """A column of the index in one piece; the mapped file's own bytes if it lies in one."""
+    """A column of the index in one piece; the mapped file's own bytes if it is in one."""
     chunks = index[name]
     return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
 

@@ -1,6 +1,6 @@
 """One chain's bytes from a shard into a slot, checked; nothing is decoded on the way.
 
-What a sample needs stands at the front of a chain's bytes, so it is one ranged
+What a sample needs is at the front of a chain's bytes, so it is one ranged
 read straight into the slot. Columns stay in the shard's own codecs and cross to
 the device as they are (`evofeed.loader.unpack` decodes them there); only what is
 compressed besides is decompressed here and put behind. Runs in reader threads and
@@ -62,11 +62,11 @@ class ReadRequest(NamedTuple):
     offset: int
     nbytes: int
     probe: ChainPlace | None = None
-    """A chain of the same dataset that could be read: it tells an outage from a bad chain."""
+    """A chain of the same dataset that could be read: in an outage it cannot be read either."""
 
 
 class Part(NamedTuple):
-    """One column in a slot: its codec, where its payload lies from the slot's start,
+    """One column in a slot: its codec, where its payload begins, from the slot's start,
     and for coordinates how many residues, atoms and exceptions it holds."""
 
     name: str
@@ -103,7 +103,7 @@ def slot_nbytes(place: ChainPlace, templates: bool) -> int:
 
 
 def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
-    """Fill a slot with what a sample needs of a chain and say where things lie.
+    """Fill a slot with what a sample needs of a chain and say where things are.
 
     Raises:
         ShardMissing, ShardCorrupt: the chain cannot be read; names shard and chain.

@@ -1,4 +1,4 @@
-"""Who fills the slots: threads in this process, or one reader process that may die.
+"""What fills the slots: threads in this process, or one reader process that may die.
 
 Both take `ReadRequest`s and give back results in any order. A reader process that
 dies or falls silent is replaced and its open requests are sent again; they write
@@ -242,7 +242,7 @@ class ProcessReaders:
 
 
 def _limit_sending(connection: Connection) -> None:
-    """Sending fails once it has not gone on for `_TAKING_SECONDS`, and does not wait for ever."""
+    """Sending fails once it has not gone on for `_TAKING_SECONDS`, and does not wait forever."""
     fraction, seconds = math.modf(_TAKING_SECONDS)
     limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))  # a timeval
     with socket.socket(fileno=os.dup(connection.fileno())) as ours:

@@ -204,7 +204,7 @@ def unpack_chain(
     """The chain of a slot, with only the chosen templates.
 
     Args:
-        slab: where the columns lie, offsets from the slot's start.
+        slab: where the columns are, offsets from the slot's start.
         data: `u8[slab.stop - slab.start]`, the copied range.
         sizes: L, N, K, T of the chain.
         templates: numbers of the chosen ones, in order.

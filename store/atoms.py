@@ -75,7 +75,7 @@ def unpack_positions(
     mask: UInt8[np.ndarray, "M 37"],
     center: Float[np.ndarray, "M 3"] | None,
 ) -> Float[np.ndarray, "M 37 3"]:
-    """Positions back, bit for bit: the plain reference for every faster decoder.
+    """Positions back, bit for bit: the plain reference of the device's decoders.
 
     Raises:
         ValueError: the payload does not fit the mask.

@@ -87,7 +87,7 @@ class CachedStorage:
                 return
             except ShardMissing:  # evicted this moment by another process
                 pass
-            except StoreError:  # cut short or unreadable: fetched anew next time
+            except StoreError:  # cut short or unreadable: fetched again next time
                 self.forget(key)
             finally:  # held open, a file takes room on the disk after its eviction
                 self._local.forget(key)
@@ -257,7 +257,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def answers(storage: Storage, key: str, offset: int) -> bool:
-    """Whether a storage, behind its cache if it has one, gives what lies there now."""
+    """Whether a storage, behind its cache if it has one, gives what is there now."""
     remote = storage.remote if isinstance(storage, CachedStorage) else storage
     try:
         remote.read_into(key, offset, memoryview(bytearray(8)))

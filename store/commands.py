@@ -21,8 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
 Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
 
-_TO_MEND = (
-    "to mend: remove the damaged files and run the `evofeed featurize` that made them again, "
+_TO_REPAIR = (
+    "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
     "which makes only what is missing; or copy the snapshot from a sound place"
 )
 
@@ -189,7 +189,7 @@ def verify(
         faults = dataset.verify(deep)
     values = {"chains": len(dataset), "faults": [fault.to_dict() for fault in faults]}
     lines = [*map(str, faults), f"{len(dataset):,} chains, {len(faults)} faults"]
-    lines += [_TO_MEND] if faults else []
+    lines += [_TO_REPAIR] if faults else []
     show(as_json, values, lines)
     raise typer.Exit(1 if faults else 0)
 

@@ -42,7 +42,7 @@ def copy_dataset(
         ref: name to move at the target, which must be at `expect`.
         expect: digest the ref must have there now; None if it must not exist.
         token: bearer token for the source.
-        shard_nbytes: where a new shard begins, if shards are written anew.
+        shard_nbytes: where a new shard begins, if shards are written again.
 
     Raises:
         ShardCorrupt: what arrived is not what the manifest names.

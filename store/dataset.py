@@ -28,7 +28,7 @@ from evofeed.store.history import (
 )
 from evofeed.store.html import describe_html
 from evofeed.store.index import read_index
-from evofeed.store.manifest import MEND, Manifest
+from evofeed.store.manifest import REPAIR, Manifest
 from evofeed.store.opening import open_storage
 from evofeed.store.shard import shard_index, shard_key
 from evofeed.store.spans import Spans
@@ -64,7 +64,7 @@ class Dataset:
         """Open a dataset: a path, `file://`, `s3://` or `http(s)://`.
 
         Args:
-            uri: where it lies.
+            uri: where it is.
             snapshot: a ref, or a digest, of which 8 digits do where files can be listed.
             token: bearer token for a service that wants one; if None, what the variable
                 `EVOFEED_TOKEN` holds at each request.
@@ -316,7 +316,7 @@ def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table
     path = f"{storage.uri}/{key}"
     data = _mapped(storage, key)
     if hashlib.sha256(memoryview(data)).hexdigest() != manifest.index_sha256:
-        raise ShardCorrupt(f"the index does not match the manifest's sha256{MEND}", path=path)
+        raise ShardCorrupt(f"the index does not match the manifest's sha256{REPAIR}", path=path)
     table = read_index(data, path)
     if table.num_rows != manifest.num_chains:
         raise ShardCorrupt(f"{table.num_rows} chains, not {manifest.num_chains}", path=path)

@@ -112,7 +112,7 @@ def sweep(storage: Storage, keys: Iterable[str], *, job: str) -> list[str]:
     For a job that knows its own leftovers and holds the lease `job`. Nothing is removed
     while another job runs on the dataset.
     """
-    with leases.hold(storage, "gc", job):  # its name tells whose it was, should we die here
+    with leases.hold(storage, "gc", job):  # its name says whose it was, should we die here
         if leases.living(storage, "job", besides=job):
             return []
         needed = _reachable(storage, [ref.digest for ref in list_refs(storage)], True)

@@ -1,4 +1,4 @@
-"""The index: one row per chain, where it lies, how big it is, what samplers ask of it."""
+"""The index: one row per chain, where it is, how big it is, what samplers ask of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def index_schema() -> pa.Schema:
 
 
 def chain_cost(num_res: int, num_alignments: int, num_templates: int) -> int:
-    """Work to read and featurise a chain, in MSA cells.
+    """Work to read and featurize a chain, in MSA cells.
 
     A template residue counts as 37 cells: about what its atoms cost to unpack
     beside one 5-bit code.

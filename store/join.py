@@ -1,6 +1,6 @@
 """Chains of several shards in one: small shards joined, removed chains left behind.
 
-Columns are copied packed. A chain's bytes do not depend on where in a file they lie, so
+Columns are copied packed. A chain's bytes do not depend on where in a file they are, so
 its checksum stays, and only its place in the index is new.
 """
 

@@ -82,7 +82,7 @@ MAX_PAYLOAD: Final = 2**32 - 8
 
 @dataclass(frozen=True, slots=True)
 class PackedColumn:
-    """One column of one chain as it lies in the shard.
+    """One column of one chain as it is in the shard.
 
     `payload` is what was stored (compressed or not); `raw_nbytes` its size once
     decompressed.

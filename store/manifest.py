@@ -93,7 +93,7 @@ class Manifest:
         found = hashlib.sha256(data).hexdigest()
         if found != digest:
             what = f"manifest has sha256 {found[:12]}, not {digest[:12]}"
-            raise ShardCorrupt(what + MEND, path=path)
+            raise ShardCorrupt(what + REPAIR, path=path)
         try:
             values = json.loads(data)
             check_version(values["version"], path)
@@ -111,7 +111,7 @@ class Manifest:
             raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
 
 
-MEND = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"
+REPAIR = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"
 
 
 def canonical_json(values: Any) -> bytes:

@@ -96,14 +96,14 @@ def move_ref(
         found = current.digest if current else None
         if found != expect:
             if found is None:
-                told = f"there is no ref {name!r} to move: `evofeed snapshots ls` lists them"
+                message = f"there is no ref {name!r} to move: `evofeed snapshots ls` lists them"
             else:
                 wanted = f"not at {expect[:12]}" if expect else "not new"
-                told = (
+                message = (
                     f"ref {name!r} is at {found[:12]}, {wanted}: "
                     "open the dataset again and commit on top of what is there"
                 )
-            raise RefConflict(told, path=storage.uri)
+            raise RefConflict(message, path=storage.uri)
         new = Ref(name, digest, now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
         if storage.swap(key, held, canonical_json(values)):

@@ -1,4 +1,4 @@
-"""Records -> one shard file, named by its sha256; and back to where each chain lies in it."""
+"""Records -> one shard file, named by its sha256; and back to where each chain is in it."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def store_indexed(storage: Storage, data: pa.Buffer, table: pa.Table) -> ShardEn
 
 
 def shard_key(name: str) -> str:
-    """Where a shard lies."""
+    """Where a shard is."""
     return f"shards/{name}"
 
 
 def part_key(name: str) -> str:
-    """Where the index of one shard's chains lies."""
+    """Where the index of one shard's chains is."""
     return f"parts/{name.removesuffix('.arrow')}.index"
 
 
@@ -179,7 +179,7 @@ def _part_bytes(table: pa.Table) -> bytes:
 
 
 def _cell(column: pa.LargeBinaryArray) -> pa.Buffer:
-    """The value of a one-row column, where it lies."""
+    """The value of a one-row column, where it is."""
     _, ends, values = column.buffers()
     start, stop = np.frombuffer(ends, np.int64, 2, 8 * column.offset).tolist()
     return values.slice(start, stop - start) if values is not None else pa.py_buffer(b"")

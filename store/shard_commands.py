@@ -1,4 +1,4 @@
-"""`evofeed shards`: what lies in a dataset's shards."""
+"""`evofeed shards`: what is in a dataset's shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ shards = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="What lies in a dataset's shards: inspect, cat, verify.\n\n"
+    help="What is in a dataset's shards: inspect, cat, verify.\n\n"
     "Example: evofeed shards inspect data/ 1abc_A",
 )
 

@@ -1,4 +1,4 @@
-"""Where chains lie, and their bytes: one ranged read a chain, checked."""
+"""Where chains are, and their bytes: one ranged read a chain, checked."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Spans:
         raise short or self.place(row).corrupt("checksum does not match: fetch the shard again")
 
     def runs(self, rows: Sequence[int]) -> list[list[int]]:
-        """Rows grouped so that the chains of a group lie close together in one shard."""
+        """Rows grouped so that the chains of a group are close together in one shard."""
         found: list[list[int]] = []
         key, begin, end = -1, 0, 0
         for row in sorted(set(rows), key=lambda row: (self.shard[row], self.offset[row])):

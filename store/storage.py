@@ -1,4 +1,4 @@
-"""Where a dataset's files lie: one small interface, and the local folder.
+"""Where a dataset's files are: one small interface, and the local folder.
 
 Keys are relative, '/'-separated: `refs/main`, `snapshots/<digest>/manifest.json`,
 `snapshots/<digest>/index.arrow`, `shards/<sha256>.arrow`, `parts/<sha256>.arrow`.
@@ -45,7 +45,7 @@ class StoredObject:
 
 @runtime_checkable
 class Storage(Protocol):
-    """What a dataset needs of the place it lies in."""
+    """What a dataset needs of the place it is in."""
 
     @property
     def uri(self) -> str:
@@ -78,7 +78,7 @@ class Keeping(Protocol):
     """A storage that keeps copies or open files of what it has read."""
 
     def forget(self, key: str) -> None:
-        """What was read was wrong: read it anew next time, from where it really lies."""
+        """What was read was wrong: read it again next time, from where it really is."""
 
 
 class _Descriptor:
@@ -111,7 +111,7 @@ class LocalStorage:
         return self._uri
 
     def path(self, key: str) -> Path:
-        """Where a key lies. Keys are ours and already checked, never a user's raw text."""
+        """Where a key is. Keys are ours and already checked, never a user's raw text."""
         return self.root / key
 
     def read(self, key: str) -> bytes:

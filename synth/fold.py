@@ -224,7 +224,7 @@ def frames(fold: Fold) -> tuple[Float[np.ndarray, "L 3 3"], Float[np.ndarray, "L
 
 
 def centroids(rots: np.ndarray, origins: np.ndarray) -> Float[np.ndarray, "L 3"]:
-    """Where the middle of each side chain lies."""
+    """Where the middle of each side chain is."""
     return np.asarray(origins + rots @ CENTROID)
 
 

@@ -26,7 +26,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
-# At a desk examples are drawn anew each time. Where requirements are named, as in CI, they are
+# At a desk examples are drawn again each time. Where requirements are named, as in CI, they are
 # always the same, and a failure prints them: a change is not to fail of what it did not touch.
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("EVOFEED_REQUIRE") else "desk")

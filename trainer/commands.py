@@ -166,7 +166,7 @@ def predict(
     file_format = out.suffix.lstrip(".")
     if file_format not in ("pdb", "cif"):
         raise typer.BadParameter(f"--out must end in .pdb or .cif, not {out.name}")
-    for path in (out, picture):  # told before the model has run
+    for path in (out, picture):  # before the model has run
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     import torch
@@ -189,9 +189,9 @@ def predict(
         from evofeed.trainer.predict.plot import plot_prediction
 
         plot_prediction(found, picture)
-    told = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}
-    told["residues"] = len(found.plddt)
+    facts = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}
+    facts["residues"] = len(found.plddt)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(facts))
     else:
-        print(f"{out}: {chain}, {told['residues']} residues, mean pLDDT {told['mean_plddt']:.1f}")
+        print(f"{out}: {chain}, {facts['residues']} residues, mean pLDDT {facts['mean_plddt']:.1f}")

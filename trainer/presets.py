@@ -62,7 +62,7 @@ def overfit() -> Preset:
     Nothing is dropped out. Masked MSA counts a twentieth and FAPE four times: at their usual
     weights masked MSA is most of the gradient until it is learnt, and the structure waits.
     Clamped FAPE has no gradient while everything is more than 10 angstrom off. A few rows are
-    enough to tell residues apart, and a step takes half the time.
+    enough to distinguish residues, and a step takes half the time.
     """
     first = initial_training()
     model = first.model

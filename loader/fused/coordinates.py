@@ -71,7 +71,7 @@ def unpack_positions(
 ):  # fmt: skip
     """FIXED or plain coordinates to positions; one block of residues of a structure.
 
-    An atom's place depends on how many lie before it in the whole chain: each
+    An atom's place depends on how many are before it in the whole chain: each
     program counts them, which is cheaper than waiting for another kernel.
     """
     group, first, is_there = _group(words, structure)

@@ -86,7 +86,7 @@ def sample_words(
     resolution: float,
     is_distillation: bool,
 ) -> Sample:
-    """The words of a sample whose bytes `slab.start .. slab.stop` lie on the device."""
+    """The words of a sample whose bytes `slab.start .. slab.stop` are on the device."""
     length, rows, deletions, templates = sizes
     parts = {part.name: part for part in slab.parts}
     edges = np.cumsum((config.uniform_prob, config.profile_prob, config.same_prob))

@@ -138,7 +138,7 @@ class SampleKernels:
         self.constant_features(words, data, batch)
 
     def unpack(self, words: Tensor, data: Tensor) -> None:
-        """Coordinates; where each row lies in the store; random orders of the rows."""
+        """Coordinates; where each row is in the store; random orders of the rows."""
         sample, structures = self.sample, self.structures
         blocks = cdiv(sample.rows, 64) + 3 * self.recycles * cdiv(sample.max_rows, 32)
         launch(

@@ -2,7 +2,7 @@
 
 Sizes, places of columns and keys of random draws change with every sample. As
 arguments they would make Triton compile again and again, and a launch costs the
-host more with each of them; so they lie in the sample's slot and cross to the
+host more with each of them; so they are in the sample's slot and cross to the
 device in the sample's own copy. `filling` says how they come about.
 """
 

@@ -18,7 +18,7 @@ def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:
     Args:
         base: any dataclass of plain values.
         changes: new values by field.
-        prefix: what stands before a field's name in messages.
+        prefix: what comes before a field's name in messages.
 
     Raises:
         ValueError: there is no such field, or its value is refused; names it.

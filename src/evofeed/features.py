@@ -47,7 +47,7 @@ class Feature:
         unit: what a number means.
         stage: `chain` (stored, full length), `structure` or `template` (stored
             where known), `batch` (made by the loader, same in all recycles) or
-            `recycle` (made anew for each recycle).
+            `recycle` (made for each recycle).
         source: where it comes from.
     """
 
@@ -237,7 +237,7 @@ class ChainRecord:
 
     @property
     def num_templates(self) -> int:
-        """Featurised templates (T)."""
+        """Featurized templates (T)."""
         return int(self.template_aatype.shape[0])
 
     @property
@@ -294,7 +294,7 @@ def _check(record: ChainRecord, feature: Feature, ok: bool, got: object) -> None
 
 
 def table_markdown(features: tuple[Feature, ...]) -> str:
-    """The table as Markdown, as it stands in docs/features.md."""
+    """The table as Markdown, as it is in docs/features.md."""
     lines = ["| name | shape | dtype | unit | from |", "| --- | --- | --- | --- | --- |"]
     for f in features:
         shape = ", ".join(f.dims)
@@ -310,5 +310,5 @@ if __name__ == "__main__":
     print("their size in their name (atom37, torsion7, ...).\n")
     print("## A chain record, as stored\n\n" + table_markdown(RECORD) + "\n")
     print("## A batch, as the model gets it\n")
-    print("Rows from `msa_feat` on are made anew for each recycle and lead with that axis.\n")
+    print("Rows from `msa_feat` on are made for each recycle and lead with that axis.\n")
     print(table_markdown(BATCH))

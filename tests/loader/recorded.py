@@ -19,7 +19,7 @@ from evofeed.residues import HHBLITS_TO_RESTYPE
 
 @dataclasses.dataclass
 class Case:
-    """One recorded sample: where it lies and how it was made."""
+    """One recorded sample: where it is and how it was made."""
 
     draws: dict[str, np.ndarray]
     final: dict[str, np.ndarray]

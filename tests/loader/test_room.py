@@ -43,7 +43,7 @@ def largest_slot(dataset: Dataset) -> int:
 
 @contextmanager
 def closed_if_it_hangs(loader: FeatureLoader) -> Iterator[FeatureLoader]:
-    """What would wait for ever ends with an error after two minutes."""
+    """What would wait forever ends with an error after two minutes."""
     guard = threading.Timer(120, loader.close)
     guard.start()
     try:

@@ -10,12 +10,12 @@ import pytest
 from conftest_service import Start, work_off
 
 from evofeed.featurize.job import JobHost, run_job
-from evofeed.featurize.synth import write_synthetic
 from evofeed.service.job_config import checked_config, cores
 from evofeed.service.jobs import JobQueue
 from evofeed.service.problems import Problem
 from evofeed.service.scheduler import Scheduler
 from evofeed.service.tables import JobRow
+from evofeed.synth import write_synthetic
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from conftest_service import Start, open_client, publish, work_off
 
-from evofeed.featurize.synth import write_synthetic
 from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.scheduler import Scheduler
 from evofeed.store import Dataset
+from evofeed.synth import write_synthetic
 
 REF = "/v1/datasets/demo/refs/main"
 

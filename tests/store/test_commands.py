@@ -74,7 +74,7 @@ def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
     data[int(dataset.spans.offset[1]) + 400] ^= 1
     path.write_bytes(data)
     told = run(snapshots, "verify", uri, code=1)
-    assert "chain1_A" in told and told.splitlines()[-1].startswith("to mend: ")
+    assert "chain1_A" in told and told.splitlines()[-1].startswith("to repair: ")
     values = json.loads(run(shards, "verify", str(path), "--json", code=1))
     assert values["faults"][0]["type"] == "ShardCorrupt"
 

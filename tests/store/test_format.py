@@ -4,7 +4,7 @@
 code writes has changed: a new minor version, or a mistake. If the second fails,
 old datasets cannot be read any more.
 
-    python tests/store/test_format.py      writes the file anew
+    python tests/store/test_format.py      writes the file again
 """
 
 from __future__ import annotations

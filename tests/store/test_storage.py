@@ -292,4 +292,4 @@ def test_a_local_file_that_cannot_be_read_now_is_not_called_broken(
     assert type(caught.value) is kind
     storage.put("shards/x.arrow", b"abcde")
     storage.read_into("shards/x.arrow", 0, out)
-    assert bytes(out) == b"abcde", "opened anew"
+    assert bytes(out) == b"abcde", "opened again"

@@ -143,7 +143,7 @@ def _enabled_tm(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _one(config: Mapping[str, Any], *paths: str) -> float:
-    """The number that stands at all of the paths, dots between their parts."""
+    """The number that is at all of the paths, dots between their parts."""
     found = {}
     for path in paths:
         value: Any = config

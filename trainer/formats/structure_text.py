@@ -22,7 +22,7 @@ class Structure:
         residue_index: `[L]` counted from 0; files count from 1.
         positions: `[L, 37, 3]`, ångström.
         mask: `[L, 37]`, 1 where the atom is there.
-        confidence: `[L]`, what stands in the B column, 0 to 100 for pLDDT.
+        confidence: `[L]`, what is in the B column, 0 to 100 for pLDDT.
     """
 
     name: str

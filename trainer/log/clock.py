@@ -42,7 +42,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self.marker: Callable[[str], None] | None = None  # the profiler's, told of each boundary
+        self.marker: Callable[[str], None] | None = None  # the profiler's, called at each boundary
         self._marks: deque[tuple[int, str, torch.cuda.Event | float]] = deque()
         self._step = -1
         self._open: dict[int, StepTimes] = {}

@@ -71,7 +71,7 @@ class RunLog:
         for board in self._boards:
             board.close()
         if self._file:
-            with suppress(OSError) if error else nullcontext():  # a full disk was told already
+            with suppress(OSError) if error else nullcontext():  # a full disk was reported already
                 self._file.close()
 
     def values(self, step: int, **values: Any) -> None:

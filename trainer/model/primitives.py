@@ -41,7 +41,7 @@ class Linear(nn.Linear):
         super().__init__(c_in, c_out, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew by the law given at construction."""
+        """Draw the weights again by the law given at construction."""
         init_linear(self.weight, self.bias, self._init)
 
 

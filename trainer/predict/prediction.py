@@ -70,7 +70,7 @@ def predict(
         source: a chain record, or a batch of one sample in the loader's convention.
         checkpoint: whatever `load_model` takes.
         file_format: `pdb` or `cif`.
-        config: of the model, if the checkpoint does not tell.
+        config: of the model, if the checkpoint does not say.
         no_recycling_iters: recycles (a batch has its own).
         device: `cpu` or `cuda`.
 

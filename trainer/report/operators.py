@@ -3,7 +3,7 @@
 On a GPU every kernel of the sampled steps is timed by the profiler (CUPTI), with
 no CPU tracing that would slow the launches down. Kernels of other streams than
 the training stream are the loader's. A one-cycle marker kernel at each boundary
-tells which part of the step a kernel belongs to. On a CPU it is the operators'
+says which part of the step a kernel belongs to. On a CPU it is the operators'
 own time.
 """
 
@@ -86,7 +86,7 @@ def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, 
     """Seconds and launches by group; `parts` names what begins at each marker kernel.
 
     Everything of the optimizer part counts as `optimizer`. What runs on another
-    stream than the markers' is the loader's: `h2d` copies and `featurise` kernels.
+    stream than the markers' is the loader's: `h2d` copies and `featurize` kernels.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.start)
     streams = {kernel.stream for kernel in ordered if _MARKER in kernel.name}
@@ -98,7 +98,7 @@ def group_kernels(kernels: Sequence[Kernel], parts: Sequence[str]) -> dict[str, 
             continue
         group = group_of(kernel.name)
         if group != "communication" and streams and kernel.stream not in streams:
-            group = "h2d" if "HtoD" in kernel.name else "featurise"
+            group = "h2d" if "HtoD" in kernel.name else "featurize"
         elif part == "optimizer" and group != "communication":
             group = "optimizer"
         entry = groups.setdefault(group, {"seconds": 0.0, "launches": 0.0})

@@ -20,7 +20,7 @@ from evofeed.trainer.log.runlog import RUN, read_steps
 from evofeed.trainer.report.flops import peak_flops
 
 REPORT = "report.json"
-_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is told without these
+_NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these
 
 
 def make_report(folder: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def make_report(folder: Path) -> dict[str, Any]:
         facts = json.loads(path.read_text())
     except ValueError as error:
         raise InputError(
-            f"not a run's facts ({error}): `evofeed train --resume` writes them anew",
+            f"not a run's facts ({error}): `evofeed train --resume` writes them again",
             path=str(path),
         ) from error
     every = read_steps(folder)
@@ -74,10 +74,10 @@ _FACTS = (
 
 def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a run that goes on, or was killed, has not written yet; its wall time is unknown."""
-    told = sum(sum(line["seconds"].values()) for line in steps)
+    seconds = sum(sum(line["seconds"].values()) for line in steps)
     skipped = [line["step"] for line in steps if not line.get("finite", True)]
     return {
-        "seconds": told,
+        "seconds": seconds,
         "steps": steps[-1]["step"] + 1,
         "skipped": skipped,
         "stopped_by": "not finished",
@@ -132,13 +132,13 @@ def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any
     for line in steps:
         for part, seconds in line["seconds"].items():
             sums[part] += seconds
-    told = sum(sums.values())
+    seconds = sum(sums.values())
     return {
         "seconds": sums,
         "share": {part: seconds / wall for part, seconds in sums.items()},
-        "sum_seconds": told,
+        "sum_seconds": seconds,
         "wall_seconds": wall,
-        "unaccounted_share": 1 - told / wall,
+        "unaccounted_share": 1 - seconds / wall,
     }
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from evofeed.errors import TrainerError
 
 _PATIENCE: Final = timedelta(minutes=20)
-"""How long a rank waits for another: a loader bears a storage that does not answer for 15."""
+"""How long a rank waits for another: a loader waits 15 for a storage that does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +79,10 @@ def join_world(device: str | None = None) -> Iterator[World]:
     Raises:
         TrainerError: torchrun's variables are broken, or there are more ranks than GPUs.
     """
-    told = os.environ.get("WORLD_SIZE", "1")
-    if not told.isdecimal():
-        raise TrainerError(f"WORLD_SIZE is {told!r} and must be a whole number: use torchrun")
-    size = int(told)
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal():
+        raise TrainerError(f"WORLD_SIZE is {text!r} and must be a whole number: use torchrun")
+    size = int(text)
     place = torch.device(device) if device else _default_device()
     if size == 1 or dist.is_initialized():
         yield World(

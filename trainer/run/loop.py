@@ -4,7 +4,7 @@ It knows nothing of proteins: any module that maps a batch to outputs, any loss
 that maps both to a scalar and named terms, any loader. `evofeed.trainer.run.train`
 puts the AlphaFold2 ones in.
 
-Two habits keep runs exact. Dropout is seeded anew for every sample from
+Two habits keep runs exact. Dropout is seeded again for every sample from
 `(seed, number of the sample)`, so a resumed run, or the same batch spread over
 another number of ranks, draws the same masks. And no step waits for the device:
 a step's numbers are read one step later, by all ranks alike.
@@ -410,6 +410,6 @@ class Loop:
 
 
 def _state_of(loader: Any) -> dict[str, Any]:
-    """Where a loader stands and what it waited for, as far as it says."""
+    """Where a loader is and what it waited for, as far as it says."""
     stats = loader.stats() if hasattr(loader, "stats") else {}
     return {"state": loader.state_dict(), "stats": stats}

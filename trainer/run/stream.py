@@ -15,7 +15,7 @@ class Loader(Protocol):
     """What training needs of a loader; `evofeed.loader.FeatureLoader` is one."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Batches from where the state stands to the end of the epoch."""
+        """Batches from where the state is to the end of the epoch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch comes from, JSON-ready."""

@@ -141,7 +141,7 @@ def run(
             provenance={"dataset": facts["dataset"], "versions": facts["versions"]},
         )  # fmt: skip
         first = loop.resume() if resume else 0
-        if first >= config.steps:  # nothing left to do, and nothing to report anew
+        if first >= config.steps:  # nothing left to do, and nothing to report again
             if world.is_first:
                 _LOG.warning("%s: all %d steps are done; a larger --steps goes on", out, first)
             return loop.result
@@ -165,7 +165,7 @@ def _accounted(
     loop.watch = sampler.watch
     _write_facts(facts, loop.out, world)
     with log or nullcontext():
-        result = _run_told(loop)
+        result = _run_explained(loop)
     sampler.close()
     facts |= {
         "seconds": result.seconds,
@@ -190,16 +190,16 @@ def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:
         write_atomic(out / RUN, json.dumps(facts, indent=1, default=str))
 
 
-def _run_told(loop: Loop) -> TrainResult:
+def _run_explained(loop: Loop) -> TrainResult:
     """Run, and say what to do about a machine that is too small."""
     try:
         return loop.run()
     except RuntimeError as error:  # on a CPU the allocator's has no type of its own
-        told = str(error).partition("\n")[0]
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in told:
+        first = str(error).partition("\n")[0]
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in first:
             raise
         raise TrainerError(
-            f"out of memory ({told}); recompute activations with "
+            f"out of memory ({first}); recompute activations with "
             "`model: {activation_checkpointing: true}`, or lower loader.crop_size or batch_size"
         ) from error
 

@@ -27,7 +27,7 @@ class Validator:
     Args:
         config: of the run; gives the precision.
         model: measured as it is, in evaluation mode.
-        batches: gives this rank's batches anew.
+        batches: gives this rank's batches again.
         world: who shares the work.
         picture: file for those atoms; None keeps none.
     """

@@ -65,7 +65,7 @@ def test_a_run_goes_on_with_the_snapshot_it_began_with(
 
     shutil.rmtree(data)
     (out / "report.json").unlink()
-    (out / "report.json").mkdir()  # nobody can write it: the run lies in somebody else's folder
+    (out / "report.json").mkdir()  # nobody can write it: the run is in somebody else's folder
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["report", str(out), "--json"])

@@ -36,7 +36,7 @@ def test_the_parts_add_up_and_the_profiler_sees_kernels(tiny_dataset: str, tmp_p
     report = make_report(tmp_path)
     assert abs(report["breakdown"]["unaccounted_share"]) < 0.02
     assert 0 < report["figures"]["gpu_busy_share"] <= 1
-    assert {"gemm", "optimizer", "featurise"} <= set(report["operators"]["groups"])
+    assert {"gemm", "optimizer", "featurize"} <= set(report["operators"]["groups"])
 
 
 @pytest.mark.parametrize(("precision", "kernels"), [("fp32", "torch"), ("bf16", "fused")])

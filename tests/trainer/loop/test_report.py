@@ -271,7 +271,7 @@ def test_markers_tell_the_optimizers_kernels_and_other_streams_are_the_loaders()
     ]
     groups = group_kernels(kernels, ["forward", "optimizer"])
     assert groups["elementwise"]["seconds"] == pytest.approx(10e-9)
-    assert groups["featurise"]["seconds"] == pytest.approx(10e-9)
+    assert groups["featurize"]["seconds"] == pytest.approx(10e-9)
     assert groups["h2d"]["seconds"] == pytest.approx(20e-9)
     assert groups["optimizer"] == {"seconds": pytest.approx(30e-9), "launches": 1}
 
