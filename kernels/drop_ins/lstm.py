@@ -3,7 +3,7 @@
 The computation is cuDNN's. It is several times slower where a size is not aligned,
 and its persistent kernel (float16, weights kept on the chip) wants widths that are
 multiples of 128. Padding inputs, states and weights with zeros is exact: a padded
-cell has gates of 1/2, a candidate tanh(0) = 0 and so a state of 0 for ever. So a
+cell has gates of 1/2, a candidate tanh(0) = 0 and a state that stays 0. So a
 size that cuDNN dislikes is padded to one it likes, where measurements say that
 pays (`tiles.lstm_padding`); everything else is cuDNN's as before.
 """

@@ -9,7 +9,7 @@ training mode: whole chains of all lengths would each need memory of their own.
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. An
 optimizer may step as it likes; with parameters that have moved (`.to`, `.data = `) or
-another module inside, a module is recorded anew. Other attributes count as constants.
+another module inside, a module is recorded again. Other attributes count as constants.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_MOVES = 4  # times its parameters may have moved
 _PLAIN = (Tensor, nn.Parameter)
 _KNOWN = (Tensor, int, float, str, type(None), torch.dtype)
 _paused = False
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def run(
         if recording is not None:
             return recording(tensors)
     if why_not:
-        _tell(f"{_name(module)} runs without CUDA graphs: {why_not}")
+        _warn_once(f"{_name(module)} runs without CUDA graphs: {why_not}")
     return call(*args, **kwargs)
 
 
@@ -76,9 +76,9 @@ def _name(module: nn.Module) -> str:
     return getattr(module, "torch_class", type(module)).__name__
 
 
-def _tell(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-call"
 """One forward pass of a module and its backward, recorded as two CUDA graphs.
 
-What a graph reads and writes lies at fixed addresses. Inputs and gradients are copied
-there and results are copied from there: nothing a caller holds changes in his hands.
+What a graph reads and writes is at fixed addresses. Inputs and gradients are copied
+there and results are copied from there: nothing that a caller holds is changed.
 Parameters are read where they are. The recording differentiates stand-ins on their
 memory, and their gradients leave through autograd: hooks, DDP and accumulation see
 what they always see. Random numbers come from PyTorch's generator at every replay, as

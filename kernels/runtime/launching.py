@@ -1,10 +1,10 @@
 """Launches of Triton kernels that cost a few microseconds of the CPU's time instead of twenty.
 
-Triton finds the compiled kernel of every launch anew from all that it specialises on.
+At every launch Triton looks the compiled kernel up from all that it specialises on.
 Here numbers, types and compile-time arguments are the key, and a launch seen before is
 repeated as it was; the first time, Triton's own runs. Tensors go to the launcher as
-addresses: of a tensor object it would ask the driver where it lies, one by one. Who
-keeps a `Launch` for calls that differ in nothing but addresses does without the key too.
+addresses: for a tensor object it would ask the driver for each. A caller who
+keeps a `Launch`, for calls that differ in nothing but addresses, needs no key either.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         meta: compile-time arguments by name, and `num_warps`, `num_stages` and such.
     """
     first = args[0]
-    if INTERPRETER or type(first) not in _TENSORS:  # a fake tensor: somebody traces
+    if INTERPRETER or type(first) not in _TENSORS:  # a subclass of Tensor: Triton decides
         _check(kernel, grid)
         kernel[grid](*args, **meta)
         return
@@ -62,7 +62,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     found = _compiled.get(found_by := tuple(key))
     if found is None:
         found = _launched_by_triton(kernel, grid, args, meta)
-        if len(_compiled) >= MOST:  # sizes are part of the key: ever new ones would pile up
+        if len(_compiled) >= MOST:  # sizes are part of the key: new ones would pile up
             _compiled.clear()
         _compiled[found_by] = found
         return

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Precision of a float32 product: TF32 only where PyTorch was told to use it."""
+    """Precision of a float32 product: TF32 only where PyTorch is set to use it."""
     tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return "tf32" if tf32 else "ieee"
 

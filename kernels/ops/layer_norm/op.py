@@ -65,7 +65,7 @@ SHAPES = 4096  # launches kept
 
 
 def _found_again(row_bytes: int) -> bool:
-    """Whether backward computes the statistics anew: of short rows they are much to store."""
+    """Whether backward computes the statistics again: for short rows storing them costs more."""
     return row_bytes <= 128
 
 

@@ -114,8 +114,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_told() -> Iterator[None]:
-    recorded._told.clear()
+def nothing_warned() -> Iterator[None]:
+    recorded._warned.clear()
     yield
 
 
