@@ -1,0 +1,367 @@
+"""OpenFold3's modules, as their records describe them: names, arguments and mathematics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.kernels.af3 import maths
+from tests.kernels.af3.maths import DropoutRowwise, linear
+from torch import Tensor, nn
+
+
+class LayerNorm(maths.LayerNorm):
+    pass
+
+
+class Attention(nn.Module):
+    def __init__(self, c: int, c_hidden: int, no_heads: int, q_bias: bool = False) -> None:
+        super().__init__()
+        self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
+        width = c_hidden * no_heads
+        self.linear_q = linear(c, width, q_bias)
+        self.linear_k, self.linear_v = linear(c, width), linear(c, width)
+        self.linear_o, self.linear_g, self.sigmoid = linear(width, c), linear(c, width), nn.Sigmoid()
+
+
+class TriangleAttention(nn.Module):
+    def __init__(
+        self, c_in: int, c_hidden: int, no_heads: int, starting: bool = True, inf: float = 1e9
+    ) -> None:
+        super().__init__()
+        self.c_in, self.c_hidden, self.no_heads = c_in, c_hidden, no_heads
+        self.starting, self.inf = starting, inf
+        self.layer_norm, self.linear_z = LayerNorm(c_in), linear(c_in, no_heads)
+        self.mha = Attention(c_in, c_hidden, no_heads)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, inplace_safe: bool = False,
+    ) -> Tensor:  # fmt: skip
+        return maths.triangle_attention(
+            x, mask, self.layer_norm, self.linear_z, self.mha, self.no_heads,
+            starting=self.starting, inf=self.inf,
+        )  # fmt: skip
+
+
+class TriangleAttentionEndingNode(TriangleAttention):
+    def __init__(self, c_in: int, c_hidden: int, no_heads: int, inf: float = 1e9) -> None:
+        super().__init__(c_in, c_hidden, no_heads, False, inf)
+
+
+class _TriangleMultiplication(nn.Module):
+    _outgoing = True
+
+    def __init__(self, c_z: int, c_hidden: int, bias: bool = False) -> None:
+        super().__init__()
+        self.c_z, self.c_hidden = c_z, c_hidden
+        self.linear_g, self.linear_z = linear(c_z, c_z, bias), linear(c_hidden, c_z, bias)
+        self.layer_norm_in, self.layer_norm_out = LayerNorm(c_z), LayerNorm(c_hidden)
+        self.sigmoid = nn.Sigmoid()
+
+    def _halves(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.sigmoid(self.linear_a_g(z)) * self.linear_a_p(z)
+        return a, torch.sigmoid(self.linear_b_g(z)) * self.linear_b_p(z)
+
+    def forward(
+        self, z: Tensor, mask: Tensor | None = None, inplace_safe: bool = False,
+        use_cueq_triangle_kernels: bool = False, _add_with_inplace: bool = False,
+        _inplace_chunk_size: int | None = 256,
+    ) -> Tensor:  # fmt: skip
+        mask = z.new_ones(z.shape[:-1]) if mask is None else mask
+        z = self.layer_norm_in(z)
+        a, b = (half * mask[..., None] for half in self._halves(z))
+        x = self.linear_z(self.layer_norm_out(maths.triangle_product(a, b, self._outgoing)))
+        return x * torch.sigmoid(self.linear_g(z))  # type: ignore[no-any-return]
+
+
+class TriangleMultiplicationOutgoing(_TriangleMultiplication):
+    def __init__(self, c_z: int, c_hidden: int) -> None:
+        super().__init__(c_z, c_hidden)
+        self.linear_a_p, self.linear_a_g, self.linear_b_p, self.linear_b_g = (
+            linear(c_z, c_hidden) for _ in range(4)
+        )
+
+
+class TriangleMultiplicationIncoming(TriangleMultiplicationOutgoing):
+    _outgoing = False
+
+
+class FusedTriangleMultiplicationOutgoing(_TriangleMultiplication):
+    def __init__(self, c_z: int, c_hidden: int, linear_init_params: Any = None) -> None:
+        super().__init__(c_z, c_hidden, bias := linear_init_params is None)
+        self.linear_ab_p = linear(c_z, 2 * c_hidden, bias)
+        self.linear_ab_g = linear(c_z, 2 * c_hidden, bias)
+
+    def _halves(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = (torch.sigmoid(self.linear_ab_g(z)) * self.linear_ab_p(z)).chunk(2, dim=-1)
+        return a, b
+
+
+class FusedTriangleMultiplicationIncoming(FusedTriangleMultiplicationOutgoing):
+    _outgoing = False
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.c_in, self.c_out = c_in, c_out
+        self.linear_a, self.linear_b, self.swish = linear(c_in, c_out), linear(c_in, c_out), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.linear_a(x)) * self.linear_b(x)  # type: ignore[no-any-return]
+
+
+class SwiGLUTransition(nn.Module):
+    def __init__(self, c_in: int, n: int) -> None:
+        super().__init__()
+        self.c_in, self.n, self.layer_norm = c_in, n, LayerNorm(c_in)
+        self.swiglu, self.linear_out = SwiGLU(c_in, n * c_in), linear(n * c_in, c_in)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
+        ckpt_chunk_size: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        out: Tensor = self.linear_out(self.swiglu(self.layer_norm(x)))
+        return out if mask is None else out * mask[..., None]
+
+
+class OuterProductMean(nn.Module):
+    def __init__(self, c_m: int, c_z: int, c_hidden: int, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.c_m, self.c_z, self.c_hidden, self.eps = c_m, c_z, c_hidden, eps
+        self.layer_norm = LayerNorm(c_m)
+        self.linear_1, self.linear_2 = linear(c_m, c_hidden), linear(c_m, c_hidden)
+        self.linear_out = linear(c_hidden**2, c_z, bias=True)
+
+    def forward(
+        self, m: Tensor, mask: Tensor | None = None, chunk_size: int | None = None,
+        inplace_safe: bool = False,
+    ) -> Tensor:  # fmt: skip
+        outer, shared = maths.outer_product(m, mask, self.layer_norm, self.linear_1, self.linear_2)
+        return self.linear_out(outer.to(m.dtype)) / (shared + self.eps)  # type: ignore[no-any-return]
+
+
+class MSAPairWeightedAveraging(nn.Module):
+    def __init__(self, c_in: int, c_hidden: int, c_z: int, no_heads: int, inf: float = 1e9) -> None:
+        super().__init__()
+        self.c_in, self.c_hidden, self.c_z, self.no_heads, self.inf = (
+            c_in, c_hidden, c_z, no_heads, inf,
+        )  # fmt: skip
+        width = c_hidden * no_heads
+        self.layer_norm_m, self.layer_norm_z = LayerNorm(c_in), LayerNorm(c_z)
+        self.linear_z, self.linear_v = linear(c_z, no_heads), linear(c_in, width)
+        self.linear_o, self.linear_g, self.sigmoid = linear(width, c_in), linear(c_in, width), nn.Sigmoid()
+
+    def forward(
+        self, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None,
+        chunk_size: int | None = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        assert z is not None
+        return maths.weighted_averages(
+            m, z, mask, self.layer_norm_m, self.layer_norm_z, self.linear_v, self.linear_g,
+            self.linear_z, self.linear_o, self.inf,
+        )  # fmt: skip
+
+
+class AdaLN(nn.Module):
+    def __init__(self, c_a: int, c_s: int) -> None:
+        super().__init__()
+        self.c_a, self.c_s, self.eps = c_a, c_s, 1e-5
+        self.layer_norm_a = LayerNorm(c_a, scale=False, offset=False)
+        self.layer_norm_s, self.sigmoid = LayerNorm(c_s, offset=False), nn.Sigmoid()
+        self.linear_g, self.linear_s = linear(c_s, c_a, bias=True), linear(c_s, c_a)
+
+    def forward(self, a: Tensor, s: Tensor) -> Tensor:
+        a, s = self.layer_norm_a(a), self.layer_norm_s(s)
+        return torch.sigmoid(self.linear_g(s)) * a + self.linear_s(s)  # type: ignore[no-any-return]
+
+
+class AttentionPairBias(nn.Module):
+    def __init__(
+        self, c_q: int, c_k: int, c_v: int, c_s: int, c_z: int, c_hidden: int, no_heads: int,
+        use_ada_layer_norm: bool = False, inf: float = 1e9,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.c_q, self.c_s, self.c_z, self.inf = c_q, c_s, c_z, inf
+        self.use_ada_layer_norm = use_ada_layer_norm
+        self.layer_norm_a = AdaLN(c_q, c_s) if use_ada_layer_norm else LayerNorm(c_q)
+        if use_ada_layer_norm:
+            self.linear_ada_out = linear(c_s, c_q, bias=True)
+        self.layer_norm_z = LayerNorm(c_z, offset=not use_ada_layer_norm)
+        self.linear_z, self.sigmoid = linear(c_z, no_heads), nn.Sigmoid()
+        self.mha = Attention(c_q, c_hidden, no_heads, q_bias=True)
+
+    def forward(
+        self, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, use_high_precision_attention: bool = False,
+    ) -> Tensor:  # fmt: skip
+        a = self.layer_norm_a(a, s) if self.use_ada_layer_norm else self.layer_norm_a(a)
+        mask = a.new_ones(a.shape[:-1]) if mask is None else mask
+        keys = (self.inf * (mask - 1))[..., None, None, :]
+        bias, mha = self.linear_z(self.layer_norm_z(z)).movedim(-1, -3), self.mha
+        o = maths.attend(mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.no_heads, keys, bias)
+        out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
+        return torch.sigmoid(self.linear_ada_out(s)) * out if self.use_ada_layer_norm else out
+
+
+class ConditionedTransitionBlock(nn.Module):
+    def __init__(self, c_a: int, c_s: int, n: int) -> None:
+        super().__init__()
+        self.c_a, self.c_s, self.n, self.layer_norm = c_a, c_s, n, AdaLN(c_a, c_s)
+        self.swiglu, self.sigmoid = SwiGLU(c_a, n * c_a), nn.Sigmoid()
+        self.linear_g, self.linear_out = linear(c_s, c_a, bias=True), linear(n * c_a, c_a)
+
+    def forward(
+        self, a: Tensor, s: Tensor, mask: Tensor | None = None, chunk_size: int | None = None
+    ) -> Tensor:
+        b = self.swiglu(self.layer_norm(a, s))
+        out: Tensor = torch.sigmoid(self.linear_g(s)) * self.linear_out(b)
+        return out if mask is None else out * mask[..., None]
+
+
+class DiffusionTransformerBlock(nn.Module):
+    def __init__(
+        self, c_a: int, c_s: int, c_z: int, c_hidden: int, no_heads: int, n_transition: int,
+        use_ada_layer_norm: bool, n_query: int | None, n_key: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.use_cross_attention = False
+        self.attention_pair_bias = AttentionPairBias(
+            c_a, c_a, c_a, c_s, c_z, c_hidden, no_heads, use_ada_layer_norm
+        )
+        self.conditioned_transition = ConditionedTransitionBlock(c_a, c_s, n_transition)
+
+    def forward(
+        self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, use_high_precision_attention: bool = False, _mask_trans: bool = True,
+    ) -> Tensor:  # fmt: skip
+        a = a + self.attention_pair_bias(a, z, s, mask)
+        return a + self.conditioned_transition(a, s, mask if _mask_trans else None)  # type: ignore[no-any-return]
+
+
+class PairBlock(nn.Module):
+    def __init__(
+        self, c_z: int, c_hidden_mul: int, c_hidden_pair_att: int, no_heads_pair: int,
+        transition_type: str, transition_n: int, pair_dropout: float, fuse_projection_weights: bool,
+        inf: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.tri_mul_out = TriangleMultiplicationOutgoing(c_z, c_hidden_mul)
+        self.tri_mul_in = TriangleMultiplicationIncoming(c_z, c_hidden_mul)
+        self.tri_att_start = TriangleAttention(c_z, c_hidden_pair_att, no_heads_pair)
+        self.tri_att_end = TriangleAttention(c_z, c_hidden_pair_att, no_heads_pair)
+        self.pair_transition = SwiGLUTransition(c_z, transition_n)
+        self.ps_dropout_row_layer = DropoutRowwise(pair_dropout)
+
+    def _multiply(self, z: Tensor, mask: Tensor) -> Tensor:
+        z = z + self.ps_dropout_row_layer(self.tri_mul_out(z, mask))
+        return z + self.ps_dropout_row_layer(self.tri_mul_in(z, mask))  # type: ignore[no-any-return]
+
+    def _attend(self, z: Tensor, mask: Tensor) -> Tensor:
+        z = z + self.ps_dropout_row_layer(self.tri_att_start(z, mask))
+        z, turned = z.transpose(-2, -3), mask.transpose(-1, -2)
+        z = z + self.ps_dropout_row_layer(self.tri_att_end(z, turned))
+        return z.transpose(-2, -3)
+
+    def forward(
+        self, z: Tensor, pair_mask: Tensor, chunk_size: int | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
+        _attn_chunk_size: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        z = self._attend(self._multiply(z, pair_mask), pair_mask)
+        return z + self.pair_transition(z, pair_mask if _mask_trans else None)  # type: ignore[no-any-return]
+
+
+class TemplatePairBlock(PairBlock):
+    def __init__(
+        self, c_t: int, c_hidden_tri_mul: int, c_hidden_tri_att: int, no_heads: int,
+        transition_type: str, pair_transition_n: int, dropout_rate: float, tri_mul_first: bool,
+        fuse_projection_weights: bool, inf: float,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            c_t, c_hidden_tri_mul, c_hidden_tri_att, no_heads, transition_type, pair_transition_n,
+            dropout_rate, fuse_projection_weights, inf,
+        )  # fmt: skip
+        self.tri_mul_first = tri_mul_first
+
+    def forward(  # type: ignore[override]
+        self, z: Tensor, mask: Tensor, chunk_size: int | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
+        _attn_chunk_size: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        done = []
+        for x, m in zip(z.unbind(-4), mask.unbind(-3), strict=True):
+            steps = [self._multiply, self._attend]
+            for step in steps if self.tri_mul_first else reversed(steps):
+                x = step(x, m)
+            done.append(x + self.pair_transition(x, m if _mask_trans else None))
+        return torch.stack(done, -4)
+
+
+class PairFormerBlock(nn.Module):
+    def __init__(
+        self, c_s: int, c_z: int, c_hidden_pair_bias: int, no_heads_pair_bias: int,
+        c_hidden_mul: int, c_hidden_pair_att: int, no_heads_pair: int, transition_type: str,
+        transition_n: int, pair_dropout: float, fuse_projection_weights: bool, inf: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.pair_stack = PairBlock(
+            c_z, c_hidden_mul, c_hidden_pair_att, no_heads_pair, transition_type, transition_n,
+            pair_dropout, fuse_projection_weights, inf,
+        )  # fmt: skip
+        self.attn_pair_bias = AttentionPairBias(
+            c_s, c_s, c_s, c_s, c_z, c_hidden_pair_bias, no_heads_pair_bias
+        )
+        self.single_transition = SwiGLUTransition(c_s, transition_n)
+
+    def forward(
+        self, s: Tensor, z: Tensor, single_mask: Tensor, pair_mask: Tensor,
+        chunk_size: int | None = None, use_deepspeed_evo_attention: bool = False,
+        use_cueq_triangle_kernels: bool = False, use_lma: bool = False, inplace_safe: bool = False,
+        _mask_trans: bool = True, _attn_chunk_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        z = self.pair_stack(z, pair_mask, _mask_trans=_mask_trans)
+        s = s + self.attn_pair_bias(s, z, None, single_mask)
+        return s + self.single_transition(s, single_mask if _mask_trans else None), z
+
+
+class MSAModuleBlock(nn.Module):
+    def __init__(
+        self, c_m: int, c_z: int, c_hidden_msa_att: int, c_hidden_opm: int, c_hidden_mul: int,
+        c_hidden_pair_att: int, no_heads_msa: int, no_heads_pair: int, transition_type: str,
+        transition_n: int, msa_dropout: float, pair_dropout: float, opm_first: bool,
+        fuse_projection_weights: bool, inf: float, eps: float, last_block: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.opm_first, self.skip_msa_update = opm_first, last_block
+        self.msa_att_row, self.msa_dropout_layer, self.msa_transition = None, None, None
+        if not last_block:
+            self.msa_att_row = MSAPairWeightedAveraging(c_m, c_hidden_msa_att, c_z, no_heads_msa)
+            self.msa_dropout_layer = DropoutRowwise(msa_dropout)
+            self.msa_transition = SwiGLUTransition(c_m, transition_n)
+        self.outer_product_mean = OuterProductMean(c_m, c_z, c_hidden_opm)
+        self.pair_stack = PairBlock(
+            c_z, c_hidden_mul, c_hidden_pair_att, no_heads_pair, transition_type, transition_n,
+            pair_dropout, fuse_projection_weights, inf,
+        )  # fmt: skip
+
+    def forward(
+        self, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
+        chunk_size: int | None = None, transition_ckpt_chunk_size: int | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_lma: bool = False, inplace_safe: bool = False, _mask_trans: bool = True,
+        _attn_chunk_size: int | None = None, _offload_inference: bool = False,
+        _offloadable_inputs: Any = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        z = z + self.outer_product_mean(m, msa_mask)
+        if self.msa_att_row is not None and self.msa_transition is not None:
+            m = m + self.msa_dropout_layer(self.msa_att_row(m, z, pair_mask))  # type: ignore[misc]
+            m = m + self.msa_transition(m, msa_mask if _mask_trans else None)
+        return m, self.pair_stack(z, pair_mask, _mask_trans=_mask_trans)
