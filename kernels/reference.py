@@ -11,6 +11,7 @@ from evofeed.kernels.ops.layer_norm.reference import layer_norm
 from evofeed.kernels.ops.outer_product_mean.reference import outer_product_mean
 from evofeed.kernels.ops.pair_bias.reference import pair_bias
 from evofeed.kernels.ops.softmax.reference import masked_softmax
+from evofeed.kernels.ops.swiglu.reference import swiglu_transition
 from evofeed.kernels.ops.transition.reference import transition
 from evofeed.kernels.ops.triangle_multiplication.reference import triangle_multiplication
 
@@ -22,6 +23,7 @@ __all__ = [
     "masked_softmax",
     "outer_product_mean",
     "pair_bias",
+    "swiglu_transition",
     "transition",
     "triangle_multiplication",
 ]

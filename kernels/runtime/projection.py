@@ -5,6 +5,7 @@ Letters: M rows, C input channels, N output channels, H heads, L pair length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,18 @@ __all__ = [
     "project",
     "scaled",
     "weight_grad",
+    "zeros_for_none",
 ]
+
+
+def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
+    """The biases of layers, given as weight and bias; zeros of one memory for those without."""
+    missing = [weight for weight, bias in layers if bias is None]
+    if not missing:
+        return [bias for _, bias in layers if bias is not None]
+    sizes = [weight.shape[0] for weight in missing]
+    zeros = iter(torch.split(missing[0].new_zeros(sum(sizes)), sizes))
+    return [next(zeros) if bias is None else bias for _, bias in layers]
 
 
 def precision(dtype: torch.dtype) -> str:

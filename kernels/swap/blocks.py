@@ -18,7 +18,11 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean_through,
 )
 from evofeed.kernels.ops.transition.op import transition, transition_fits
+from evofeed.kernels.swap.forms import children, has, signature_trouble
 from evofeed.kernels.swap.modules import (
+    FusedMSAAttention,
+    FusedOuterProductMean,
+    FusedTransition,
     attention_weights,
     four_axes,
     global_attention,
@@ -28,7 +32,7 @@ from evofeed.kernels.swap.modules import (
     three_axes,
     transition_weights,
 )
-from evofeed.kernels.swap.pair_stacks import drop_mask, masks_transition
+from evofeed.kernels.swap.pair_stacks import drop_mask, form_of, masks_transition
 
 
 class FusedEvoformerBlock(Recordable):
@@ -100,10 +104,24 @@ class FusedEvoformerBlock(Recordable):
         return shaped(update, m)
 
 
+PARTS = {
+    "msa_att_row": FusedMSAAttention,
+    "msa_transition": FusedTransition,
+    "outer_product_mean": FusedOuterProductMean,
+}
+
+
 def rule(module: nn.Module) -> type[Fused] | str | None:
-    """Which modules are swapped for these."""
-    msa = ("msa_att_row", "msa_transition", "outer_product_mean", "pair_stack", "opm_first")
-    if all(hasattr(module, name) for name in msa):
+    """Which modules are swapped for these: those of a known form, all of whose parts are fused."""
+    if not has(module, *PARTS, "pair_stack") or hasattr(module, "ckpt"):
         # OpenFold's extra-MSA block checkpoints its parts itself; its modules are swapped.
-        return None if hasattr(module, "ckpt") else FusedEvoformerBlock
-    return None
+        return None
+    names = {*PARTS, "pair_stack", "msa_dropout_layer"}
+    if children(module) not in (names, names | {"msa_att_col"}):
+        return f"has {', '.join(sorted(children(module)))}: a form that no fused op knows"
+    for name, known in PARTS.items():
+        if form_of(getattr(module, name)) is not known:
+            return f"{name} is of a form that no fused op knows"
+    if not isinstance(getattr(module, "opm_first", None), bool):
+        return "does not say in which order it works"
+    return signature_trouble(module, "m", "z", "msa_mask", "pair_mask") or FusedEvoformerBlock

@@ -35,20 +35,27 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
+from evofeed.kernels.swap.forms import (
+    children_trouble,
+    has,
+    linear_trouble,
+    norm_trouble,
+    plain_class,
+    signature_trouble,
+)
 
 __all__ = [
     "attention_weights",
     "global_attention",
     "outer_weights",
+    "pair_layer",
     "row_attention",
     "row_attention_through",
     "transition_weights",
+    "triangle_attention_trouble",
+    "triangle_multiplication_trouble",
     "triangle_weights",
 ]
-
-
-def _has(module: nn.Module, *names: str) -> bool:
-    return all(getattr(module, name, None) is not None for name in names)
 
 
 def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
@@ -61,12 +68,12 @@ def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> Attent
 
 def triangle_weights(module: Any) -> TriangleWeights:
     """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
-    if _has(module, "linear_ab_p"):
+    if has(module, "linear_ab_p"):
         E = module.linear_ab_p.weight.shape[0] // 2
         p, g = module.linear_ab_p, module.linear_ab_g
-        parts = [
+        parts: list[Any] = [
             t for half in (slice(0, E), slice(E, None)) for layer in (p, g)
-            for t in (layer.weight[half], layer.bias[half])
+            for t in (layer.weight[half], None if layer.bias is None else layer.bias[half])
         ]  # fmt: skip
     else:
         layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
@@ -116,18 +123,25 @@ def _is_transposed(x: Tensor) -> bool:
     return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
 
 
+def pair_layer(module: Any) -> Any:
+    """What makes a triangle attention's bias (OpenFold3: `linear_z`)."""
+    return module.linear if hasattr(module, "linear") else module.linear_z
+
+
 class FusedTriangleAttention(Recordable):
     """Forward of TriangleAttention, around either node."""
 
-    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self: Any, x: Tensor, mask: Tensor | None = None, *positional: Any, **options: Any
+    ) -> Tensor:
         """As the original's; a transposed view is read in place as the other node."""
-        weights = attention_weights(self.layer_norm, self.mha, self.linear.weight)
+        weights = attention_weights(self.layer_norm, self.mha, pair_layer(self).weight)
         columns = not self.starting
         swap = _is_transposed(x)
         natural = x.transpose(-2, -3) if swap else x
         flat = four_axes(natural)
         if not gated_attention_fits(flat, weights, self.mha.no_heads):
-            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
+            return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         if mask is not None and swap:
             mask = mask.transpose(-1, -2)
         update = gated_attention(
@@ -297,20 +311,114 @@ class FusedOuterProductMean(Recordable):
 
 
 def rule(module: nn.Module) -> type[Fused] | str | None:
-    """Which modules are swapped for these."""
+    """Which modules are swapped for these: those that are of a known form in every respect."""
     if isinstance(module, torch.jit.ScriptModule):
         return None
-    gated = _has(module, "mha") and _has(module.mha, "linear_q", "linear_g")  # type: ignore[arg-type]
-    if gated and _has(module, "layer_norm", "linear") and hasattr(module, "starting"):
-        return FusedTriangleAttention
-    if gated and _has(module, "layer_norm_m"):
-        return FusedMSAAttention
-    if _has(module, "layer_norm_m", "global_attention"):
-        return FusedGlobalColumnAttention
-    if _has(module, "layer_norm_in", "layer_norm_out", "linear_z", "linear_g"):
-        return FusedTriangleMultiplication
-    if _has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):
-        return FusedOuterProductMean
-    if _has(module, "layer_norm", "linear_1", "linear_2") and "Transition" in type(module).__name__:
-        return FusedTransition
+    gated = has(module, "mha") and has(module.mha, "linear_q", "linear_g")
+    if gated and has(module, "layer_norm") and hasattr(module, "starting"):
+        return triangle_attention_trouble(module) or FusedTriangleAttention
+    if gated and has(module, "layer_norm_m"):
+        return _msa_attention_trouble(module) or FusedMSAAttention
+    if has(module, "layer_norm_m", "global_attention"):
+        trouble = children_trouble(module, {"layer_norm_m", "global_attention"})
+        return trouble or signature_trouble(module, "m", "mask") or FusedGlobalColumnAttention
+    if has(module, "layer_norm_in", "layer_norm_out", "linear_z", "linear_g"):
+        return triangle_multiplication_trouble(module) or FusedTriangleMultiplication
+    if has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):
+        return _outer_trouble(module) or FusedOuterProductMean
+    is_transition = "Transition" in plain_class(module).__name__
+    if is_transition and has(module, "layer_norm", "linear_1", "linear_2"):
+        return _transition_trouble(module) or FusedTransition
     return None
+
+
+def _attention_trouble(mha: Any, channels: int, biases: bool | None) -> str | None:
+    """What is unknown of q, k, v, gate and output of an attention over so many channels."""
+    layers = ("linear_q", "linear_k", "linear_v", "linear_g", "linear_o")
+    trouble = children_trouble(mha, layers)
+    if trouble:
+        return trouble
+    width = mha.linear_q.weight.shape[0]
+    if not isinstance(getattr(mha, "no_heads", None), int) or width % mha.no_heads:
+        return "has no number of heads"
+    trouble = linear_trouble(
+        (n, getattr(mha, n), width, channels, biases if n == "linear_g" else False)
+        for n in layers[:-1]
+    )
+    return trouble or linear_trouble([("linear_o", mha.linear_o, channels, width, biases)])
+
+
+def triangle_attention_trouble(module: Any) -> str | None:
+    """What is unknown of a triangle attention, or None."""
+    trouble = children_trouble(
+        module, {"layer_norm", "linear", "mha"}, {"layer_norm", "linear_z", "mha"}
+    ) or signature_trouble(module, "x", "mask")
+    if trouble or not isinstance(module.starting, bool):
+        return trouble or "does not say around which node"
+    pair = pair_layer(module)
+    C = pair.weight.shape[-1]
+    return (
+        _attention_trouble(module.mha, C, None)
+        or linear_trouble([("the pair bias's layer", pair, module.mha.no_heads, C, False)])
+        or norm_trouble([("layer_norm", module.layer_norm, C)])
+    )
+
+
+def _msa_attention_trouble(module: Any) -> str | None:
+    with_pairs = {"layer_norm_m", "layer_norm_z", "linear_z", "mha"}
+    trouble = children_trouble(module, {"layer_norm_m", "mha"}, with_pairs)
+    trouble = trouble or _attention_trouble(module.mha, module.mha.linear_q.weight.shape[-1], True)
+    if trouble or has(module, "linear_z"):
+        return trouble or signature_trouble(module, "m", "z", "mask")
+    plain = signature_trouble(module, "m", "mask")
+    return None if plain is None else signature_trouble(module, "m", "z", "mask")
+
+
+def triangle_multiplication_trouble(module: Any) -> str | None:
+    """What is unknown of a triangle multiplication with OpenFold's names, or None."""
+    both = {"layer_norm_in", "layer_norm_out", "linear_z", "linear_g"}
+    apart = ("linear_a_p", "linear_a_g", "linear_b_p", "linear_b_g")
+    packed = ("linear_ab_p", "linear_ab_g")
+    trouble = children_trouble(module, both | {*apart}, both | {*packed})
+    trouble = trouble or signature_trouble(module, "z", "mask")
+    direction = getattr(module, "outgoing", getattr(module, "_outgoing", None))
+    if trouble or not isinstance(direction, bool):
+        return trouble or "does not say in which direction it goes"
+    C, E = module.linear_z.weight.shape
+    names, width = (packed, 2 * E) if has(module, "linear_ab_p") else (apart, E)
+    biased = module.linear_z.bias is not None
+    return linear_trouble(
+        [
+            *((name, getattr(module, name), width, C, biased) for name in names),
+            ("linear_g", module.linear_g, C, C, biased),
+        ]
+    ) or norm_trouble(
+        [("layer_norm_in", module.layer_norm_in, C), ("layer_norm_out", module.layer_norm_out, E)]
+    )
+
+
+def _outer_trouble(module: Any) -> str | None:
+    trouble = children_trouble(module, {"layer_norm", "linear_1", "linear_2", "linear_out"})
+    trouble = trouble or signature_trouble(module, "m", "mask")
+    if trouble or not isinstance(getattr(module, "eps", None), float):
+        return trouble or "has no eps"
+    E, C = module.linear_1.weight.shape
+    biased = module.linear_1.bias is not None
+    return linear_trouble(
+        [
+            ("linear_1", module.linear_1, E, C, biased),
+            ("linear_2", module.linear_2, E, C, biased),
+            ("linear_out", module.linear_out, None, E * E, True),
+        ]
+    ) or norm_trouble([("layer_norm", module.layer_norm, C)])
+
+
+def _transition_trouble(module: Any) -> str | None:
+    trouble = children_trouble(module, {"layer_norm", "linear_1", "linear_2"})
+    trouble = trouble or signature_trouble(module, "x|z|m", "mask")
+    if trouble:
+        return trouble
+    N, C = module.linear_1.weight.shape
+    return linear_trouble(
+        [("linear_1", module.linear_1, N, C, True), ("linear_2", module.linear_2, C, N, True)]
+    ) or norm_trouble([("layer_norm", module.layer_norm, C)])

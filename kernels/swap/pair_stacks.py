@@ -23,17 +23,23 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
+from evofeed.kernels.swap import modules
+from evofeed.kernels.swap.forms import children, has, signature_trouble
 from evofeed.kernels.swap.modules import (
+    FusedTransition,
+    FusedTriangleAttention,
+    FusedTriangleMultiplication,
     attention_weights,
     four_axes,
     is_outgoing,
+    pair_layer,
     shaped,
     three_axes,
     transition_weights,
     triangle_weights,
 )
 
-__all__ = ["drop_mask", "masks_transition"]
+__all__ = ["drop_mask", "form_of", "masks_transition"]
 
 
 def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
@@ -65,7 +71,7 @@ class _Parts(NamedTuple):
         return cls(
             [(m, triangle_weights(m)) for m in (block.tri_mul_out, block.tri_mul_in)],
             [
-                (m, attention_weights(m.layer_norm, m.mha, m.linear.weight))
+                (m, attention_weights(m.layer_norm, m.mha, pair_layer(m).weight))
                 for m in (block.tri_att_start, block.tri_att_end)
             ],
             transition_weights(block.pair_transition),
@@ -141,13 +147,34 @@ class FusedTemplateBlock(Recordable):
         return shaped(parts.finish(self, flat, pairs, masked), z)
 
 
+PARTS = {
+    "tri_mul_out": FusedTriangleMultiplication,
+    "tri_mul_in": FusedTriangleMultiplication,
+    "tri_att_start": FusedTriangleAttention,
+    "tri_att_end": FusedTriangleAttention,
+    "pair_transition": FusedTransition,
+}
+
+
 def rule(module: nn.Module) -> type[Fused] | str | None:
-    """Which modules are swapped for these."""
-    pair = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end", "pair_transition")
-    if not all(hasattr(module, name) for name in pair):
+    """Which modules are swapped for these: those of a known form, all of whose parts are fused."""
+    if not has(module, *PARTS):
         return None
-    if hasattr(module, "ps_dropout_row_layer"):
-        return FusedPairStack
-    if all(hasattr(module, name) for name in ("dropout_row", "dropout_col", "tri_mul_first")):
-        return FusedTemplateBlock
-    return None
+    stack, template = {*PARTS, "ps_dropout_row_layer"}, {*PARTS, "dropout_row", "dropout_col"}
+    if children(module) not in (stack, template):
+        return None
+    for name, known in PARTS.items():
+        if form_of(getattr(module, name)) is not known:
+            return f"{name} is of a form that no fused op knows"
+    if children(module) == stack:
+        if hasattr(module, "tri_mul_first"):
+            return "says in which order it works, which AF2's blocks do not"
+        return signature_trouble(module, "z", "pair_mask") or FusedPairStack
+    if not isinstance(getattr(module, "tri_mul_first", None), bool):
+        return "does not say in which order it works"
+    return signature_trouble(module, "z|t", "mask") or FusedTemplateBlock
+
+
+def form_of(module: nn.Module) -> type[Fused] | str | None:
+    """The fused form of a part, swapped already or not."""
+    return module.mixin if isinstance(module, Fused) else modules.rule(module)

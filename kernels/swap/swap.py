@@ -17,7 +17,7 @@ from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
 from evofeed.kernels.fused_module import Fused, Recordable, fuse
-from evofeed.kernels.swap import blocks, modules, pair_stacks
+from evofeed.kernels.swap import af3_blocks, af3_modules, blocks, modules, pair_stacks
 from evofeed.kernels.swap.coverage import swapped_share
 
 __all__ = ["RULES", "Rule", "SwapReport", "to_fused", "to_torch"]
@@ -29,6 +29,8 @@ Rule = Callable[[nn.Module], "type[Fused] | str | None"]
 
 RULES: list[Rule] = [
     modules.rule,
+    af3_modules.rule,
+    af3_blocks.rule,
     pair_stacks.rule,
     blocks.rule,
     lstm.rule,

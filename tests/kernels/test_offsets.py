@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ from evofeed.kernels.ops.attention.op import (
     run_backward,
     run_forward,
 )
-from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.ops.attention.triton import mask_kernel
+from evofeed.kernels.runtime.launching import _check
 from evofeed.kernels.runtime.tiles import AttentionTiles
 
 ROOM = Path(evofeed.kernels.__file__).parent
@@ -171,15 +172,8 @@ def test_attention_down_an_axis_longer_than_32_bits(
         torch.testing.assert_close(ours.float(), theirs, atol=3e-2, rtol=3e-2)
 
 
-class Kernel:
-    """Whatever it is launched with, it runs."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args, **meta: None
-
-    __name__ = "some_kernel"
-
-
 def test_a_grid_that_no_gpu_launches_is_refused_before_it() -> None:
-    with pytest.raises(UnsupportedShape, match=r"some_kernel.*1 x 65536.*fewer"):
-        launch(Kernel(), (1, 65536), (torch.ones(1),), {})
+    for grid in ((1, 65536), (1, 1, 65536), (2**31,)):
+        with pytest.raises(UnsupportedShape, match=r"mask_kernel.*fewer"):
+            _check(mask_kernel, grid)
+    _check(mask_kernel, (2**31 - 1, 65535, 65535))

@@ -49,6 +49,7 @@ from evofeed.kernels.runtime.projection import (
     project,
     scaled,
     weight_grad,
+    zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
@@ -59,7 +60,7 @@ __all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Parameters of one gated attention, as OpenFold names them."""
+    """Parameters of one gated attention, as OpenFold names them; g_bias and o_bias may be None."""
 
     norm_weight: Tensor
     norm_bias: Tensor
@@ -67,17 +68,18 @@ class AttentionWeights:
     k: Tensor
     v: Tensor
     g: Tensor
-    g_bias: Tensor
+    g_bias: Tensor | None
     o: Tensor
-    o_bias: Tensor
+    o_bias: Tensor | None
     pair: Tensor | None = None
     """`[H, C]`: the attention bias is a product of the same normalised input."""
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """In the order the autograd function takes them."""
+        g_bias, o_bias = zeros_for_none([(self.g, self.g_bias), (self.o, self.o_bias)])
         return (
-            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, self.g_bias,
-            self.o, self.o_bias, self.pair,
+            self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, g_bias, self.o,
+            o_bias, self.pair,
         )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from evofeed.kernels.runtime.projection import (
     precision,
     project,
     weight_grad,
+    zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
@@ -52,20 +53,25 @@ KEPT_FROM = 1024  # sequences from which the outer product is kept: 134 MB, or 1
 
 @dataclass(frozen=True, slots=True)
 class OuterWeights:
-    """Parameters of one outer product mean, as OpenFold names them."""
+    """Parameters of one outer product mean, as OpenFold names them; biases may be None."""
 
     norm_weight: Tensor
     norm_bias: Tensor
     w1: Tensor
-    b1: Tensor
+    b1: Tensor | None
     w2: Tensor
-    b2: Tensor
+    b2: Tensor | None
     out: Tensor
-    out_bias: Tensor
+    out_bias: Tensor | None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """In the order the autograd function takes them."""
-        return tuple(getattr(self, name) for name in self.__slots__)
+        b1, b2, out_bias = zeros_for_none(
+            [(self.w1, self.b1), (self.w2, self.b2), (self.out, self.out_bias)]
+        )
+        return (
+            self.norm_weight, self.norm_bias, self.w1, b1, self.w2, b2, self.out, out_bias,
+        )  # fmt: skip
 
 
 def _outer(ab: Tensor, B: int, S: int) -> Tensor:
@@ -99,15 +105,15 @@ def _options(op: str, E: int, N: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 class _OuterProductMean(Operator, name="outer_product_mean"):
-    options = "float eps, float norm_eps, ScalarType dtype"
+    options = "float eps, float least, float norm_eps, ScalarType dtype"
     kept = (0, 1, 3, 4, 9)  # m, mask, norm_weight, norm_bias, out
 
     @staticmethod
     def forward(
-        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
     ) -> list[Tensor | None]:
         m, mask, z, *weights = tensors
-        w = OuterWeights(*weights)
+        w: Any = OuterWeights(*weights)
         B, S, R, C = m.shape
         E, N = w.w1.shape[0], w.out.shape[0]
         packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
@@ -116,7 +122,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         ab = torch.empty((2, B * S * R, E), dtype=dtype, device=m.device)
         _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
         counts = mask.float()
-        norm = torch.bmm(counts.mT, counts) + eps
+        norm = (torch.bmm(counts.mT, counts) + eps).clamp(min=least)
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out.t()], dtype)
         out = torch.empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
@@ -131,10 +137,10 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def forward_fake(
-        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
     ) -> list[Tensor | None]:
         m, _, z, *weights = tensors
-        w = OuterWeights(*weights)
+        w: Any = OuterWeights(*weights)
         (B, S, R, C), E, N = m.shape, w.w1.shape[0], w.out.shape[0]
         rows = B * S * R
         return [
@@ -147,7 +153,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def backward(
-        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype,
+        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
         later: Tensor | None = None,
     ) -> list[Tensor]:  # fmt: skip
         """`later` is added to the gradient of m."""
@@ -187,7 +193,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def backward_fake(
-        tensors: Sequence[Any], eps: float, norm_eps: float, dtype: torch.dtype
+        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
     ) -> list[Tensor]:
         _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _ = tensors
         (E2, C), N = packed_w.shape, out_w.shape[1]
@@ -242,19 +248,21 @@ def outer_product_mean_through(
     *,
     z: Tensor | None = None,
     eps: float = 1e-3,
+    least: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
-    arguments = _arguments(m, weights, mask, z, eps, norm_eps)
+    arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
     with torch.autocast(m.device.type, enabled=False):
         return _OuterProductMean.apply_and_pass_on(*arguments)
 
 
 def _arguments(
-    m: Tensor, weights: OuterWeights, mask: Tensor, z: Tensor | None, eps: float, norm_eps: float
-) -> tuple[Any, ...]:
+    m: Tensor, weights: OuterWeights, mask: Tensor, z: Tensor | None,
+    numbers: tuple[float, float, float],
+) -> tuple[Any, ...]:  # fmt: skip
     z = None if z is None else z.contiguous()
-    options = (eps, norm_eps, compute_dtype(m))
+    options = (*numbers, compute_dtype(m))
     return options, m.contiguous(), mask.contiguous(), z, *weights.tensors()
 
 
@@ -265,6 +273,7 @@ def outer_product_mean(
     *,
     z: Tensor | None = None,
     eps: float = 1e-3,
+    least: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> Tensor:
     """The pair update from m, plus z if given.
@@ -278,6 +287,7 @@ def outer_product_mean(
         mask: `[B, S, R]`.
         z: pairs `[B, R, R, N]` to add to, or None.
         eps: added to the count of shared sequences.
+        least: the smallest number that is divided by.
         norm_eps: of the norm.
     """
     B, S, R, C = m.shape
@@ -288,10 +298,10 @@ def outer_product_mean(
     if not (outer_product_mean_fits(m, weights) and usable(m, weights.w1, mask, z)):
         check_one_device("outer_product_mean", m, weights.w1, mask, z)
         plain = reference.outer_product_mean(
-            m, in_type_of(m, weights), mask, z=z, eps=eps, norm_eps=norm_eps
+            m, in_type_of(m, weights), mask, z=z, eps=eps, least=least, norm_eps=norm_eps
         )
         return plain.to(m.dtype if z is None else z.dtype)
 
-    arguments = _arguments(m, weights, mask, z, eps, norm_eps)
+    arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
     with torch.autocast(m.device.type, enabled=False):
         return _OuterProductMean.apply(*arguments)

@@ -23,6 +23,7 @@ def outer_product_mean(
     *,
     z: Tensor | None = None,
     eps: float = 1e-3,
+    least: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> Tensor:
     """Projected sum of outer products over the number of shared sequences, plus z."""
@@ -33,5 +34,6 @@ def outer_product_mean(
     outer = torch.einsum("bsic,bsje->bijce", a, b).flatten(-2)
     counts = mask.to(torch.promote_types(m.dtype, torch.float32))
     shared = torch.einsum("bsi,bsj->bij", counts, counts)[..., None] + eps
+    shared = shared.clamp(min=least)
     update = (F.linear(outer, w.out, w.out_bias) / shared).to(m.dtype)
     return update if z is None else z + update

@@ -33,6 +33,7 @@ from evofeed.kernels.runtime.projection import (
     padded,
     precision,
     weight_grad,
+    zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
@@ -43,28 +44,35 @@ __all__ = ["TriangleWeights", "triangle_multiplication", "triangle_multiplicatio
 
 @dataclass(frozen=True, slots=True)
 class TriangleWeights:
-    """Parameters of one triangle multiplication, as OpenFold names them."""
+    """Parameters of one triangle multiplication, as OpenFold names them; biases may be None."""
 
     norm_in_weight: Tensor
     norm_in_bias: Tensor
     a_p: Tensor
-    a_p_bias: Tensor
+    a_p_bias: Tensor | None
     a_g: Tensor
-    a_g_bias: Tensor
+    a_g_bias: Tensor | None
     b_p: Tensor
-    b_p_bias: Tensor
+    b_p_bias: Tensor | None
     b_g: Tensor
-    b_g_bias: Tensor
+    b_g_bias: Tensor | None
     norm_out_weight: Tensor
     norm_out_bias: Tensor
     z: Tensor
-    z_bias: Tensor
+    z_bias: Tensor | None
     g: Tensor
-    g_bias: Tensor
+    g_bias: Tensor | None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """In the order the autograd function takes them."""
-        return tuple(getattr(self, name) for name in self.__slots__)
+        """In the order the autograd function takes them, zeros for biases that are None."""
+        pairs = ((n, f"{n}_bias") for n in ("a_p", "a_g", "b_p", "b_g", "z", "g"))
+        a_p, a_g, b_p, b_g, z, g = zeros_for_none(
+            [(getattr(self, weight), getattr(self, bias)) for weight, bias in pairs]
+        )
+        return (
+            self.norm_in_weight, self.norm_in_bias, self.a_p, a_p, self.a_g, a_g, self.b_p, b_p,
+            self.b_g, b_g, self.norm_out_weight, self.norm_out_bias, self.z, z, self.g, g,
+        )  # fmt: skip
 
 
 class _Plan(NamedTuple):
@@ -72,6 +80,7 @@ class _Plan(NamedTuple):
 
     outgoing: bool
     residual: bool
+    drop_columnwise: bool
     eps: float
     dtype: torch.dtype
 
@@ -99,14 +108,15 @@ def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
 
 
 class _TriangleMultiplication(Operator, name="triangle_multiplication"):
-    options = "bool outgoing, bool residual, float eps, ScalarType dtype"
+    options = "bool outgoing, bool residual, bool drop_columnwise, float eps, ScalarType dtype"
     kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
 
     @staticmethod
     def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
-        w, drop = TriangleWeights(*weights), Drop(drop_mask, (z.shape[1], z.shape[2]))
+        w: Any = TriangleWeights(*weights)
+        drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
         B, R, _, C = z.shape
         E = w.a_p.shape[0]
         M = B * R * R
@@ -147,7 +157,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
         dtype = _Plan(*options).dtype
         z, _, _, *weights = tensors
-        w = TriangleWeights(*weights)
+        w: Any = TriangleWeights(*weights)
         (B, R, _, C), E = z.shape, w.a_p.shape[0]
         return [
             z.new_empty(z.shape), z.new_empty((4 * E + C, C), dtype=dtype),
@@ -163,7 +173,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
             packed_w, packed_b, wz, ab, stats,
         ) = tensors  # fmt: skip
-        drop = Drop(drop_mask, (z.shape[1], z.shape[2]))
+        drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
         C, E = wz.shape
         M = z.numel() // C
         dout = dout.contiguous().view(M, C)
@@ -280,6 +290,7 @@ def triangle_multiplication(
     mask: Tensor | None = None,
     residual: bool = False,
     drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
     eps: float = 1e-5,
 ) -> Tensor:
     """The triangle multiplicative update of z, dropped out, plus z if `residual`.
@@ -291,6 +302,7 @@ def triangle_multiplication(
         mask: `[B, R, R]`, or None.
         residual: whether z is added.
         drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
+        drop_columnwise: the dropout mask is shared along the second residue axis instead.
         eps: of both norms.
     """
     B, R, _, C = z.shape
@@ -303,12 +315,12 @@ def triangle_multiplication(
         check_one_device("triangle_multiplication", *given)
         plain = reference.triangle_multiplication(
             z, in_type_of(z, weights), outgoing=outgoing, mask=mask, residual=residual,
-            drop_mask=drop_mask, eps=eps,
+            drop_mask=drop_mask, drop_columnwise=drop_columnwise, eps=eps,
         )  # fmt: skip
         return plain.to(z.dtype)
     dtype = compute_dtype(z)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
-    plan = _Plan(outgoing, residual, eps, dtype)
+    plan = _Plan(outgoing, residual, drop_columnwise, eps, dtype)
     with torch.autocast(z.device.type, enabled=False):
         return _TriangleMultiplication.apply(
             plan, z.contiguous(), mask, drop_mask, *weights.tensors()

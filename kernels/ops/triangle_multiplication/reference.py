@@ -24,6 +24,7 @@ def triangle_multiplication(
     mask: Tensor | None = None,
     residual: bool = False,
     drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
     eps: float = 1e-5,
 ) -> Tensor:
     """Gated projections, product over the third residue, norm, gated output."""
@@ -36,5 +37,7 @@ def triangle_multiplication(
     x = torch.einsum("bikc,bjkc->bijc" if outgoing else "bkic,bkjc->bijc", a, b)
     xn = layer_norm(x, w.norm_out_weight, w.norm_out_bias, eps)
     update = F.linear(xn, w.z, w.z_bias) * torch.sigmoid(F.linear(zn, w.g, w.g_bias))
-    update = update if drop_mask is None else update * drop_mask[:, None].to(update.dtype)
+    if drop_mask is not None:
+        drop = drop_mask[:, :, None] if drop_columnwise else drop_mask[:, None]
+        update = update * drop.to(update.dtype)
     return z + update if residual else update

@@ -21,7 +21,11 @@ class Attention(nn.Module):
         self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
         width = c_hidden * no_heads
         self.linear_q, self.linear_k, self.linear_v = (linear(c, width) for _ in range(3))
-        self.linear_o, self.linear_g, self.sigmoid = linear(width, c), linear(c, width), nn.Sigmoid()
+        self.linear_o, self.linear_g, self.sigmoid = (
+            linear(width, c),
+            linear(c, width),
+            nn.Sigmoid(),
+        )
 
 
 class TriangleAttention(nn.Module):

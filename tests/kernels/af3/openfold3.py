@@ -22,7 +22,11 @@ class Attention(nn.Module):
         width = c_hidden * no_heads
         self.linear_q = linear(c, width, q_bias)
         self.linear_k, self.linear_v = linear(c, width), linear(c, width)
-        self.linear_o, self.linear_g, self.sigmoid = linear(width, c), linear(c, width), nn.Sigmoid()
+        self.linear_o, self.linear_g, self.sigmoid = (
+            linear(width, c),
+            linear(c, width),
+            nn.Sigmoid(),
+        )
 
 
 class TriangleAttention(nn.Module):
@@ -108,7 +112,11 @@ class SwiGLU(nn.Module):
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.c_in, self.c_out = c_in, c_out
-        self.linear_a, self.linear_b, self.swish = linear(c_in, c_out), linear(c_in, c_out), nn.SiLU()
+        self.linear_a, self.linear_b, self.swish = (
+            linear(c_in, c_out),
+            linear(c_in, c_out),
+            nn.SiLU(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(self.linear_a(x)) * self.linear_b(x)  # type: ignore[no-any-return]
@@ -153,7 +161,11 @@ class MSAPairWeightedAveraging(nn.Module):
         width = c_hidden * no_heads
         self.layer_norm_m, self.layer_norm_z = LayerNorm(c_in), LayerNorm(c_z)
         self.linear_z, self.linear_v = linear(c_z, no_heads), linear(c_in, width)
-        self.linear_o, self.linear_g, self.sigmoid = linear(width, c_in), linear(c_in, width), nn.Sigmoid()
+        self.linear_o, self.linear_g, self.sigmoid = (
+            linear(width, c_in),
+            linear(c_in, width),
+            nn.Sigmoid(),
+        )
 
     def forward(
         self, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None,
@@ -203,7 +215,9 @@ class AttentionPairBias(nn.Module):
         mask = a.new_ones(a.shape[:-1]) if mask is None else mask
         keys = (self.inf * (mask - 1))[..., None, None, :]
         bias, mha = self.linear_z(self.layer_norm_z(z)).movedim(-1, -3), self.mha
-        o = maths.attend(mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.no_heads, keys, bias)
+        o = maths.attend(
+            mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.no_heads, keys, bias
+        )
         out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
         return torch.sigmoid(self.linear_ada_out(s)) * out if self.use_ada_layer_norm else out
 

@@ -23,7 +23,11 @@ class TriangularAttention(nn.Module):
         self.c_hidden, self.no_heads, self.gating = c_hidden, no_heads, True
         width = c_hidden * no_heads
         self.linear_q, self.linear_k, self.linear_v = (linear(c, width) for _ in range(3))
-        self.linear_o, self.linear_g, self.sigmoid = linear(width, c), linear(c, width), nn.Sigmoid()
+        self.linear_o, self.linear_g, self.sigmoid = (
+            linear(width, c),
+            linear(c, width),
+            nn.Sigmoid(),
+        )
 
 
 class TriangleAttention(nn.Module):
@@ -85,7 +89,10 @@ class Transition(nn.Module):
     def __init__(self, c_in: int, n: int) -> None:
         super().__init__()
         self.n, self.c_in, self.layernorm1 = n, c_in, OpenFoldLayerNorm(c_in)
-        self.linear_no_bias_a, self.linear_no_bias_b = linear(c_in, n * c_in), linear(c_in, n * c_in)
+        self.linear_no_bias_a, self.linear_no_bias_b = (
+            linear(c_in, n * c_in),
+            linear(c_in, n * c_in),
+        )
         self.linear_no_bias = linear(n * c_in, c_in)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +121,10 @@ class MSAPairWeightedAveraging(nn.Module):
         super().__init__()
         self.c_m, self.c, self.n_heads, self.c_z = c_m, c, n_heads, c_z
         self.layernorm_m, self.layernorm_z = OpenFoldLayerNorm(c_m), OpenFoldLayerNorm(c_z)
-        self.linear_no_bias_mv, self.linear_no_bias_mg = linear(c_m, c * n_heads), linear(c_m, c * n_heads)
+        self.linear_no_bias_mv, self.linear_no_bias_mg = (
+            linear(c_m, c * n_heads),
+            linear(c_m, c * n_heads),
+        )
         self.linear_no_bias_z, self.softmax_w = linear(c_z, n_heads), nn.Softmax(-2)
         self.linear_no_bias_out = linear(c * n_heads, c_m)
 
@@ -224,7 +234,8 @@ class PairformerBlock(nn.Module):
             self.single_transition = Transition(c_s, 4)
 
     def forward(
-        self, s: Tensor | None, z: Tensor, pair_mask: Tensor, triangle_multiplicative: str = "torch",
+        self, s: Tensor | None, z: Tensor, pair_mask: Tensor,
+        triangle_multiplicative: str = "torch",
         triangle_attention: str = "torch", inplace_safe: bool = False,
         chunk_size: int | None = None,
     ) -> tuple[Tensor | None, Tensor]:  # fmt: skip

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tests.conftest import golden_root
 from tests.kernels.af3 import boltz, maths, openfold3, protenix
 from torch import Tensor, nn
 
-FOLDER = Path(os.environ.get("EVOFEED_GOLDEN", "")) / "af3"
+FOLDER = (golden_root() or Path("no pack")) / "af3"
 PROJECTS = {"boltz2": boltz, "openfold3": openfold3, "protenix": protenix}
 
 
@@ -54,9 +54,7 @@ class Recorded:
         assert isinstance(loss, Tensor)
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         found = {f"out.{n}": o.detach() for n, o in named.items()}
-        return found | {
-            f"grad.{n}": g for n, g in zip(leaves, grads, strict=True) if g is not None
-        }
+        return found | {f"grad.{n}": g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
     def error(self, name: str, value: Tensor) -> float:
         """Relative error of one result against the record, where that is valid."""
@@ -75,19 +73,34 @@ def paths() -> list[Path]:
     return sorted(FOLDER.glob("*/*.npz"))
 
 
-def load(path: Path, dtype: torch.dtype = torch.float64) -> Recorded | None:
-    """The case, or None for a class that no module here stands for."""
+def whole(path: Path) -> bool:
+    """Whether a module here stands for the case's; not for attention in windows of atoms."""
+    with np.load(path) as file:
+        ctor = json.loads(str(file["meta"]))["ctor"]
+    return not any(ctor.get(local) for local in ("n_query", "cross_attention_mode"))
+
+
+def quick(path: Path) -> bool:
+    """Whether the interpreter takes seconds for the case: it holds no more than the pairs' block."""
+    with np.load(path) as file:
+        return sum(name.startswith("param.") for name in file.files) < 40
+
+
+def load(path: Path, dtype: torch.dtype = torch.float64) -> Recorded:
+    """The case, with one of our modules."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta")))
     package, name = meta["cls"].split(":")
     if package == "boltz.model.layers.attention" and name == "AttentionPairBias":
         name = "AttentionPairBiasV1"
-    if any(meta["ctor"].get(local) for local in ("n_query", "cross_attention_mode")):
-        return None  # windows of atoms
     cls = getattr(PROJECTS[path.parent.name], name)
     module: nn.Module = cls(**meta["ctor"]).double()
-    state = {n[6:]: torch.from_numpy(a.astype(np.float64)) for n, a in arrays.items() if n.startswith("param.")}
+    state = {
+        n[6:]: torch.from_numpy(a.astype(np.float64))
+        for n, a in arrays.items()
+        if n.startswith("param.")
+    }
     missing, unexpected = module.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= set(meta["aliases"]), (missing, unexpected)
     module.train(meta["training"]).to(dtype)

@@ -157,6 +157,8 @@ def run_bias_gradient(given: Given, bias: Tensor, tiles: HopperTiles) -> Tensor:
     count = triton.cdiv(N, tile.rows) * triton.cdiv(N, tile.columns)
     wanted = tiles.waves * sm_count(given.q) // (B * H * count)
     rows_each = triton.cdiv(R, max(1, min(R, wanted)))
+    if R == 1:  # Triton 3.6 cannot compile it for one row at a time of one
+        rows_each = 2
     splits = triton.cdiv(R, rows_each)
     partial = given.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
     launch(

@@ -1,0 +1,1 @@
+"""Norm, a gated hidden layer and a third layer: `swiglu_transition`."""

@@ -1,0 +1,226 @@
+"""The SwiGLU transition as one op: norm, two layers and their product, a third, mask, residual.
+
+As in the transition of AF2, the hidden layer is not kept: up to 128 channels the forward pass
+never writes it, and the backward pass rebuilds it.
+
+Letters: M rows, C channels, N hidden channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
+from evofeed.kernels.ops.swiglu import reference
+from evofeed.kernels.ops.swiglu.triton import swiglu_grad_kernel, swiglu_kernel, swiglu_mlp_kernel
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.checks import (
+    check_one_device,
+    check_shape,
+    check_type,
+    in_type_of,
+)
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import (
+    norm_rows,
+    pack,
+    padded,
+    precision,
+    project,
+    scaled,
+    weight_grad,
+)
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.tiles import tile
+from evofeed.kernels.runtime.torch_library import Operator
+
+__all__ = ["SwigluWeights", "swiglu_transition", "swiglu_transition_fits"]
+
+WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
+MOST = 1024  # channels that a row of the norm's kernel holds
+
+
+@dataclass(frozen=True, slots=True)
+class SwigluWeights:
+    """Parameters of one SwiGLU transition: silu(gate x) * (value x), then out."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    gate: Tensor
+    value: Tensor
+    out: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order the operator takes them."""
+        return self.norm_weight, self.norm_bias, self.gate, self.value, self.out
+
+
+class _SwigluTransition(Operator, name="swiglu_transition"):
+    options = "float eps, bool residual, ScalarType dtype"
+    kept = (0, 1, 2, 3)  # x, mask, gamma, beta
+
+    @staticmethod
+    def forward(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        x, mask, gamma, beta, gate, value, out_weight = tensors
+        C, N = x.shape[-1], gate.shape[0]
+        packed, wo = pack([gate, value], dtype), pack([out_weight], dtype)
+        rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
+        if C < WIDE:
+            out, stats = _mlp(flat, gamma, beta, packed, wo, eps, rows, residual)
+        else:
+            normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
+            out = project(_hidden(project(normed, packed), N), wo)
+            del normed
+            out = out if rows is None else out * rows[:, None].to(out.dtype)
+            out = flat + out if residual else out.to(x.dtype)
+        return [out.view(x.shape), packed, wo, stats]
+
+    @staticmethod
+    def forward_fake(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        x, _, _, _, gate, _, wo = tensors
+        N, C = gate.shape
+        return [
+            x.new_empty(x.shape), x.new_empty((2 * N, C), dtype=dtype),
+            x.new_empty(wo.shape, dtype=dtype),
+            x.new_empty((2, x.numel() // C), dtype=torch.float32),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        dout, x, mask, gamma, beta, packed, wo, stats = tensors
+        C = x.shape[-1]
+        flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
+        dy = dout
+        if mask is not None or dout.dtype is not dtype:
+            dy, _ = scaled(dout, dtype, mask=None if mask is None else mask.reshape(-1))
+        normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
+        dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
+        dwo = weight_grad(dy, hidden)
+        del hidden
+        dpacked = weight_grad(dab, normed)
+        del normed
+        dx, norm_sums = norm_rows_grad(
+            torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
+        )
+        return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
+
+    @staticmethod
+    def backward_fake(
+        tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
+        _, x, _, gamma, _, packed, wo, _ = tensors
+        return [
+            x.new_empty(x.shape), gamma.new_empty(2 * x.shape[-1]), packed.new_empty(packed.shape),
+            wo.new_empty(wo.shape),
+        ]  # fmt: skip
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        dx, of_norm, dpacked, dwo = found
+        dgate, dvalue = dpacked.chunk(2)
+        return [dx, None, *of_norm.chunk(2), dgate, dvalue, dwo]
+
+
+def _mlp(
+    x: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor, wo: Tensor, eps: float,
+    mask: Tensor | None, residual: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The whole forward pass in one kernel; also the norm's statistics."""
+    (M, C), N = x.shape, wo.shape[1]
+    out = torch.empty_like(x)
+    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    block = tile("mlp", C, wo.dtype)
+    # two weights and two products at once: half the hidden channels of `transition`
+    columns = max(16, min(block.columns // 2, padded(N)))
+    launch(
+        swiglu_mlp_kernel, (triton.cdiv(M, block.rows),),
+        (x, gamma, beta, packed, packed[N:], wo, mask, out, stats, M, C, N, eps),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": columns,
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(wo.dtype),
+         "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return out, stats
+
+
+def _hidden(ab: Tensor, N: int) -> Tensor:
+    """silu(a) * b for `[M, 2N]`."""
+    M = ab.shape[0]
+    hidden = torch.empty((M, N), dtype=ab.dtype, device=ab.device)
+    columns = min(128, padded(N))
+    launch(
+        swiglu_kernel, (triton.cdiv(M, 32) * triton.cdiv(N, columns),), (ab, hidden, M, N),
+        {"BLOCK_M": 32, "BLOCK_N": columns, "num_warps": 4},
+    )  # fmt: skip
+    return hidden
+
+
+def _hidden_grads(dy: Tensor, wo: Tensor, ab: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `[M, 2N]` from that of the result `[M, C]`, and the hidden layer."""
+    (M, C), N = dy.shape, wo.shape[1]
+    dab, hidden = torch.empty_like(ab), torch.empty((M, N), dtype=ab.dtype, device=ab.device)
+    block = tile("relu_grad", N, wo.dtype)
+    columns, channels = min(block.columns, padded(N)), min(64, block.columns, padded(C))
+    launch(
+        swiglu_grad_kernel, (triton.cdiv(M, block.rows) * triton.cdiv(N, columns),),
+        (dy, wo, ab, dab, hidden, M, N, C, dy.stride(0)),
+        {"BLOCK_M": block.rows, "BLOCK_N": columns, "BLOCK_C": channels,
+         "PRECISION": precision(wo.dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return dab, hidden
+
+
+def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:
+    """Whether the fused op takes this input: a multiple of 8 channels, 16 to 1024."""
+    C = x.shape[-1]
+    return (
+        C % 8 == 0 and 16 <= C <= MOST and x.dtype is not torch.float64 and usable(x, weights.gate)
+    )
+
+
+def swiglu_transition(
+    x: Tensor,
+    weights: SwigluWeights,
+    *,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """mask * out(silu(gate(layer_norm(x))) * value(layer_norm(x))), plus x if `residual`.
+
+    Args:
+        x: `[..., C]`.
+        weights: the parameters, no biases.
+        mask: `[...]` factor of the update, or None.
+        residual: whether x is added.
+        eps: of the norm.
+    """
+    N, C = weights.gate.shape[0], x.shape[-1]
+    check_type("swiglu_transition", x)
+    check_shape("swiglu_transition", "weights.gate", weights.gate, N, C)
+    check_shape("swiglu_transition", "weights.value", weights.value, N, C)
+    check_shape("swiglu_transition", "weights.out", weights.out, C, N)
+    check_shape("swiglu_transition", "mask", mask, *x.shape[:-1])
+    if not (swiglu_transition_fits(x, weights) and usable(x, weights.gate, mask)):
+        check_one_device("swiglu_transition", x, weights.gate, mask)
+        plain = reference.swiglu_transition(
+            x, in_type_of(x, weights), mask=mask, residual=residual, eps=eps
+        )
+        return plain.to(x.dtype)
+    dtype = compute_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return _SwigluTransition.apply(
+            (eps, residual, dtype), x.contiguous(), mask, *weights.tensors()
+        )

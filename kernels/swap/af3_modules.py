@@ -1,0 +1,208 @@
+"""Fused forwards of modules of Boltz, OpenFold3 and Protenix that AF2 does not have.
+
+Triangle attention, and triangle multiplication and outer product mean of OpenFold3 and Protenix,
+are AF2's without biases: `modules` has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evofeed.kernels.fused_module import Fused, Recordable
+from evofeed.kernels.ops.outer_product_mean.op import (
+    OuterWeights,
+    outer_product_mean,
+    outer_product_mean_fits,
+)
+from evofeed.kernels.ops.swiglu.op import (
+    SwigluWeights,
+    swiglu_transition,
+    swiglu_transition_fits,
+)
+from evofeed.kernels.ops.triangle_multiplication.op import (
+    TriangleWeights,
+    triangle_multiplication,
+    triangle_multiplication_fits,
+)
+from evofeed.kernels.swap import modules
+from evofeed.kernels.swap.forms import (
+    children_trouble,
+    has,
+    linear_trouble,
+    norm_trouble,
+    plain_class,
+    signature_trouble,
+)
+from evofeed.kernels.swap.modules import four_axes, shaped, three_axes
+
+__all__ = ["form_of", "packed_triangle_weights", "swiglu_parts"]
+
+PACKED = ("norm_in", "p_in", "g_in", "norm_out", "p_out", "g_out")
+
+
+def packed_triangle_weights(module: Any) -> TriangleWeights:
+    """Parameters of Boltz's triangle multiplication: a and b share a matrix, no biases."""
+    (a_p, b_p), (a_g, b_g) = module.p_in.weight.chunk(2), module.g_in.weight.chunk(2)
+    into, out = module.norm_in, module.norm_out
+    return TriangleWeights(
+        into.weight, into.bias, a_p, None, a_g, None, b_p, None, b_g, None, out.weight, out.bias,
+        module.p_out.weight, None, module.g_out.weight, None,
+    )  # fmt: skip
+
+
+class FusedPackedTriangleMultiplication(Recordable):
+    """Forward of Boltz's triangle multiplications, whose direction is their class's name."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = packed_triangle_weights(self), four_axes(x)
+        if not triangle_multiplication_fits(flat, weights):
+            return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        update = triangle_multiplication(
+            flat, weights, outgoing=goes_out(self), mask=three_axes(mask), eps=self.norm_in.eps
+        )
+        return shaped(update, x)
+
+
+def goes_out(module: nn.Module) -> bool:
+    """Direction of a triangle multiplication that only its class's name tells."""
+    return plain_class(module).__name__.endswith("Outgoing")
+
+
+def swiglu_parts(module: Any) -> tuple[Any, Any, Any, Any]:
+    """Norm, gate, value and last layer of a SwiGLU transition of any of the projects."""
+    if hasattr(module, "fc1"):
+        return module.norm, module.fc1, module.fc2, module.fc3
+    if hasattr(module, "swiglu"):
+        inner = module.swiglu
+        return module.layer_norm, inner.linear_a, inner.linear_b, module.linear_out
+    return (
+        module.layernorm1, module.linear_no_bias_a, module.linear_no_bias_b, module.linear_no_bias,
+    )  # fmt: skip
+
+
+def swiglu_weights(module: Any) -> SwigluWeights:
+    """Parameters of a SwiGLU transition."""
+    norm, gate, value, out = swiglu_parts(module)
+    return SwigluWeights(norm.weight, norm.bias, gate.weight, value.weight, out.weight)
+
+
+class FusedSwigluTransition(Recordable):
+    """Forward of a SwiGLU transition; only OpenFold3's takes a mask."""
+
+    def forward(self: Any, x: Tensor, *positional: Any, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, mask = swiglu_weights(self), None
+        if hasattr(self, "swiglu"):
+            mask = positional[0] if positional else options.get("mask")
+        if not swiglu_transition_fits(x, weights):
+            return super().forward(x, *positional, **options)  # type: ignore[misc,no-any-return]
+        mask = None if mask is None else mask.expand(x.shape[:-1])
+        return swiglu_transition(x, weights, mask=mask, eps=swiglu_parts(self)[0].eps)
+
+
+def _boltz_outer_weights(module: Any) -> OuterWeights:
+    norm, out = module.norm, module.proj_o
+    return OuterWeights(
+        norm.weight, norm.bias, module.proj_a.weight, None, module.proj_b.weight, None, out.weight,
+        None,
+    )  # fmt: skip
+
+
+class FusedBoltzOuterProductMean(Recordable):
+    """Forward of Boltz's outer product mean: W (outer / max(count, 1)) + bias."""
+
+    def forward(self: Any, m: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
+        """As the original's."""
+        weights, flat = _boltz_outer_weights(self), four_axes(m)
+        if not outer_product_mean_fits(flat, weights):
+            return super().forward(m, mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        rows = three_axes(mask)
+        assert rows is not None
+        update = outer_product_mean(flat, weights, rows, eps=0.0, least=1.0, norm_eps=self.norm.eps)
+        update = update.view(*m.shape[:-3], *update.shape[1:])
+        bias: Tensor = self.proj_o.bias
+        return update + bias.to(update.dtype)
+
+
+def rule(module: nn.Module) -> type[Fused] | str | None:
+    """Which modules are swapped for these: those that are of a known form in every respect."""
+    if has(module, *PACKED):
+        return _packed_trouble(module) or FusedPackedTriangleMultiplication
+    if has(module, "norm", "proj_a", "proj_b", "proj_o"):
+        return _boltz_outer_trouble(module) or FusedBoltzOuterProductMean
+    swiglu = (
+        has(module, "norm", "fc1", "fc2", "fc3")
+        or has(module, "layer_norm", "swiglu", "linear_out")
+        or has(module, "layernorm1", "linear_no_bias_a", "linear_no_bias_b", "linear_no_bias")
+    )
+    if swiglu and "Conditioned" not in plain_class(module).__name__:
+        return swiglu_trouble(module) or FusedSwigluTransition
+    return None
+
+
+def _packed_trouble(module: Any) -> str | None:
+    trouble = children_trouble(module, PACKED) or signature_trouble(module, "x", "mask")
+    if trouble or not plain_class(module).__name__.endswith(("Outgoing", "Incoming")):
+        return trouble or "does not say in which direction it goes"
+    C, E = module.p_out.weight.shape
+    return linear_trouble(
+        [
+            ("p_in", module.p_in, 2 * E, C, False),
+            ("g_in", module.g_in, 2 * E, C, False),
+            ("p_out", module.p_out, C, E, False),
+            ("g_out", module.g_out, C, C, False),
+        ]
+    ) or norm_trouble([("norm_in", module.norm_in, C), ("norm_out", module.norm_out, E)])
+
+
+def _boltz_outer_trouble(module: Any) -> str | None:
+    trouble = children_trouble(module, {"norm", "proj_a", "proj_b", "proj_o"})
+    trouble = trouble or signature_trouble(module, "m", "mask")
+    if trouble:
+        return trouble
+    E, C = module.proj_a.weight.shape
+    return linear_trouble(
+        [
+            ("proj_a", module.proj_a, E, C, False),
+            ("proj_b", module.proj_b, E, C, False),
+            ("proj_o", module.proj_o, None, E * E, True),
+        ]
+    ) or norm_trouble([("norm", module.norm, C)])
+
+
+def swiglu_trouble(module: Any) -> str | None:
+    """What is unknown of a SwiGLU transition, or None."""
+    trouble = children_trouble(
+        module,
+        {"norm", "fc1", "fc2", "fc3"},
+        {"layer_norm", "swiglu", "linear_out"},
+        {"layernorm1", "linear_no_bias_a", "linear_no_bias_b", "linear_no_bias"},
+    )
+    masked = hasattr(module, "swiglu")
+    if masked and not trouble:
+        trouble = children_trouble(module.swiglu, {"linear_a", "linear_b"})
+    trouble = trouble or signature_trouble(module, *(("x", "mask") if masked else ("x",)))
+    if trouble:
+        return trouble
+    norm, gate, value, out = swiglu_parts(module)
+    N, C = gate.weight.shape
+    return linear_trouble(
+        [
+            ("the gate's layer", gate, N, C, False),
+            ("the value's layer", value, N, C, False),
+            ("the last layer", out, C, N, False),
+        ]
+    ) or norm_trouble([("its norm", norm, C)])
+
+
+def form_of(module: nn.Module | None) -> type[Fused] | None:
+    """The fused form of a module of a block, swapped already or not."""
+    if module is None:
+        return None
+    if isinstance(module, Fused):
+        return module.mixin
+    answer = modules.rule(module) or rule(module)
+    return answer if isinstance(answer, type) else None

@@ -1,0 +1,122 @@
+"""Modules of Boltz, OpenFold3 and Protenix: our plain ones, and what `to_fused` makes of them.
+
+The plain ones are checked against what the projects' own classes gave; the swapped ones against
+both. Whatever a case holds, a swap may not change it. Attention in windows of atoms is not among
+them: nothing of it is fused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kernels.af3 import maths
+from tests.kernels.af3.recorded import Recorded, load, paths, quick, whole
+from torch import nn
+
+from evofeed.kernels import to_fused
+from evofeed.kernels.fused_module import Fused
+
+PATHS = [path for path in paths() if whole(path)]
+NAMES = [f"{path.parent.name} {path.stem}" for path in PATHS]
+EXACT = 1e-6  # large arrays are recorded in float32
+FLOAT32 = 5e-6
+OURS = re.compile(
+    r"Triangle(Attention|Multiplication)|Transition$|OuterProductMean|PairBlock|"
+    r"PairformerBlock|PairformerLayer|PairformerNoSeqLayer"
+)
+"""Classes of which every module is to be fused; `Transition` alone, not a conditioned one."""
+
+
+def _smallest() -> set[Path]:
+    """A case of each class: the others take minutes under the interpreter."""
+    least: dict[str, Path] = {}
+    for path in PATHS:
+        kind = f"{path.parent.name} {path.stem.split('.')[0]}"
+        if kind not in least or path.stat().st_size < least[kind].stat().st_size:
+            least[kind] = path
+    return set(least.values())
+
+
+FEW = _smallest()
+SOME = [
+    pytest.param(path, id=name, marks=() if path in FEW and quick(path) else pytest.mark.slow)
+    for path, name in zip(PATHS, NAMES, strict=True)
+]
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """As on a machine without a GPU: no interpreter."""
+    from evofeed.kernels.runtime import backend
+
+    before, backend._interpreting = backend._interpreting, False
+    yield
+    backend._interpreting = before
+
+
+def _results(case: Recorded) -> list[str]:
+    """Names of the results that a relative error says something about."""
+    vanishing = {f"grad.param.{n}" for n in case.meta["vanishing_grads"]}
+    vanishing |= {f"grad.{n}" for n in case.meta["vanishing_grads"]}
+    vanishing |= set(case.meta["vanishing_grads"])
+    found = [n for n in case.arrays if n.startswith(("out.", "grad.")) and n not in vanishing]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_our_plain_module_gives_what_the_projects_own_gave(path: Path) -> None:
+    case = load(path, torch.float64)
+    found = case.run()
+    errors = {name: case.error(name, found[name]) for name in _results(case)}
+    assert max(errors.values()) < EXACT, errors
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_without_a_gpu_a_swapped_module_runs_its_own_forward(path: Path) -> None:
+    case = load(path, torch.float64)
+    expected = case.run()
+    fused = to_fused(copy.deepcopy(case.module))
+    assert list(fused.state_dict()) == list(case.module.state_dict())
+    found = case.run(fused)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("path", SOME)
+def test_a_swapped_module_gives_the_recorded_results(path: Path) -> None:
+    case = load(path, torch.float32)
+    fused = to_fused(copy.deepcopy(case.module))
+    if OURS.search(type(case.module).__name__) and "Conditioned" not in type(case.module).__name__:
+        assert isinstance(fused, Fused)
+    with contextlib.ExitStack() as stack:
+        if any(name.startswith("drop.") for name in case.arrays):
+            _draw_both_ways(case, stack)
+        plain, ours = case.run(), case.run(fused)
+    for name in _results(case):
+        if any(n.startswith("drop.") for n in case.arrays):
+            scale = plain[name].norm().clamp_min(1e-30)
+            assert float((ours[name] - plain[name]).norm() / scale) < FLOAT32, name
+        else:
+            theirs = case.error(name, plain[name])
+            assert case.error(name, ours[name]) < max(FLOAT32, 1.5 * theirs), name
+
+
+def _draw_both_ways(case: Recorded, stack: contextlib.ExitStack) -> None:
+    """Both forwards draw their masks, from one seed: the recorded ones fit only the original's."""
+    drops = {n: case.arrays.pop(n) for n in list(case.arrays) if n.startswith("drop.")}
+    run = case.run
+
+    def seeded(module: nn.Module | None = None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(5)
+        return run(module)
+
+    case.run = seeded  # type: ignore[method-assign]
+    stack.callback(case.arrays.update, drops)
+    maths.Drawn.masks = None
