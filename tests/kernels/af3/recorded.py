@@ -81,7 +81,7 @@ def whole(path: Path) -> bool:
 
 
 def quick(path: Path) -> bool:
-    """Whether the interpreter takes seconds for the case: it holds no more than the pairs' block."""
+    """Whether the interpreter takes seconds for the case: no more than a block of pairs."""
     with np.load(path) as file:
         return sum(name.startswith("param.") for name in file.files) < 46
 
