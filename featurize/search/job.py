@@ -315,8 +315,9 @@ class Search:
         """Units as they end, with their outcome and the node they were on."""
         flying: dict[str, tuple[Unit, str]] = {}
         resting: dict[str, float] = {}  # nodes that lost a unit: Ray may not know yet that one died
+        ended: list[tuple[Unit, Any, str]] = []
         orphaned = time.monotonic()
-        while schedule or flying:
+        while schedule or flying or ended:
             nodes = self.executor.nodes()
             for node in nodes:
                 if resting.get(node.node_id, 0.0) > time.monotonic():
@@ -336,13 +337,20 @@ class Search:
                     f"no node holds the database {name!r}: start one with `ray start --address=... "
                     f"--resources='{{\"db:{name}\": 1}}'`, and run it again"
                 )
-            for outcome in self._wait(schedule, flying):
+            yield from ended  # kept while the next units are at work
+            ended = []
+            failed: list[Exception] = []
+            for outcome in self._wait(schedule, flying) if flying or schedule else ():
                 unit, node_id = flying.pop(outcome.unit_id)
                 if getattr(outcome, "chain_id", "") is None:
                     resting[node_id] = time.monotonic() + _REST
                 if (error := getattr(outcome, "error", None)) is not None:
-                    raise error
-                yield unit, outcome, node_id
+                    failed.append(error)
+                else:
+                    ended.append((unit, outcome, node_id))
+            if failed:
+                yield from ended
+                raise failed[0]
             self._tell()
 
     def _wait(self, schedule: Schedule, flying: dict[str, tuple[Unit, str]]) -> list[Any]:

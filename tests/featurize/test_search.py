@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import stat
@@ -257,6 +258,36 @@ def test_searches_on_ray_give_what_searches_here_give(data: tuple[Path, str]) ->
     ]
     assert reports[0].digest == reports[1].digest
     assert [report.searched for report in reports] == [4, 4]
+
+
+def test_a_full_disk_is_one_line_and_run_again_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, *kin = family(1, 3)
+    database = Database.parse(fasta(tmp_path / "db.fasta", [("k", kin[0])]))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    fake(tmp_path / "bin", "jackhmmer", "echo Fatal: No space left on device >&2; exit 1")
+
+    def search() -> SearchReport:
+        return run_search(chains(query, kin[1]), str(tmp_path / "out"), [database])
+
+    with pytest.raises(JobError, match="no space left for the programs' files"):
+        search()
+    (tmp_path / "bin" / "jackhmmer").unlink()
+    real, synced = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JobError, match=r"cache of searches cannot be used.*free some space"):
+        search()
+    monkeypatch.setattr(os, "fsync", real)
+    report = search()
+    assert (report.searched, report.cache_hits, report.num_broken) == (1, 1, 0)
 
 
 LOGGING = """#!/bin/sh

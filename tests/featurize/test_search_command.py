@@ -31,7 +31,7 @@ def database(tmp_path: Path) -> str:
 def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) -> None:
     query = fasta(tmp_path / "query.fasta", [("mine words", QUERY), ("bad:1", QUERY)])
     data = tmp_path / "data"
-    options = ["--search-db", database, "--executor", "local", "--max-broken", "0.5", "--json"]
+    options = ["--search-db", database, "--max-broken", "0.5", "--json"]
     done = run("featurize", query, str(data), *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_good"] == 1
