@@ -7,6 +7,8 @@ hands it in once and gets a session, whose cookie only ever reads.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import hmac
 import re
@@ -298,6 +300,9 @@ def presented(request: Request) -> tuple[str, str]:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip(), ""
+    if kind.lower() == "basic":  # programs that know no tokens: any name, the token as password
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(token, validate=True).decode("ascii").partition(":")[2], ""
     # A cookie only ever reads: a foreign page that makes a browser POST gains nothing.
     return "", request.cookies.get(COOKIE, "") if request.method in ("GET", "HEAD") else ""
 

@@ -16,6 +16,7 @@ from tests.service.conftest import Start
 
 from evofeed.featurize.search.pairing import pair
 from evofeed.service import ServiceSettings
+from evofeed.service.auth import create_token
 from evofeed.service.tickets import Tickets
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
@@ -188,6 +189,22 @@ def test_who_asks_too_often_is_told_when_to_come_back(
     answer = client.post("/ticket/msa", data=form)
     assert (answer.status_code, answer.json()["status"]) == (429, "RATELIMIT")
     assert int(answer.headers["retry-after"]) > 50
+
+
+def test_a_token_is_the_password_of_clients_that_know_no_tokens(
+    start: Start, databases: dict[str, str]
+) -> None:
+    client = start(msa_databases=databases, auth="on")
+    form = {"q": f">101\n{FAMILIES[0][0]}\n", "mode": "all"}
+    assert client.post("/ticket/msa", data=form).status_code == 401
+    _, token = create_token(start.database(), label="lab", scopes=["jobs"])
+    assert client.post("/ticket/msa", data=form, auth=("me", token[:-1] + "!")).status_code == 401
+    client.auth = ("me", token)
+    ticket = client.post("/ticket/msa", data=form).json()
+    assert len(alignments(fetch(client, ticket)["uniref.a3m"])[101]) > 3
+    _, other = create_token(start.database(), label="other lab", scopes=["jobs"])
+    answer = client.get(f"/ticket/{ticket['id']}", auth=("you", other))
+    assert answer.json()["status"] == "ERROR"
 
 
 def test_a_service_without_databases_says_so(start: Start) -> None:
