@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from evofeed.errors import ServiceError
 from evofeed.service.audit import record
@@ -101,6 +101,7 @@ class Notifier:
             self._thread.join()
 
     def _run(self) -> None:
+        away = False
         with ThreadPoolExecutor(_SENDERS, thread_name_prefix="evofeed-webhook") as senders:
             while not self._stop.wait(_TICK):
                 try:
@@ -108,6 +109,11 @@ class Notifier:
                     for hook in self._due() - self._busy:
                         self._busy.add(hook)
                         senders.submit(self._tell, hook)
+                    away = False
+                except DBAPIError as error:
+                    if not away:  # once, not every second for as long as it is away
+                        _log.error("webhooks wait for the database: %s", error.orig)
+                    away = True
                 except Exception:  # whatever it was, this thread must not die of it
                     _log.exception("webhooks cannot be served now; trying again")
 
