@@ -168,7 +168,6 @@ class _Pulse:
     def progress(self, progress: JobProgress) -> None:
         """Called by the driver about twice a second."""
         self._latest = dataclasses.asdict(progress)
-        signal.signal(signal.SIGTERM, self.on_sigterm)  # Ray puts one in place that aborts
         if self._stop:
             raise KeyboardInterrupt
 

@@ -196,6 +196,8 @@ class RayExecutor:
         return outcomes, ""
 
     def _gone(self, fault: str) -> ExecutorGone:
+        assert self._host
+        self._host.kill()  # it would wait for an answer for a minute
         where = f"Ray at {self.address}" if self.address else "the private Ray of this job"
         then = "run the same command again" + (" once it is there again" if self.address else "")
         what = f"{where} is gone: {fault}; what is done is kept: {then}"

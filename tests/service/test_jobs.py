@@ -300,7 +300,7 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
         wait_until(lambda: pulse.stop_state == jobs.CANCELLED)
 
 
-def test_a_job_hears_that_its_service_stops_though_ray_takes_the_signal(tmp_path) -> None:
+def test_a_job_hears_that_its_service_stops(tmp_path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
     pulse = _Pulse(JobQueue(database, 1), "0" * 16)
     here = JobProgress(
@@ -312,7 +312,7 @@ def test_a_job_hears_that_its_service_stops_though_ray_takes_the_signal(tmp_path
         chains_per_second=1.0,
         seconds_left=1.0,
     )
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what Ray does, when it starts
+    before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
         pulse.progress(here)
         signal.raise_signal(signal.SIGTERM)
