@@ -140,12 +140,14 @@ def test_presets_cap_the_rows_of_each_database_as_af2_does(name: str) -> None:
 def test_a_sequence_without_relatives_is_its_own_alignment(tmp_path: Path) -> None:
     (tmp_path / "q.fasta").write_text(">lone\nMKALIVLGLVLLSVTVQGKVFERCELARTLKRLG\n")
     (tmp_path / "db.fasta").write_text(">a\nGGGGGGGGGGGGGGGGGGGGPPPPPPPPPPPPPPP\n")
+    (tmp_path / "cif").mkdir()
+    (tmp_path / "cif" / "1abc.cif").touch()  # a folder of structures, none of which is needed
     (source,) = search_fasta(
         str(tmp_path / "q.fasta"),
         str(tmp_path / "out"),
         search_dbs=[str(tmp_path / "db.fasta")],
         template_db=f"pdb={tmp_path / 'db.fasta'}",
-        template_mmcif_dir=str(tmp_path),
+        template_mmcif_dir=str(tmp_path / "cif"),
         config=EMBEDDED,
     )
     record = featurize_chain(source)
