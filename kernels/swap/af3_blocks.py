@@ -135,6 +135,11 @@ def _drawn(block: Any, z: Tensor) -> Iterator[Dropped]:
         yield Dropped(mask.contiguous() if rate else None, number < 3)
 
 
+def _promoted(z: Tensor) -> Tensor:
+    """z as Boltz goes on with it under autocast: its masks are float32, and so are the sums."""
+    return z.float() if torch.is_autocast_enabled(z.device.type) else z
+
+
 class FusedBoltzPairBlock(Recordable):
     """Forward of `PairformerNoSeqLayer`."""
 
@@ -142,7 +147,7 @@ class FusedBoltzPairBlock(Recordable):
         self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
     ) -> Tensor:
         """As the original's."""
-        flat, parts = four_axes(z), _Parts.of(self, self.transition_z)
+        flat, parts = _promoted(four_axes(z)), _Parts.of(self, self.transition_z)
         if not parts.fit(flat):
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         return shaped(parts.run(flat, three_axes(pair_mask), _drawn(self, flat)), z)
@@ -156,7 +161,7 @@ class FusedBoltzPairformerBlock(Recordable):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As the original's."""
-        flat, parts = four_axes(z), _Parts.of(self, self.transition_z)
+        flat, parts = _promoted(four_axes(z)), _Parts.of(self, self.transition_z)
         if not parts.fit(flat):
             return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         z = shaped(parts.run(flat, three_axes(pair_mask), _drawn(self, flat)), z)
