@@ -172,8 +172,4 @@ class LoaderConfig:
         fields = dataclasses.asdict(self)
         for name in ("batch_size", "global_batch_size", "max_bad_chains"):
             del fields[name]
-        # States that were saved before there was a choice do not name it.
-        for name, plain in (("balance_steps", 1), ("drop_last", False), ("shuffle_window", None)):
-            if fields[name] == plain:
-                del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -248,7 +248,7 @@ class FeatureLoader:
             raise CannotResume(f"state version {state.get('version')}, not {_STATE_VERSION}")
         for name in _SAME:
             was, now = state.get(name), mine.get(name)
-            if was != now and (name in state or name != "weights"):  # older states do not name them
+            if was != now:
                 raise CannotResume(f"{name} was {was!r} and is now {now!r}: {_SAME[name]}")
         self.planner.check_start(state["consumed"])
         if state.get("width", self.planner.width) != self.planner.width:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +10,18 @@ from typing import Final
 
 import pyarrow as pa
 
-from evofeed.errors import DatasetMissing, ShardCorrupt, ShardMissing, StoreError
+from evofeed.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
 from evofeed.store import Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
-    LocalStorage,
     Ref,
     S3Storage,
     Storage,
+    checked_index,
     list_refs,
     move_ref,
-    open_regular,
     open_storage,
-    read_index,
     read_ref,
     shard_key,
 )
@@ -139,17 +135,12 @@ class StoreView:
             ShardCorrupt: the index does not match the manifest.
         """
         manifest = self.manifest(digest)
-        key = f"snapshots/{digest}/index.arrow"
-        place = f"{self.uri}/{key}"
-        data = _mapped(self._storage, key)
-        if hashlib.sha256(data).hexdigest() != manifest.index_sha256:
-            raise ShardCorrupt("the index does not match the manifest's sha256", path=place)
         return OpenSnapshot(
             digest=digest,
             manifest_bytes=manifest.to_bytes(),
             manifest=manifest,
-            index=read_index(data, place),
-            read_index=self._reader(key),
+            index=checked_index(self._storage, digest, manifest),
+            read_index=self._reader(f"snapshots/{digest}/index.arrow"),
         )
 
     def find_shard(self, name: str) -> ShardFile:
@@ -198,18 +189,3 @@ class StoreView:
             return out
 
         return read
-
-
-def _mapped(storage: Storage, key: str) -> pa.Buffer:
-    """A file's bytes: mapped where it is local, read otherwise."""
-    if not isinstance(storage, LocalStorage):
-        return pa.py_buffer(storage.read(key))
-    path = storage.path(key)
-    try:
-        os.close(open_regular(path))  # to map a pipe would wait for its writer
-        with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
-    except FileNotFoundError:
-        raise ShardMissing("no such file", path=str(path)) from None
-    except OSError as error:
-        raise StoreError(f"cannot read: {error}", path=str(path)) from None

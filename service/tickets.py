@@ -36,6 +36,7 @@ from evofeed.featurize.search import (
     read_any,
     to_a3m,
 )
+from evofeed.files import write_atomic
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
 
@@ -209,10 +210,7 @@ class Tickets:
             self._queues.setdefault(ticket.principal, deque()).append(ticket.id)
 
     def _save(self, ticket: Ticket) -> None:
-        path = self.folder / f"{ticket.id}.json"
-        aside = path.with_suffix(".aside")
-        aside.write_text(json.dumps(dataclasses.asdict(ticket)))
-        aside.replace(path)
+        write_atomic(self.folder / f"{ticket.id}.json", json.dumps(dataclasses.asdict(ticket)))
 
     def _databases(self, ticket: Ticket) -> list[Database]:
         wanted = ["uniref", *(["env"] if ticket.with_env else [])]

@@ -326,8 +326,11 @@ def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table
 def _mapped(storage: Storage, key: str) -> pa.Buffer:
     """A file's bytes; from a folder they are mapped, so all ranks of a host share one copy."""
     if isinstance(storage, LocalStorage) and storage.path(key).is_file():
-        with pa.memory_map(str(storage.path(key))) as file:
-            return file.read_buffer()
+        try:
+            with pa.memory_map(str(storage.path(key))) as file:
+                return file.read_buffer()
+        except OSError as error:
+            raise StoreError(f"cannot read: {error}", path=str(storage.path(key))) from None
     return pa.py_buffer(storage.read(key))
 
 

@@ -11,6 +11,7 @@ from evofeed.lazy import names_from
 if TYPE_CHECKING:
     from evofeed.store.cache import answers
     from evofeed.store.clusters import parse_clusters
+    from evofeed.store.dataset import checked_index
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
     from evofeed.store.garbage import sweep
     from evofeed.store.history import diff_indexes
@@ -59,6 +60,7 @@ __all__ = [
     "answers",
     "canonical",
     "check_name",
+    "checked_index",
     "diff_indexes",
     "groups_of",
     "hold",
@@ -84,6 +86,7 @@ __all__ = [
 _HOMES = {
     "cache": "answers",
     "clusters": "parse_clusters",
+    "dataset": "checked_index",
     "decode": "ChainDecoder FEATURES Place",
     "garbage": "sweep",
     "history": "diff_indexes",

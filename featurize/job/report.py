@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evofeed.files import write_atomic
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
@@ -78,7 +80,4 @@ class JobReport:
 
     def write(self) -> None:
         """Write the JSON file at `path`, whole or not at all."""
-        path = Path(self.path)
-        aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        aside.replace(path)
+        write_atomic(Path(self.path), json.dumps(self.to_dict(), indent=1) + "\n")

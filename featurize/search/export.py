@@ -17,6 +17,7 @@ from evofeed.featurize.search.aligned_text import read_any, to_a3m
 from evofeed.featurize.search.pairing import records_of
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.species import organism_of
+from evofeed.files import write_atomic
 
 _ACCESSION: Final = re.compile(r"(?:UniRef[0-9]+_|(?:tr|sp)\|)?([A-Za-z0-9]+)")
 
@@ -65,9 +66,9 @@ def _openfold(sources: list[ChainSource], to: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for _, ref in source.alignment_files():
             name = ref.plain_name.replace("hmmsearch_output", "hmm_output")
-            _put(folder / name, read_bytes(ref))
+            write_atomic(folder / name, read_bytes(ref))
         text = f">{source.description or source.chain_id}\n{source.sequence}\n"
-        _put(to / "fasta" / f"{source.chain_id}.fasta", text.encode())
+        write_atomic(to / "fasta" / f"{source.chain_id}.fasta", text.encode())
 
 
 def _af3(sources: list[ChainSource], to: Path) -> None:
@@ -87,7 +88,7 @@ def _af3(sources: list[ChainSource], to: Path) -> None:
             "dialect": "alphafold3",
             "version": 2,
         }
-        _put(to / f"{source.chain_id}.json", json.dumps(job, indent=1).encode())
+        write_atomic(to / f"{source.chain_id}.json", json.dumps(job, indent=1).encode())
 
 
 def _boltz(sources: list[ChainSource], to: Path) -> None:
@@ -99,12 +100,12 @@ def _boltz(sources: list[ChainSource], to: Path) -> None:
         for number, (header, letters) in enumerate(records_of(whole_alignment(source))):
             organism = organism_of(header) if number else ""
             writer.writerow([organism if organism.isdecimal() else "-1", letters])
-        _put(to / f"{source.chain_id}.csv", table.getvalue().encode())
+        write_atomic(to / f"{source.chain_id}.csv", table.getvalue().encode())
         job = (
             "version: 1\nsequences:\n  - protein:\n      id: A\n"
             f"      sequence: {source.sequence}\n      msa: ./{source.chain_id}.csv\n"
         )
-        _put(to / f"{source.chain_id}.yaml", job.encode())
+        write_atomic(to / f"{source.chain_id}.yaml", job.encode())
 
 
 def _protenix(sources: list[ChainSource], to: Path) -> None:
@@ -117,9 +118,9 @@ def _protenix(sources: list[ChainSource], to: Path) -> None:
         folder = to / "msa" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         whole = whole_alignment(source)
-        _put(folder / "non_pairing.a3m", whole)
-        _put(folder / "pairing.a3m", b"".join(_with_taxa(whole)))
-    _put(to / "seq_to_pdb_index.json", json.dumps(numbers).encode())
+        write_atomic(folder / "non_pairing.a3m", whole)
+        write_atomic(folder / "pairing.a3m", b"".join(_with_taxa(whole)))
+    write_atomic(to / "seq_to_pdb_index.json", json.dumps(numbers).encode())
 
 
 def _with_taxa(a3m: bytes) -> Iterator[bytes]:
@@ -130,12 +131,6 @@ def _with_taxa(a3m: bytes) -> Iterator[bytes]:
         taxon, name = organism_of(header), _ACCESSION.match(header)
         if taxon.isdecimal() and name:
             yield f">UniRef100_{name[1]}_{taxon}/\n{letters}\n".encode()
-
-
-def _put(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.aside")
-    aside.write_bytes(data)
-    aside.replace(path)
 
 
 FORMATS: Final[dict[str, Callable[[list[ChainSource], Path], None]]] = {

@@ -29,6 +29,7 @@ from evofeed.featurize.search.plan import Schedule, Unit, cost_of, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
 from evofeed.featurize.sources import ChainSource, role_of
+from evofeed.files import write_atomic
 
 _TICK: Final = 0.5
 _STRIKES: Final = 3
@@ -89,7 +90,7 @@ def run_search(
         told = [*map(_unusable, problems), *_by_chain(chains, broken)]
         report = search.report(found, told, len(chains) + len(problems))
         _write_index(out / INDEX, chains, databases, search.infos, found, broken)
-        _write(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
+        write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
 
 
@@ -479,7 +480,7 @@ def _write_index(
             "description": chain.description,
             "files": files,
         }
-    _write(path, json.dumps(index).encode())
+    write_atomic(path, json.dumps(index).encode())
 
 
 def _beside(index: Path, pack: Path) -> str:
@@ -489,13 +490,6 @@ def _beside(index: Path, pack: Path) -> str:
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(pack, index.parent.resolve()))
     return link.name
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Written aside and renamed: a reader sees all of it or nothing."""
-    aside = path.with_name(f".{path.name}.aside")
-    aside.write_bytes(data)
-    aside.replace(path)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -254,7 +253,3 @@ def wait_for_job(client: httpx.Client, job_id: str) -> dict[str, Any]:
             return job
         assert time.monotonic() < end, job
         time.sleep(0.05)
-
-
-# importlib mode gives test folders no package; this makes these helpers importable.
-sys.modules["conftest_service"] = sys.modules[__name__]

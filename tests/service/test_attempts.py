@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, work_off
+from tests.service.conftest import Start, work_off
 
 from evofeed.featurize.job import JobHost, run_job
 from evofeed.service.job_config import checked_config, cores

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest_service import Start
+from tests.service.conftest import Start
 
 from evofeed.service.auth import create_token, revoke_token
 

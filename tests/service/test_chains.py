@@ -62,7 +62,7 @@ def test_pages_follow_each_other_without_gap_or_repeat(served, rows) -> None:
 
 
 def test_pages_of_a_ref_stay_on_the_snapshot_they_began_with(start, tmp_path) -> None:
-    from conftest_service import publish  # the helper of this folder
+    from tests.service.conftest import publish  # the helper of this folder
 
     first = publish(tmp_path / "d", range(10))
     client = start(datasets={"demo": str(tmp_path / "d")})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest_service import Start, publish
+from tests.service.conftest import Start, publish
 
 from evofeed.service import charts
 from evofeed.service.auth import create_token

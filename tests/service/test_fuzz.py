@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from conftest_service import Start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.service.conftest import Start
 
 TEXT = st.one_of(
     st.text(max_size=30),

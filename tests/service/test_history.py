@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, open_client, publish
+from tests.service.conftest import Start, open_client, publish
 
 from evofeed.service import history
 from evofeed.service.auth import create_token

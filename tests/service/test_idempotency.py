@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import httpx
-from conftest_service import Start
+from tests.service.conftest import Start
 
 
 def test_a_repeated_key_gets_the_first_answer(start_any: Start, tmp_path) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, open_client
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from tests.service.conftest import Start, open_client
 
 from evofeed.service import work
 from evofeed.service.auth import create_token

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
+from tests.service.conftest import Start
 
 from evofeed.featurize.job import JobProgress
 from evofeed.service import ServiceSettings, jobs, scheduler, serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest_service import Start, open_client
+from tests.service.conftest import Start, open_client
 
 from evofeed.service.auth import create_token
 from evofeed.service.places import below, canonical_place

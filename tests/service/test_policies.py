@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, open_client, publish, work_off
+from tests.service.conftest import Start, open_client, publish, work_off
 
 from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.scheduler import Scheduler

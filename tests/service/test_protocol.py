@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest_service import Start, open_client
+from tests.service.conftest import Start, open_client
 
 from evofeed.service.auth import create_token
 

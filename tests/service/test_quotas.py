@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, open_client
 from sqlalchemy import update
+from tests.service.conftest import Start, open_client
 
 from evofeed.service import jobs
 from evofeed.service.auth import create_token, revoke_token

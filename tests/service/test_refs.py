@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest_service import Start, publish
+from tests.service.conftest import Start, publish
 
 from evofeed.errors import RefConflict
 from evofeed.store import Dataset

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start
 from pydantic import SecretStr
+from tests.service.conftest import Start
 
 from evofeed.errors import AccessDenied
 from evofeed.service import ServiceSettings, create_app

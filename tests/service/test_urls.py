@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from conftest_service import Start
 from tests.bucket import local_bucket
+from tests.service.conftest import Start
 
 from evofeed.store import Dataset
 

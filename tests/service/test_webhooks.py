@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest_service import Start, open_client
+from tests.service.conftest import Start, open_client
 
 from evofeed.errors import ServiceError
 from evofeed.service import jobs, outbound, webhooks
