@@ -13,7 +13,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
+from evofeed.featurize.job.blame import Blame
 from evofeed.featurize.job.executors import Executor, ExecutorGone, LocalExecutor, Outcome
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
@@ -43,19 +44,13 @@ from evofeed.featurize.job.template_use import (
 )
 from evofeed.featurize.job.units import Plan, Unit, make_plan
 from evofeed.featurize.job.work import UnitResult, UnitTask, describe, expected_memory
-from evofeed.featurize.job.worker import DEADLINE_KILL, UnitFailed, UnitLost
+from evofeed.featurize.job.worker import UnitFailed, UnitLost
 from evofeed.featurize.reading import FileRef
 from evofeed.store import Snapshot
 from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
 
 _TICK = 0.5  # seconds between looks at cancellation
-_STRIKES = 2
-_STRIKES_FROM_OUTSIDE = 3  # SIGKILL and the end of a Ray worker also come from outside
 _PATIENCE = 30.0  # seconds to wait for a garbage collection to end
-_LOST_TOGETHER = 3  # times a unit may lose its worker, nobody knows over which chain
-_MAX_LOST = 6  # times a unit may lose its worker with no chain to blame
-
-_NOWHERE: dict[str, Any] = {"path": None, "line": None}
 
 Progress = Callable[[JobProgress], None]
 
@@ -213,8 +208,7 @@ class _Driver:
         self.units = {unit.unit_id: unit for unit in plan.units}
         self.run_id = secrets.token_hex(8)
         self.flying: set[str] = set()
-        self.lost_units: Counter[str] = Counter()
-        self.alone: dict[str, deque[str]] = {}  # chains of lost units that are tried one by one
+        self.blame = Blame(ledger, job.job_id, options.deadline)
         self._told = 0.0
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
@@ -272,7 +266,7 @@ class _Driver:
                     self.ledger.give_back(self.job.job_id, unit_id)
                     waiting.append(unit_id)
                 self.flying.clear()
-                self.lost_units.clear()
+                self.blame.forget()
                 if not gone.again or (self.account.restarts and len(waiting) == left):
                     raise
                 self.account.restarts += 1
@@ -299,8 +293,8 @@ class _Driver:
         known = {c["chain_id"]: c["dead"] for c in self.ledger.chains(self.job.job_id, dead=None)}
         chain_ids = [chain_id for chain_id in unit.chain_ids if not known.get(chain_id, False)]
         chain_ids.sort(key=lambda chain_id: chain_id not in known)
-        if unit.unit_id in self.alone:
-            chain_ids = [self.alone[unit.unit_id][0]]
+        if suspect := self.blame.suspect(unit.unit_id):
+            chain_ids = [suspect]
         return UnitTask(
             unit_id=unit.unit_id,
             dataset_uri=self.job.dataset_uri,
@@ -318,8 +312,7 @@ class _Driver:
             self.ledger.give_back(self.job.job_id, outcome.unit_id)
             raise outcome.error
         if isinstance(outcome, UnitResult):
-            if outcome.unit_id in self.alone:
-                self._tried(outcome.unit_id)
+            if self.blame.was_trial(outcome.unit_id):
                 return [outcome.unit_id]
             read = {
                 key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
@@ -335,20 +328,9 @@ class _Driver:
             return []
         assert isinstance(outcome, UnitLost)  # this job sends no other tasks
         self.account.lost_workers += 1
-        if outcome.chain_id is None and outcome.unit_id in self.alone:
-            (chain_id, *_) = self.alone[outcome.unit_id]
-            outcome = dataclasses.replace(outcome, chain_id=chain_id)
-        if outcome.chain_id:
-            self._blame(outcome)
-        else:
-            self._lost(outcome)
+        chain_ids = tuple(s.chain_id for s in self._task(self.units[outcome.unit_id]).sources)
+        self.blame.lost(outcome, chain_ids)
         return [outcome.unit_id]
-
-    def _tried(self, unit_id: str) -> None:
-        """The chain that a unit was cut down to need not be tried again."""
-        self.alone[unit_id].popleft()
-        if not self.alone[unit_id]:
-            del self.alone[unit_id]
 
     def _localised(self, result: UnitResult) -> UnitResult:
         """Paths as the user knows them: relative to the input, the same on every machine."""
@@ -361,35 +343,6 @@ class _Driver:
             "templates": remembered(result.templates, self.known),
         }
         return dataclasses.replace(result, failures=failures, shard=shard)
-
-    def _blame(self, lost: UnitLost) -> None:
-        twice = lost.cause == DEADLINE_KILL or lost.cause.startswith(("signal ", "exit "))
-        limit = _STRIKES if twice and lost.cause != "signal SIGKILL" else _STRIKES_FROM_OUTSIDE
-        if lost.cause == DEADLINE_KILL:
-            what = f"took longer than {self.options.deadline:g} s, {limit} times"
-        else:
-            what = f"killed its worker {limit} times ({lost.cause})"
-        failure = {"type": "WorkerKilled", "message": what, **_NOWHERE, "chain_id": lost.chain_id}
-        dead = self.ledger.strike(self.job.job_id, lost.unit_id, failure, limit)
-        if dead:
-            self.host.found(broken_entries([failure]))
-        if dead and lost.unit_id in self.alone:
-            self._tried(lost.unit_id)
-
-    def _lost(self, lost: UnitLost) -> None:
-        """A unit was lost over no chain, or nobody knows over which: again, but not for ever."""
-        self.lost_units[lost.unit_id] += 1
-        count = self.lost_units[lost.unit_id]
-        self.ledger.give_back(self.job.job_id, lost.unit_id)
-        if count == _MAX_LOST:
-            raise JobError(
-                f"{count} workers were lost over the same few chains, and none of these is to "
-                f"blame ({lost.cause}); what is done is kept: see to the machine, its memory for "
-                "one, and run it again"
-            )
-        if count == _LOST_TOGETHER and lost.chain_id is None:
-            chain_ids = (source.chain_id for source in self._task(self.units[lost.unit_id]).sources)
-            self.alone[lost.unit_id] = deque(chain_ids)
 
     def _publish(self) -> JobReport:
         broken, total = self.account.broken(), self.account.total

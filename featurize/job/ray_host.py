@@ -75,10 +75,10 @@ def _start(address: str, folder: str, num_cpus: int, lean: bool) -> Any:
 
 class _Host:
     def __init__(self, ray: Any, line: Connection) -> None:
-        from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
+        from ray.exceptions import LocalRayletDiedError, RayTaskError
 
         self._ray, self._line = ray, line
-        self._gone, self._lost, self._raised = LocalRayletDiedError, RayError, RayTaskError
+        self._gone, self._raised = LocalRayletDiedError, RayTaskError
         remote = ray.remote(num_cpus=1, max_retries=0)
         self._unit = remote(unit_on_ray)
         self._flying: dict[str, Any] = {}
