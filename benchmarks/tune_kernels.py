@@ -85,7 +85,7 @@ BACKWARD = tiles("64,64,4,2 64,128,8,2 128,64,4,2 128,128,8,2")
 BIAS_GRADIENT = tiles("64,64,4,2 64,64,4,3 128,64,8,2 128,64,8,3 64,128,8,2 128,128,16,2")
 
 
-def attention_inputs(name: str) -> att.Given:
+def attention_inputs(name: str) -> att.BackwardInputs:
     R, N, H, D, has_bias = ATTENTION[name]
     packed = rand(1, R, N, 3, H, D)
     q, k, v = packed.unbind(3)
@@ -94,7 +94,9 @@ def attention_inputs(name: str) -> att.Given:
     out, do = torch.empty(1, R, N, H, D, device=DEVICE, dtype=BF16), rand(1, R, N, H, D)
     lse = hopper.run_forward(q, k, v, bias, mask, D**-0.5, out, HopperTiles())
     grads = torch.empty_like(packed).unbind(3)
-    return att.Given(do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads)
+    return att.BackwardInputs(
+        do, q, k, v, bias, mask, lse, att.output_delta(out, do), D**-0.5, grads
+    )
 
 
 def attention_cases() -> Iterator[Case]:

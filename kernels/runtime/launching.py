@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from evofeed.errors import UnsupportedShape
+from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER
 from evofeed.kernels.runtime.private_apis import repeat, repeatable
 
@@ -34,6 +34,10 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         grid: one to three sizes.
         args: tensors, numbers or None; the first is a tensor.
         meta: compile-time arguments by name, and `num_warps`, `num_stages` and such.
+
+    Raises:
+        KernelError: the first tensor is on the CPU.
+        UnsupportedShape: no GPU launches so large a grid.
     """
     first = args[0]
     if INTERPRETER or type(first) not in _TENSORS:  # a subclass of Tensor: Triton decides
@@ -42,6 +46,10 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         return
     device = first.get_device()
     if device != torch.cuda.current_device():
+        if device < 0:
+            raise KernelError(
+                f"{kernel.__name__} was given a tensor on the CPU: move it to a GPU first"
+            )
         with torch.cuda.device(device):
             launch(kernel, grid, args, meta)
         return

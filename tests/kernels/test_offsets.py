@@ -15,7 +15,7 @@ import evofeed.kernels
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels import reference
 from evofeed.kernels.ops.attention.op import (
-    Given,
+    BackwardInputs,
     output_delta,
     prepare_mask,
     run_backward,
@@ -164,7 +164,7 @@ def test_attention_down_an_axis_longer_than_32_bits(
     grads = (apart["dq"], apart["dk"], apart["dv"])
     delta = output_delta(apart["out"], apart["do"])
     db = run_backward(
-        Given(apart["do"], *qkv, ready, masked, lse, delta, scale, grads), tiles
+        BackwardInputs(apart["do"], *qkv, ready, masked, lse, delta, scale, grads), tiles
     )  # fmt: skip
     expected = torch.autograd.grad(exact, [q, k, v, bias], do.detach())
     assert db is not None

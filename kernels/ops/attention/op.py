@@ -31,8 +31,8 @@ from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = [
-    "Given",
-    "Masked",
+    "BackwardInputs",
+    "MaskTerms",
     "biased_attention",
     "fake_mask",
     "output_delta",
@@ -45,7 +45,7 @@ __all__ = [
 MAX_HEAD_WIDTH = 64
 
 
-class Masked(NamedTuple):
+class MaskTerms(NamedTuple):
     """A mask as the kernels take it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Masked(NamedTuple):
     factor: Tensor
 
 
-def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
+def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
     B, R, N = mask.shape
     width = triton.cdiv(N, 64) * 64
@@ -69,14 +69,14 @@ def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> Masked:
         (mask, term, factor, *mask.stride(), width, R, N, masked, scale * LOG2E),
         {"BLOCK_N": min(1024, padded(N)), "num_warps": 4},
     )  # fmt: skip
-    return Masked(term, factor)
+    return MaskTerms(term, factor)
 
 
-def fake_mask(mask: Tensor, dtype: torch.dtype) -> Masked:
+def fake_mask(mask: Tensor, dtype: torch.dtype) -> MaskTerms:
     """The shapes of what `prepare_mask` makes."""
     B, R, N = mask.shape
     width = triton.cdiv(N, 64) * 64
-    return Masked(
+    return MaskTerms(
         mask.new_empty((B * R, width), dtype=dtype),
         mask.new_empty(B * R, dtype=torch.float32),
     )
@@ -87,7 +87,7 @@ def run_forward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    mask: Masked | None,
+    mask: MaskTerms | None,
     scale: float,
     out: Tensor,
     tiles: AttentionTiles | None = None,
@@ -121,7 +121,7 @@ def run_forward(
     return lse
 
 
-class Given(NamedTuple):
+class BackwardInputs(NamedTuple):
     """What all kernels of one backward pass read and write.
 
     Attributes:
@@ -138,7 +138,7 @@ class Given(NamedTuple):
     k: Tensor
     v: Tensor
     bias: Tensor | None
-    mask: Masked | None
+    mask: MaskTerms | None
     lse: Tensor
     delta: Tensor
     scale: float
@@ -162,47 +162,47 @@ class Given(NamedTuple):
         return _options(tile, self.q, self.k.shape[2], self.bias, self.mask)
 
 
-def run_backward(given: Given, tiles: AttentionTiles | None = None) -> Tensor | None:
+def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) -> Tensor | None:
     """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
-    if tiles is None and hopper_attention.backward_fits(given):
-        return hopper_attention.run_backward(given)
-    q, k, bias = given.q, given.k, given.bias
+    if tiles is None and hopper_attention.backward_fits(inputs):
+        return hopper_attention.run_backward(inputs)
+    q, k, bias = inputs.q, inputs.k, inputs.bias
     tiles = tiles or attention_tiles(k.shape[2], q.dtype)
-    launch_dq(given, tiles.dq)
-    launch_dkv(given, tiles.dkv)
-    return None if bias is None else launch_db(given, tiles.db, tiles.waves)
+    launch_dq(inputs, tiles.dq)
+    launch_dkv(inputs, tiles.dkv)
+    return None if bias is None else launch_db(inputs, tiles.db, tiles.waves)
 
 
-def launch_dq(given: Given, tile: Tile) -> None:
+def launch_dq(inputs: BackwardInputs, tile: Tile) -> None:
     """Writes dq."""
-    B, R, NQ, H, _ = given.q.shape
+    B, R, NQ, H, _ = inputs.q.shape
     launch(
         backward_dq_kernel, (B * R, triton.cdiv(NQ, tile.rows), H),
-        (*given.tensors(), given.grads[0], *given.scalars()), given.options(tile),
+        (*inputs.tensors(), inputs.grads[0], *inputs.scalars()), inputs.options(tile),
     )  # fmt: skip
 
 
-def launch_dkv(given: Given, tile: Tile) -> None:
+def launch_dkv(inputs: BackwardInputs, tile: Tile) -> None:
     """Writes dk and dv."""
-    B, R, _, H, _ = given.q.shape
+    B, R, _, H, _ = inputs.q.shape
     launch(
-        backward_dkv_kernel, (B * R, triton.cdiv(given.k.shape[2], tile.columns), H),
-        (*given.tensors(), *given.grads[1:], *given.scalars()), given.options(tile),
+        backward_dkv_kernel, (B * R, triton.cdiv(inputs.k.shape[2], tile.columns), H),
+        (*inputs.tensors(), *inputs.grads[1:], *inputs.scalars()), inputs.options(tile),
     )  # fmt: skip
 
 
-def launch_db(given: Given, tile: Tile, waves: int) -> Tensor:
+def launch_db(inputs: BackwardInputs, tile: Tile, waves: int) -> Tensor:
     """Returns the gradient of the bias (before its division by the scale), `[B, H, Q, K]`."""
-    B, R, NQ, H, _ = given.q.shape
-    NK = given.k.shape[2]
+    B, R, NQ, H, _ = inputs.q.shape
+    NK = inputs.k.shape[2]
     tiles = triton.cdiv(NQ, tile.rows) * triton.cdiv(NK, tile.columns)
-    wanted = waves * sm_count(given.q) // (B * H * tiles)
+    wanted = waves * sm_count(inputs.q) // (B * H * tiles)
     rows_each = triton.cdiv(R, max(1, min(R, wanted)))
     splits = triton.cdiv(R, rows_each)
-    partial = given.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
+    partial = inputs.q.new_empty((B, splits, H, NQ, NK), dtype=torch.float32)
     launch(
         backward_db_kernel, (tiles, H, B * splits),
-        (*given.tensors(), partial, *given.scalars(), rows_each), given.options(tile),
+        (*inputs.tensors(), partial, *inputs.scalars(), rows_each), inputs.options(tile),
     )  # fmt: skip
     return partial[:, 0] if splits == 1 else partial.sum(1)
 
@@ -224,7 +224,7 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
 
 
 def _options(
-    tile: Tile, q: Tensor, NK: int, bias: Tensor | None, mask: Masked | None
+    tile: Tile, q: Tensor, NK: int, bias: Tensor | None, mask: MaskTerms | None
 ) -> dict[str, Any]:
     return {
         "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
@@ -240,7 +240,7 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.stride(2))
 
 
-def _term_stride(mask: Masked | None) -> int:
+def _term_stride(mask: MaskTerms | None) -> int:
     return 0 if mask is None else mask.term.stride(0)
 
 
@@ -275,13 +275,13 @@ class _BiasedAttention(Operator, name="biased_attention"):
     @staticmethod
     def backward(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:
         do, q, k, v, out, lse, bias, term, factor = tensors
-        masked = None if term is None else Masked(term, factor)
+        masked = None if term is None else MaskTerms(term, factor)
         do = do.contiguous()
         grads = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
         dq, dk, dv = grads
         delta = output_delta(out, do)
-        given = Given(do, q, k, v, bias, masked, lse, delta, scale, (dq, dk, dv))
-        return [grads, run_backward(given)]
+        inputs = BackwardInputs(do, q, k, v, bias, masked, lse, delta, scale, (dq, dk, dv))
+        return [grads, run_backward(inputs)]
 
     @staticmethod
     def backward_fake(tensors: Sequence[Any], scale: float) -> list[Tensor | None]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from evofeed.kernels.ops.attention.op import (
     MAX_HEAD_WIDTH,
-    Given,
-    Masked,
+    BackwardInputs,
+    MaskTerms,
     fake_mask,
     prepare_mask,
     run_backward,
@@ -203,8 +203,8 @@ class _GatedAttention(Operator, name="gated_attention"):
                 dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, drop,
                 not residual_sums,
             )  # fmt: skip
-        masked = None if term is None else Masked(term, factor)
-        dbias = run_backward(Given(
+        masked = None if term is None else MaskTerms(term, factor)
+        dbias = run_backward(BackwardInputs(
             _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
             D**-0.5, _split(dpacked, attended, plan),
         ))  # fmt: skip

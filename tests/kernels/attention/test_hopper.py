@@ -81,7 +81,7 @@ def _all(inputs: list[Tensor], tiles: AttentionTiles | None) -> list[Tensor | No
     do = torch.randn_like(out)
     grads = tuple(torch.full_like(q, float("nan")) for _ in range(3))
     delta = attention.output_delta(out, do)
-    given = attention.Given(do, q, k, v, ready, masked, lse, delta, scale, grads)
+    given = attention.BackwardInputs(do, q, k, v, ready, masked, lse, delta, scale, grads)
     db = attention.run_backward(given, tiles)
     return [out, lse, *grads, db]
 

@@ -21,7 +21,7 @@ from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import HopperTiles, Tile, hopper_tiles
 
 if TYPE_CHECKING:
-    from evofeed.kernels.ops.attention.op import Given, Masked
+    from evofeed.kernels.ops.attention.op import BackwardInputs, MaskTerms
 
 __all__ = [
     "backward_fits",
@@ -43,11 +43,11 @@ def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
     return _fits(q, k, out) and _forward_bytes(k.shape[2], q.shape[-1], SMALL) <= SHARED_BYTES
 
 
-def backward_fits(given: Given) -> bool:
+def backward_fits(inputs: BackwardInputs) -> bool:
     """Whether the backward pass takes these."""
-    q, k = given.q, given.k
+    q, k = inputs.q, inputs.k
     small = _backward_bytes(q.shape[2], q.shape[-1], SMALL)
-    return _fits(q, k, given.do, *given.grads) and small <= SHARED_BYTES
+    return _fits(q, k, inputs.do, *inputs.grads) and small <= SHARED_BYTES
 
 
 def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
@@ -97,7 +97,7 @@ def run_forward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    mask: Masked | None,
+    mask: MaskTerms | None,
     scale: float,
     out: Tensor,
     tiles: HopperTiles | None = None,
@@ -120,53 +120,53 @@ def run_forward(
     return lse
 
 
-def run_backward(given: Given, tiles: HopperTiles | None = None) -> Tensor | None:
+def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Tensor | None:
     """As `attention.run_backward`."""
-    N, D = given.q.shape[2], given.q.shape[-1]
-    tiles = tiles or hopper_tiles(N, D, given.bias is not None)
-    bias = _even(given.bias)
-    run_backward_of_rows(given, tiles.backward)
-    return None if bias is None else run_bias_gradient(given, bias, tiles)
+    N, D = inputs.q.shape[2], inputs.q.shape[-1]
+    tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
+    bias = _even(inputs.bias)
+    run_backward_of_rows(inputs, tiles.backward)
+    return None if bias is None else run_bias_gradient(inputs, bias, tiles)
 
 
-def run_backward_of_rows(given: Given, tile: Tile) -> None:
+def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
     """Writes dq, dk and dv."""
-    B, R, N, H, D = given.q.shape
+    B, R, N, H, D = inputs.q.shape
     if _backward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
-    keys_first = None if given.bias is None else _even(given.bias.transpose(2, 3)).contiguous()
+    keys_first = None if inputs.bias is None else _even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
         backward_kernel, (B * R, H),
-        (*_tensors(given, keys_first), *given.grads, *_eighths(given.q),
-         *_eighths(given.grads[0]), *_eighths(given.do), *_bias_strides(keys_first),
-         _eighth(given.mask and given.mask.term), R, H, N, float(given.scale * LOG2E),
-         float(given.scale)),
+        (*_tensors(inputs, keys_first), *inputs.grads, *_eighths(inputs.q),
+         *_eighths(inputs.grads[0]), *_eighths(inputs.do), *_bias_strides(keys_first),
+         _eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
+         float(inputs.scale)),
         # Triton 3.6 cannot compile it for a single tile each way: a second one is empty
         {**_sizes(tile, D), "Q_TILES": max(2, triton.cdiv(N, tile.rows)),
          "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
-         "HAS_MASK": given.mask is not None,
+         "HAS_MASK": inputs.mask is not None,
          "RESIDENT": _keeps_all_keys(N, D, tile),
          "PAD": _pads(N, tile) or tile.rows >= N, "num_warps": tile.warps},
     )  # fmt: skip
 
 
-def run_bias_gradient(given: Given, bias: Tensor, tiles: HopperTiles) -> Tensor:
+def run_bias_gradient(inputs: BackwardInputs, bias: Tensor, tiles: HopperTiles) -> Tensor:
     """The gradient of the bias (before its division by the scale), `[B, H, N, N]` float32."""
-    B, R, N, H, D = given.q.shape
+    B, R, N, H, D = inputs.q.shape
     tile = tiles.bias_gradient
     count = triton.cdiv(N, tile.rows) * triton.cdiv(N, tile.columns)
-    wanted = tiles.waves * sm_count(given.q) // (B * H * count)
+    wanted = tiles.waves * sm_count(inputs.q) // (B * H * count)
     rows_each = triton.cdiv(R, max(1, min(R, wanted)))
     if R == 1:  # Triton 3.6 cannot compile it for one row at a time of one
         rows_each = 2
     splits = triton.cdiv(R, rows_each)
-    partial = given.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
+    partial = inputs.q.new_empty((B, splits, H, N, N), dtype=torch.float32)
     launch(
         bias_gradient_kernel, (count, H, B * splits),
-        (*_tensors(given, bias), partial, *_eighths(given.q), *_eighths(given.do),
-         *_bias_strides(bias), _eighth(given.mask and given.mask.term), R, H, N,
-         float(given.scale * LOG2E), rows_each),
-        {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": given.mask is not None,
+        (*_tensors(inputs, bias), partial, *_eighths(inputs.q), *_eighths(inputs.do),
+         *_bias_strides(bias), _eighth(inputs.mask and inputs.mask.term), R, H, N,
+         float(inputs.scale * LOG2E), rows_each),
+        {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": inputs.mask is not None,
          "PAD": _pads(N, tile), "num_warps": tile.warps,
          # at 8 warps and more, 128 registers a thread fit without spilling
          "maxnreg": 128 if tile.warps >= 8 else None},
@@ -193,9 +193,9 @@ def _even(bias: Tensor | None) -> Tensor | None:
     )
 
 
-def _tensors(given: Given, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-    term, factor = given.mask or (None, None)
-    return given.q, given.k, given.v, bias, term, factor, given.do, given.lse, given.delta
+def _tensors(inputs: BackwardInputs, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    term, factor = inputs.mask or (None, None)
+    return inputs.q, inputs.k, inputs.v, bias, term, factor, inputs.do, inputs.lse, inputs.delta
 
 
 def _eighths(t: Tensor) -> tuple[int, ...]:
