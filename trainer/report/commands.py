@@ -11,27 +11,52 @@ import typer
 from evofeed.options import picture_name
 
 
+def _page_name(path: Path | None) -> Path | None:
+    """Where a page is written: its folder must be there."""
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
+    return path
+
+
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, the --out of `evofeed train`.")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(help="Folder of a run, the --out of `evofeed train`; several: with --html."),
+    ],
     plot: Annotated[
         Path | None, typer.Option(help="Draw it: .png, .svg or .pdf.", callback=picture_name)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="A page for a browser, whole offline.", callback=_page_name),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Where every second of a training run went, its losses and its validations.
 
     Example:  evofeed report runs/first --plot report.png
+
+    Example:  evofeed report runs/first runs/second --html both.html
     """
     from evofeed.trainer.report.run_report import make_report, write_report
 
+    if len(run) > 1 and (html is None or plot is not None or as_json):
+        raise typer.BadParameter("several runs are compared on a page: give --html, and it alone")
+    if html is not None:
+        from evofeed.trainer.report.page import write_page
+
+        write_page(run, html)
+    if len(run) > 1:
+        print(html)
+        return
     try:
-        found = write_report(run)
+        found = write_report(run[0])
     except OSError:  # somebody else's run: its report can be read, not kept
-        found = make_report(run)
+        found = make_report(run[0])
     if plot is not None:
         from evofeed.trainer.report.plot import plot_report
 
-        plot_report(run, plot)
+        plot_report(run[0], plot)
     show_report(found, as_json)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from evofeed.trainer.log.clock import PARTS
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
-from evofeed.trainer.report.run_report import make_report
+from evofeed.trainer.report.run_report import make_report, usual_top
 
 _NOW_AND_THEN = ("validation", "checkpoint", "profiling")
 """Parts that only some steps have: they would dwarf the rest, and are among the shares."""
@@ -68,12 +68,6 @@ def _layout(*, operators: bool, scores: bool, structure: bool) -> Any:
     return [names[:half], names[half:]]
 
 
-def _top(totals: np.ndarray) -> float:
-    """Upper end of the axis of times: the few steps far above the others do not set it."""
-    usual = 1.5 * float(np.quantile(totals, 0.9))
-    return usual if 0 < usual < totals.max() / 2 else 1.05 * float(totals.max()) or 1.0
-
-
 def _scores(axes: Any, measured: list[dict[str, Any]]) -> None:
     steps = [entry["step"] for entry in measured]
     for name, label in (("lddt_ca", "lDDT-Ca"), ("tm_score", "TM-score")):
@@ -97,7 +91,7 @@ def _stacked(axes: Any, steps: list[dict[str, Any]], numbers: list[int]) -> None
     rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
     axes.stackplot(numbers, rows, labels=parts, colors=_COLOURS)
     totals = np.sum(rows, axis=0) if steps else np.zeros(1)
-    top = _top(totals)
+    top = usual_top(totals)
     axes.set_ylim(0, top)
     for number, total in zip(numbers, totals, strict=False):
         if total > top:  # a compilation, a machine that stood still

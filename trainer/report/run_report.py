@@ -49,7 +49,7 @@ def make_report(folder: Path) -> dict[str, Any]:
     operators = facts.get("operators") or {}
     sampled = _sampled(operators)
     plain = [line for line in steps if line["step"] not in sampled]
-    times = np.array([_training_seconds(line) for line in plain[_warm_up(plain) :]])
+    times = np.array([training_seconds(line) for line in plain[_warm_up(plain) :]])
     return {
         "run": {name: facts[name] for name in _FACTS if name in facts},
         "figures": _figures(facts, steps, times, operators),
@@ -59,6 +59,7 @@ def make_report(folder: Path) -> dict[str, Any]:
         "speed": _speed(facts, plain[_warm_up(plain) :]),
         "loader": facts.get("loader", {}),
         "parts_by_rank": facts.get("parts_by_rank", []),
+        "peak_memory_by_rank": facts.get("peak_memory_by_rank", []),
         "loss": _losses(every),
         "validation": [
             {"step": line["step"] + 1, **line["metrics"]} for line in every if "metrics" in line
@@ -95,8 +96,15 @@ def _sampled(operators: Mapping[str, Any]) -> range:
     return range(first, first + operators["steps"] + 1) if operators else range(0)
 
 
-def _training_seconds(line: Mapping[str, Any]) -> float:
+def training_seconds(line: Mapping[str, Any]) -> float:
+    """Seconds of a step without validation, checkpoint and profiling."""
     return float(sum(s for part, s in line["seconds"].items() if part not in _NOT_TRAINING))
+
+
+def usual_top(totals: np.ndarray) -> float:
+    """Upper end of an axis of times: the few steps far above the others do not set it."""
+    usual = 1.5 * float(np.quantile(totals, 0.9))
+    return usual if 0 < usual < totals.max() / 2 else 1.05 * float(totals.max()) or 1.0
 
 
 def _figures(
@@ -144,7 +152,7 @@ def _breakdown(steps: Sequence[Mapping[str, Any]], wall: float) -> dict[str, Any
 
 def _data_wait(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     waits = np.array([line["seconds"]["data_wait"] for line in steps])
-    total = sum(_training_seconds(line) for line in steps)
+    total = sum(training_seconds(line) for line in steps)
     return {
         "share": float(waits.sum() / total),
         "p50_seconds": float(np.percentile(waits, 50)),
@@ -154,7 +162,7 @@ def _data_wait(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Samples and model FLOPs per second of all devices together, and MFU of one."""
-    seconds = sum(_training_seconds(line) for line in steps)
+    seconds = sum(training_seconds(line) for line in steps)
     samples = len(steps) * facts["samples_per_step"]
     speed: dict[str, Any] = {"samples_per_second": samples / seconds}
     flops = facts.get("flops") or {}
@@ -233,6 +241,9 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     waits = [_seconds(parts.get("data_wait", 0.0)) for parts in report["parts_by_rank"]]
     if len(waits) > 1:
         rows.append(("data wait of each rank", ", ".join(waits)))
+    if report["peak_memory_by_rank"]:
+        peak = max(report["peak_memory_by_rank"]) / 2**30
+        rows.append(("peak memory of a rank", f"{peak:.2f} GiB"))
     for part, share in breakdown["share"].items():
         rows.append((f"  {part}", f"{share:7.2%}  {_seconds(breakdown['seconds'][part])}"))
     rows.append(("  not accounted for", f"{breakdown['unaccounted_share']:7.2%}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -176,6 +177,7 @@ def _accounted(
         "operators": sampler.result,
         "loader": _stats(loop.loader),
         "parts_by_rank": world.collect(result.parts),
+        "peak_memory_by_rank": world.collect(_peak_memory(world.device)),
     }
     if world.is_first:
         facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
@@ -183,6 +185,13 @@ def _accounted(
     if world.is_first:
         write_report(loop.out)
     return result
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: most that torch held on this rank's GPU, or of the process without one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _write_facts(facts: Mapping[str, Any], out: Path, world: World) -> None:

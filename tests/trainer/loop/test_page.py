@@ -1,0 +1,149 @@
+"""The page of a run: all its curves, nothing from elsewhere, no panel without content."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evofeed.cli import main
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE
+from evofeed.trainer.presets import PRESETS
+from evofeed.trainer.report.charts import Curve, chart
+from evofeed.trainer.report.page import write_page
+from evofeed.trainer.report.settings_table import differences, preset_settings, run_settings
+
+_SECONDS = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.001}
+
+
+def _make_run(
+    folder: Path, *, steps: int = 40, config: TrainConfig | None = None, ranks: int = 1
+) -> Path:
+    """A finished run that was neither validated nor profiled."""
+    folder.mkdir(parents=True)
+    config = config or PRESETS["tiny"]().train.replace(steps=steps)
+    facts = {
+        "config": config.to_dict(), "device": "CPU", "world_size": ranks, "first_step": 0,
+        "steps": steps, "seconds": steps * sum(_SECONDS.values()), "skipped": [],
+        "stopped_by": "", "samples_per_step": 1, "seconds_before_first_wait": 0.5,
+        "command": "evofeed train tiny --out <b>a</b>", "dataset": ["https://store/<x>"],
+        "parts_by_rank": [_SECONDS] * ranks, "peak_memory_by_rank": [3 * 2**30] * ranks,
+    }  # fmt: skip
+    (folder / RUN).write_text(json.dumps(facts))
+    lines: list[dict[str, Any]] = [
+        {
+            "step": step, "loss": 9.0 - step / 10, "norm": 1.0 + step % 3, "rate": 1e-3,
+            "terms": {"fape": 2.0 - step / 50, "violation": 0.0}, "seconds": _SECONDS,
+        }
+        for step in range(steps)
+    ]  # fmt: skip
+    (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def _validate(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
+    for line in lines[9::10]:
+        line["metrics"] = {"lddt_ca": line["step"] / 100, "tm_score": None}
+    (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    true = np.cumsum(np.random.default_rng(0).normal(size=(50, 3)), axis=0)
+    np.savez(folder / STRUCTURE, true=true, pred=true + 1.0)
+
+
+def _panels(page: str) -> list[str]:
+    return re.findall(r"<figcaption>([^<]*?) ?(?:<|$)", page)
+
+
+def _no_reference(page: str) -> None:
+    """No attribute, style rule or script that makes a browser ask for anything."""
+    assert not re.findall(r"<[^>]*\s(?:src|href|srcset|xlink:href|action|poster)\s*=", page)
+    assert not re.findall(r"<(?:link|iframe|object|embed|base|img)\b", page)
+    own = "".join(re.findall(r"<(?:style|script)>.*?</(?:style|script)>", page, re.DOTALL))
+    assert not re.findall(r"url\(|@import|//[a-z]|fetch\(|XMLHttp|import ", own)
+    assert "default-src 'none'" in page
+
+
+def test_the_page_of_a_run_holds_its_curves_and_asks_for_nothing(tmp_path: Path) -> None:
+    run = _make_run(tmp_path / "<script>alert(1)<b>", ranks=2)
+    _validate(run)
+    page = write_page([run], tmp_path / "a.html").read_text()
+    _no_reference(page)
+    panels = _panels(page)
+    for name in ("loss", "fape", "gradient norm", "lddt_ca", "share of wall time"):
+        assert name in panels, name
+    assert {"first validated chain", "peak memory by rank"} <= set(panels)
+    assert "seconds of data_wait by rank" in panels
+    # Terms that are zero throughout and metrics that were never finite have no panel.
+    assert not {"violation", "tm_score"} & set(panels)
+    assert page.count("<script>") == 1 and "alert(1)&lt;b" in page
+    assert "&lt;b&gt;a&lt;/b&gt;" in page and "<b>" not in page
+    assert "CA RMSD 1.7 Å" in page
+    line = re.search(r'<figcaption>loss .*?class="line" d="(.*?)"', page, re.DOTALL)
+    assert line is not None and len(re.findall("[ML]", line[1])) == 40
+    for polyline in re.findall(r'<polyline class="\w+" points="(.*?)"', page):
+        assert len(polyline.split()) == 50
+
+
+def test_a_run_without_validation_or_structure_has_no_panel_for_them(tmp_path: Path) -> None:
+    page = write_page([_make_run(tmp_path / "a")], tmp_path / "a.html").read_text()
+    for title in ("Validation", "Structure", "Ranks"):
+        assert f"<h2>{title}</h2>" not in page
+    assert "<polyline" not in page and "operators" not in " ".join(_panels(page))
+    assert not re.findall(r"<svg[^>]*></svg>|<table[^>]*></table>|<h2>[^<]*</h2>\s*<h2>", page)
+
+
+def test_two_runs_share_each_panel_and_their_settings_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = PRESETS["tiny"]().train
+    first = _make_run(tmp_path / "x" / "run")
+    second = _make_run(
+        tmp_path / "y" / "run", config=tiny.replace(seed=7, model={"c_m": 48}), ranks=2
+    )
+    out = tmp_path / "both.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(first), str(second), "--html", str(out)])
+    assert ended.value.code == 0 and str(out) in capsys.readouterr().out.replace("\n", "")
+    page = out.read_text()
+    _no_reference(page)
+    loss = re.search(r"<figcaption>loss .*?</figure>", page, re.DOTALL)
+    assert loss is not None and {"run0", "run1"} == set(re.findall(r'g class="(\w+)"', loss[0]))
+    # Two folders of one name are told apart by their paths.
+    assert str(first) in page and str(second) in page
+    apart = page.split("Where the runs differ:")[1].split("</table>")[0]
+    assert "<th>seed</th><td>0</td><td>7</td>" in apart
+    c_m = PRESETS["tiny"]().model.c_m
+    assert f"<th>model.c_m</th><td>{c_m}</td><td>48</td>" in apart
+    assert "learning_rate" not in apart
+
+
+@pytest.mark.parametrize("more", [[], ["--html", "a.html", "--json"]])
+def test_several_runs_without_a_page_are_refused(
+    tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(_make_run(tmp_path / "a"))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", run, run, *more])
+    assert ended.value.code == 2
+    assert "--html" in capsys.readouterr().err
+
+
+def test_a_part_that_is_left_out_differs_from_its_preset_as_a_whole() -> None:
+    config = PRESETS["initial_training"]().train.replace(model={"template": None})
+    found = differences([preset_settings("initial_training"), run_settings(config.to_dict())])
+    assert found["model.template"] == ["(none)", "null"]
+    assert all(name.startswith("model.template") for name in found)
+
+
+def test_a_value_that_is_not_finite_is_a_gap_and_many_steps_become_means_with_their_range() -> None:
+    gap = chart("loss", [Curve(run=0, steps=range(4), values=[1.0, None, 2.0, 3.0])])
+    assert re.findall("[ML]", gap.split('d="')[1].split('"')[0]) == ["M", "M", "L"]
+    values = [float(n % 10) for n in range(3_000)]
+    many = chart("loss", [Curve(run=0, steps=range(3_000), values=values)])
+    assert "<polygon" in many and len(many) < 20_000
+    assert chart("loss", [Curve(run=0, steps=[0], values=[None])]) == ""

@@ -1,0 +1,271 @@
+"""The run report as one HTML page that needs nothing else: no network, no other file.
+
+It reads without its script, which only turns the structures. Several runs share each panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evofeed.errors import InputError
+from evofeed.files import write_atomic
+from evofeed.trainer.log.clock import PARTS
+from evofeed.trainer.log.runlog import STRUCTURE, read_steps
+from evofeed.trainer.report.charts import RUNS, Curve, bars, chart
+from evofeed.trainer.report.run_report import (
+    make_report,
+    report_rows,
+    training_seconds,
+    usual_top,
+)
+from evofeed.trainer.report.settings_table import (
+    differences,
+    preset_settings,
+    run_settings,
+    table,
+)
+from evofeed.trainer.report.structure_view import structure_view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    name: str
+    folder: Path
+    report: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+
+
+def write_page(folders: Sequence[Path], path: Path) -> Path:
+    """Write the page of one run, or of several side by side; returns its path.
+
+    Raises:
+        InputError: a folder holds no run, or there are more of them than colours.
+    """
+    if not 1 <= len(folders) <= RUNS:
+        raise InputError(f"a page compares up to {RUNS} runs, and {len(folders)} were given")
+    short = [folder.resolve().name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    runs = [
+        _Run(name=name, folder=folder, report=make_report(folder), steps=read_steps(folder))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    write_atomic(path, _page(runs))
+    return path
+
+
+def _page(runs: Sequence[_Run]) -> str:
+    here = files("evofeed.trainer.report")
+    style, script = ((here / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    heads = [f'<th class="run{i}">{escape(run.name)}</th>' for i, run in enumerate(runs)]
+    heads = heads if len(runs) > 1 else []
+    title = escape(" and ".join(run.name for run in runs))
+    names = ", ".join(
+        f'<span class="run{i}">{escape(run.name)}</span>: {escape(_kind(run))}'
+        for i, run in enumerate(runs)
+    )
+    # The browser itself sees to it that the page asks nobody for anything.
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}: training report</title><style>\n{style}</style></head>\n<body>"
+        f"<h1>{title}</h1><p>{names}</p>\n"
+        f"{_section('Loss', _losses(runs))}"
+        f"{_section('Validation', _validation(runs))}"
+        f"{_section('Structure', _structures(runs))}"
+        f"{_section('Where the time went', _times(runs))}"
+        f"{_section('Ranks', _ranks(runs))}"
+        f"{_section('In figures', [table(heads, _figures(runs))], panels=False)}"
+        f"{_section('Configuration', _settings(runs, heads), panels=False)}"
+        f"<script>\n{script}</script></body></html>\n"
+    )
+
+
+def _kind(run: _Run) -> str:
+    facts = run.report["run"]
+    preset, device = facts["config"].get("preset"), facts["device"]
+    return f"{preset}, {facts['steps']:,} steps on {facts['world_size']} x {device}"
+
+
+def _section(title: str, parts: Sequence[str], *, panels: bool = True) -> str:
+    """A heading and what is below it; nothing if there is nothing below it."""
+    body = "\n".join(part for part in parts if part)
+    if not body:
+        return ""
+    return f"<h2>{title}</h2>\n" + (f'<div class="panels">{body}</div>\n' if panels else body)
+
+
+def _losses(runs: Sequence[_Run]) -> list[str]:
+    """Loss, gradient norm and rate, and each term that is not zero throughout."""
+    lines = [line.get("terms", {}) for run in runs for line in run.steps]
+    names = dict.fromkeys(name for terms in lines for name in terms)
+    parts = [
+        _over_steps(runs, "loss", lambda line: line.get("loss")),
+        _over_steps(runs, "gradient norm", lambda line: line.get("norm"), cut=True),
+        _over_steps(runs, "learning rate", lambda line: line.get("rate")),
+    ]
+    for name in names:
+        if name != "loss" and any(terms.get(name, 0) != 0 for terms in lines):
+            parts.append(_over_steps(runs, name, _term(name)))
+    return parts
+
+
+def _term(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda line: line.get("terms", {}).get(name)
+
+
+def _over_steps(
+    runs: Sequence[_Run],
+    title: str,
+    value: Callable[[Mapping[str, Any]], float | None],
+    *,
+    cut: bool = False,
+) -> str:
+    """A chart of something each step has; `cut`: a few steps far above do not set its axis."""
+    curves = [
+        Curve(run=i, steps=[line["step"] for line in run.steps], values=[*map(value, run.steps)])
+        for i, run in enumerate(runs)
+    ]
+    known = np.array([v for curve in curves for v in curve.values if v is not None])
+    if not (cut and len(known)):
+        return chart(title, curves)
+    top = usual_top(known)
+    more = " (the highest are cut off)" if top < known.max() else ""
+    return chart(title + more, curves, low=0.0, high=top)
+
+
+def _validation(runs: Sequence[_Run]) -> list[str]:
+    entries = [run.report["validation"] for run in runs]
+    names = dict.fromkeys(name for found in entries for entry in found for name in entry)
+    parts = []
+    for name in names:
+        if name == "step":
+            continue
+        curves = [
+            Curve(
+                run=i,
+                steps=[entry["step"] for entry in found],
+                values=[entry.get(name) for entry in found],
+            )
+            for i, found in enumerate(entries)
+        ]
+        values = [v for curve in curves for v in curve.values if v is not None]
+        score = all(0 <= v <= 1 for v in values)
+        parts.append(
+            chart(name, curves, low=0.0 if score else None, high=1.0 if score else None, dots=True)
+        )
+    return parts
+
+
+def _structures(runs: Sequence[_Run]) -> list[str]:
+    return [
+        structure_view(
+            run.folder / STRUCTURE,
+            f"first validated chain{f' of {run.name}' if len(runs) > 1 else ''}",
+            i,
+        )
+        for i, run in enumerate(runs)
+    ]
+
+
+def _times(runs: Sequence[_Run]) -> list[str]:
+    shares = {
+        part: [
+            (i, max(0.0, share), f"{share:.2%}")
+            for i, run in enumerate(runs)
+            if (share := run.report["breakdown"]["share"][part])
+        ]
+        for part in PARTS
+    }
+    groups: dict[str, list[tuple[int, float, str]]] = {}
+    for i, run in enumerate(runs):
+        for name, entry in run.report["operators"].get("groups", {}).items():
+            groups.setdefault(name, []).append((i, entry["share"], f"{entry['share']:.2%}"))
+    return [
+        _over_steps(
+            runs,
+            "milliseconds of a step, without validation and checkpoints",
+            lambda line: 1e3 * training_seconds(line),
+            cut=True,
+        ),
+        bars("share of wall time", {name: row for name, row in shares.items() if row}),
+        bars("operators of the profiled steps", groups),
+    ]
+
+
+def _ranks(runs: Sequence[_Run]) -> list[str]:
+    """What each rank waited for data and for the others, and its peak of memory."""
+    if all(run.report["run"]["world_size"] == 1 for run in runs):
+        return []
+    parts = []
+    for part in ("data_wait", "communication"):
+        seconds = [[p.get(part, 0.0) for p in run.report["parts_by_rank"]] for run in runs]
+        parts.append(bars(f"seconds of {part} by rank", _by_rank(seconds, "{:.2f} s")))
+    memory = [[b / 2**30 for b in run.report["peak_memory_by_rank"]] for run in runs]
+    return [*parts, bars("peak memory by rank", _by_rank(memory, "{:.2f} GiB"))]
+
+
+def _by_rank(
+    values: Sequence[Sequence[float]], form: str
+) -> dict[str, list[tuple[int, float, str]]]:
+    return {
+        f"rank {rank}": [
+            (i, row[rank], form.format(row[rank]))
+            for i, row in enumerate(values)
+            if rank < len(row)
+        ]
+        for rank in range(max(map(len, values)))
+    }
+
+
+def _figures(runs: Sequence[_Run]) -> dict[str, list[str]]:
+    """The report's rows, and what the run was made of."""
+    columns = []
+    for run in runs:
+        facts = run.report["run"]
+        rows = {label.strip(): text.strip() for label, text in report_rows(run.report)}
+        for name in ("date", "command", "parameters", "dataset", "versions"):
+            if facts.get(name) is not None:
+                rows[name] = _words(facts[name])
+        columns.append(rows)
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name, "") for column in columns] for name in names}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _settings(runs: Sequence[_Run], heads: Sequence[str]) -> list[str]:
+    configs = [run.report["run"]["config"] for run in runs]
+    whole = [run_settings(config) for config in configs]
+    parts = []
+    if len(runs) > 1:
+        apart = differences(whole)
+        parts.append("<p>Where the runs differ:</p>" if apart else "<p>The runs do not differ.</p>")
+        parts.append(table(heads, apart))
+    for run, config, own in zip(runs, configs, whole, strict=True):
+        name, preset = str(config.get("preset")), preset_settings(str(config.get("preset")))
+        of = f" of {escape(run.name)}" if len(runs) > 1 else ""
+        changed = differences([preset, own]) if preset else {}
+        if changed:
+            columns = [f"<th>preset {escape(name)}</th>", "<th>run</th>"]
+            parts.append(f"<p>What differs{of} from its preset:</p>{table(columns, changed)}")
+        elif preset:
+            parts.append(f"<p>All settings{of} are those of the preset {escape(name)}.</p>")
+    names = dict.fromkeys(name for column in whole for name in column)
+    every = {name: [column.get(name, "") for column in whole] for name in names}
+    parts.append(f"<details><summary>All settings</summary>{table(heads, every)}</details>")
+    return parts
