@@ -231,13 +231,18 @@ def _figures(runs: Sequence[_Run]) -> dict[str, list[str]]:
     columns = []
     for run in runs:
         facts = run.report["run"]
-        rows = {label.strip(): text.strip() for label, text in report_rows(run.report)}
+        rows = {_label(label): text.strip() for label, text in report_rows(run.report)}
         for name in ("date", "command", "parameters", "dataset", "versions"):
             if facts.get(name) is not None:
                 rows[name] = _words(facts[name])
         columns.append(rows)
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, "") for column in columns] for name in names}
+
+
+def _label(label: str) -> str:
+    """Parts stand indented below the others in a terminal, and one has the scores' name."""
+    return f"share: {label.strip()}" if label.startswith(" ") else label
 
 
 def _words(value: Any) -> str:
@@ -258,13 +263,13 @@ def _settings(runs: Sequence[_Run], heads: Sequence[str]) -> list[str]:
         parts.append(table(heads, apart))
     for run, config, own in zip(runs, configs, whole, strict=True):
         name, preset = str(config.get("preset")), preset_settings(str(config.get("preset")))
-        of = f" of {escape(run.name)}" if len(runs) > 1 else ""
+        who = escape(run.name) if len(runs) > 1 else "This run"
         changed = differences([preset, own]) if preset else {}
         if changed:
             columns = [f"<th>preset {escape(name)}</th>", "<th>run</th>"]
-            parts.append(f"<p>What differs{of} from its preset:</p>{table(columns, changed)}")
+            parts.append(f"<p>{who} against its preset:</p>{table(columns, changed)}")
         elif preset:
-            parts.append(f"<p>All settings{of} are those of the preset {escape(name)}.</p>")
+            parts.append(f"<p>{who} has all settings from the preset {escape(name)}.</p>")
     names = dict.fromkeys(name for column in whole for name in column)
     every = {name: [column.get(name, "") for column in whole] for name in names}
     parts.append(f"<details><summary>All settings</summary>{table(heads, every)}</details>")

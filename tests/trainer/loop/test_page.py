@@ -82,6 +82,7 @@ def test_the_page_of_a_run_holds_its_curves_and_asks_for_nothing(tmp_path: Path)
     assert not {"violation", "tm_score"} & set(panels)
     assert page.count("<script>") == 1 and "alert(1)&lt;b" in page
     assert "&lt;b&gt;a&lt;/b&gt;" in page and "<b>" not in page
+    assert "<th>validation</th><td>lddt_ca 0.39, tm_score not finite after 40 steps</td>" in page
     assert "CA RMSD 1.7 Å" in page
     line = re.search(r'<figcaption>loss .*?class="line" d="(.*?)"', page, re.DOTALL)
     assert line is not None and len(re.findall("[ML]", line[1])) == 40
