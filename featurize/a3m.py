@@ -91,7 +91,7 @@ def _refuse_complex(data: bytes, path: str) -> None:
 def check_size(rows: int, columns: int, caps: InputCaps, path: str) -> None:
     """Refuse empty and oversized alignments before anything is allocated."""
     if rows == 0 or columns == 0:
-        raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
     for name, got, cap in (
         ("rows", rows, caps.max_rows),
         ("columns", columns, caps.max_columns),

@@ -2,7 +2,7 @@
 
 Three kinds of index: the sharded one names the db of each chain
 (`{"3lrm_A": {"db": "alignment_db_0.db", "files": [["x.a3m", offset, bytes], …]}}`),
-the old one lies beside its only db and lists files alone, and that of `evofeed search` names
+the old one is beside its only db and lists files alone, and that of `evofeed search` names
 the db of each file and has the sequences
 (`{"3lrm_A": {"sequence": "MKV…", "files": [["x.a3m.zst", offset, bytes, "7f.db"], …]}}`).
 """
@@ -75,7 +75,7 @@ def _entry(
 
 
 def _place(name: str, folder: Path, dbs: dict[str, str]) -> str:
-    """Where a db lies, which is beside its index."""
+    """Where a db is, which is beside its index."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise ValueError(f"db {name!r} is no plain file name")
     return dbs.setdefault(name, str(folder / name))

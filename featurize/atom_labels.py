@@ -77,7 +77,7 @@ def with_author_labels(rows: AtomRows) -> tuple[list[str], list[str]]:
 def _protein_residues(rows: AtomRows, keys: list[_Key], own: list[bool]) -> set[_Key]:
     """Amino acids with a letter, and what else has a backbone and stands before the last of them.
 
-    Without TER or labels nothing else tells a modified residue from a ligand like it.
+    Without TER or labels nothing else distinguishes a modified residue from a ligand like it.
     """
     amino, strange = set(), set()
     atoms: dict[_Key, set[str]] = {}

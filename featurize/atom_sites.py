@@ -64,7 +64,7 @@ def place_chain(
 ) -> Chain:
     """Atoms of an author's chain on the positions of its sequence.
 
-    The last record of a position tells its residue; records of that residue
+    The last record of a position names its residue; records of that residue
     count, others at the same position (another residue type, another hetero
     flag) do not. Of alternative locations the one with the highest occupancy
     stays, the first of equals, as in Biopython. Arginine's NH1 is the one

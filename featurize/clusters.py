@@ -96,7 +96,7 @@ def _size(sizes: Mapping[str, int], name: str) -> int:
 
 
 def _entities(sources: Iterable[ChainSource]) -> dict[str, str]:
-    """RCSB's name of each chain's entity, `4HHB_1`, of the chains whose mmCIF file tells it."""
+    """RCSB's name of each chain's entity, `4HHB_1`, of the chains whose mmCIF file names it."""
     known: dict[str, dict[str, str]] = {}
     names = {}
     for source in sources:

@@ -118,7 +118,7 @@ class FeaturizeConfig:
     max_subsequence_ratio: float = 0.95
     """A hit that is an exact piece of the query longer than this share is a duplicate (AF2)."""
     locate_query: Literal["numbering", "search"] = "numbering"
-    """Where a hit's part of the query lies: by the hit file's own numbers where the letters
+    """Where a hit's part of the query is: by the hit file's own numbers where the letters
     agree, else by search. OpenFold only searches: a repeat is found at its first place,
     a query with an odd letter nowhere, which shifts the template by one residue."""
     unmatched_to_last: bool = False
@@ -133,7 +133,7 @@ class FeaturizeConfig:
     """How a hit whose sequence differs from its structure's is mapped onto it. OpenFold
     runs kalign. Biopython's global alignment accepts and refuses the same hits (1287 of
     1290 chains cut and edited at random) and maps 95 of 100 alike; the others differ in
-    where a gap between equal letters lies, or in what faces a foreign tag."""
+    where a gap between equal letters is, or in what faces a foreign tag."""
 
     caps: InputCaps = field(default_factory=InputCaps)
 

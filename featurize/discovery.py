@@ -137,7 +137,7 @@ def nothing_usable(problems: Sequence[InputError], uri: str) -> InputError:
 
 
 def home_of(root: Path) -> Path:
-    """The folder that holds an input and what lies beside it."""
+    """The folder that holds an input and what is beside it."""
     home = root if root.is_dir() else root.parent
     inside = layouts.first_dir(home, _ALIGNMENT_DIRS)
     if inside is None and layouts.first_dir(home.parent, ("alignments",)) == home:
@@ -191,7 +191,7 @@ def _numbered_chains(root: Path, beside: Beside) -> list[ChainSource]:
 
 
 def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]:
-    # What lies in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
+    # What is in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
     every = folder is not None and folder.name == "alignments"
     return layouts.from_chain_folders(folder, beside, every=every) if folder else []
 

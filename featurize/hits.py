@@ -182,7 +182,7 @@ def parse_hmmsearch(
 
     Raises:
         TemplateError: a line that is not `name residues`, or a protein whose name
-            does not tell where its piece lies.
+            does not say where its piece is.
     """
     caps = caps or InputCaps()
     sequences, descriptions = _stockholm_rows(data, path)

@@ -1,4 +1,4 @@
-"""Each layout of an input -> its chain sources, with what lies beside them."""
+"""Each layout of an input -> its chain sources, with what is beside them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What lies beside the alignments of a data set.
+    """What is beside the alignments of a data set.
 
     Attributes:
         structures: file by entry or chain.
@@ -268,7 +268,7 @@ def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
     """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it.
 
     Headers may be Boltz's or Chai's, which say what kind of molecule each is and where its
-    alignment lies; what is no protein is noted with the proteins.
+    alignment is; what is no protein is noted with the proteins.
     """
     faults: list[InputError] = []
     records = parse_fasta(read_bytes(file_ref(path)), path=str(path), faults=faults)

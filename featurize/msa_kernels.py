@@ -200,7 +200,7 @@ def fill_stockholm(
     """Fill letters and, if `deletions` has room, deletions `[row, column, count]`.
 
     `column_of` maps a column of the file to the query's, -1 where the query has
-    a gap; there `inserted` tells what a byte is. Returns `(status, byte, deletions, row, width)`.
+    a gap; there `inserted` says what a byte is. Returns `(status, byte, deletions, row, width)`.
     """
     rows = letters.shape[0]
     width = np.zeros(rows, np.int64)

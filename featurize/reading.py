@@ -48,7 +48,7 @@ class FileRef(NamedTuple):
         return plain(self.name)
 
     def nbytes(self) -> int:
-        """Bytes it takes where it lies (compressed if it is); 0 if it is not there."""
+        """Bytes it takes where it is (compressed if it is); 0 if it is not there."""
         if self.size is not None:
             return self.size
         try:
@@ -118,7 +118,7 @@ def sha256(data: bytes) -> str:
 
 
 def xxh3(data: bytes) -> str:
-    """Hex digest that tells content from what it was: a tenth of sha256's time, no proof."""
+    """Hex digest that shows whether content changed: a tenth of sha256's time, no proof."""
     return xxhash.xxh3_128_hexdigest(data)
 
 

@@ -94,7 +94,7 @@ def _layout(
             line=line_of(data, byte),
         )
     if not len(spans):
-        raise MsaError("no aligned sequence in it: make it anew or remove it", path=path or None)
+        raise MsaError("no aligned sequence in it: write it again or remove it", path=path or None)
     rows, unique = _first_block(data, spans)
     # A name twice in every block is two sequences; OpenFold, and the format, join them.
     whole = unique or (rows < len(spans) and not strict_letters)

@@ -17,7 +17,7 @@ class Chain:
 
     Attributes:
         chain_id: author's chain id.
-        sequence: letters; of the whole construct where the file tells it, else of what is seen.
+        sequence: letters; of the whole construct where the file has it, else of what is seen.
         positions: ångström, zeros where an atom is not observed.
         mask: 1 where it is.
         observed: residues with any record in the file.

@@ -37,7 +37,7 @@ def parse_structure(
 
     Args:
         data: content, decompressed.
-        name: file name without compression suffix; tells format and entry.
+        name: file name without compression suffix; gives format and entry.
         path: for errors.
         config: strictness and caps.
         is_distillation: B factors are confidences; residues below

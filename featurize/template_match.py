@@ -1,4 +1,4 @@
-"""Where a hit lies in its structure: the chain, and which residue faces which."""
+"""Where a hit is in its structure: the chain, and which residue faces which."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Match:
         query: positions in the query.
         template: the position in the chain facing each of them.
         letters: the template's letter at each of them.
-        realigned: the sequences differed and were aligned anew.
+        realigned: the sequences differed and were aligned again.
     """
 
     chain_id: str

@@ -171,7 +171,7 @@ class Catalog:
             raise away(name, error) from None
 
     def _uri(self, name: str) -> str:
-        """Where a dataset lies; asked of the database at most once a second.
+        """Where a dataset is; asked of the database at most once a second.
 
         Every shard request needs it. Another process may have moved the name
         meanwhile, so what is remembered is soon forgotten.
@@ -288,7 +288,7 @@ def _taken(name: str) -> Problem:
 
 
 def away(name: str, error: Exception) -> Problem:
-    """The problem of a dataset whose store cannot be used; its place is not told."""
+    """The problem of a dataset whose store cannot be used; its place is not shown."""
     why = error.message if isinstance(error, StoreError) else type(error).__name__
     why = error.strerror or why if isinstance(error, OSError) else why
     return Problem(

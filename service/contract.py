@@ -1,7 +1,7 @@
 """The HTTP interface as it was promised: `python -m evofeed.service.contract [--break]`.
 
 `docs/openapi.json` is what clients were generated from. This writes it again, and refuses
-where that would break one of them, unless told to.
+where that would break one of them, unless asked to.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Target:
 
 
 def check_url(url: str, allowed: Sequence[str]) -> Target:
-    """Refuse a URL that the operator has not opened.
+    """Refuse a URL that the operator has not allowed.
 
     Args:
         url: what a client wants posted to.

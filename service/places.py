@@ -43,7 +43,7 @@ def require_root(
     uri: str,
     variable: Literal["EVOFEED_DATASET_ROOTS", "EVOFEED_INPUT_ROOTS"],
 ) -> None:
-    """Refuse a place that was not opened up.
+    """Refuse a place that is not open.
 
     Args:
         settings: of the service; with neither tokens nor roots, any place will do.
@@ -66,7 +66,7 @@ def require_root(
 
 
 def below(place: str, root: str) -> bool:
-    """True if a canonical place is another one or lies inside it."""
+    """True if a canonical place is another one or is inside it."""
     return place == root or place.startswith(f"{root.rstrip('/')}/")
 
 

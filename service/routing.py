@@ -108,8 +108,8 @@ class ScopedRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         marked: _Mark | None = getattr(endpoint, "__scope__", None)
         if marked:
-            told = _described(marked, options.get("methods") or ())
-            options["openapi_extra"] = (options.get("openapi_extra") or {}) | told
+            described = _described(marked, options.get("methods") or ())
+            options["openapi_extra"] = (options.get("openapi_extra") or {}) | described
             if not inspect.iscoroutinefunction(endpoint):
                 endpoint = _in_thread(endpoint, marked)
         super().__init__(path, endpoint, **options)

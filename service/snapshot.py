@@ -51,7 +51,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenSnapshot:
-    """A snapshot whose index is in memory (or mapped, where it lies on a local disk).
+    """A snapshot whose index is in memory (or mapped, where it is on a local disk).
 
     Attributes:
         digest: its name.

@@ -2,7 +2,7 @@
 
 Messages follow the Standard Webhooks convention, so receivers need no code of
 ours to check them: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
-an HMAC-SHA256 over id, time and body. An end of a job is told at least once.
+an HMAC-SHA256 over id, time and body. An end of a job is sent at least once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("evofeed.service")
 _TICK: Final = 1.0
 _WAITS: Final = (10, 60, 300, 1800, 7200, 21_600)  # seconds before each further attempt
 _LEASE: Final = 60.0  # a delivery in hand is nobody else's for so long
-_SENDERS: Final = 16  # webhooks told at once; one is told one thing at a time
+_SENDERS: Final = 16  # webhooks sent to at once; each gets one delivery at a time
 _NEWS_SECONDS: Final = 86_400.0  # ends older than this are no news
 
 
@@ -80,13 +80,13 @@ class Notifier:
 
     Args:
         database: jobs, webhooks and deliveries.
-        allowed: hosts that may be told; with none there is no thread.
+        allowed: hosts that may be sent to; with none there is no thread.
     """
 
     def __init__(self, database: Database, allowed: tuple[str, ...]) -> None:
         self._database, self._allowed = database, allowed
         self._stop = threading.Event()
-        self._busy: set[str] = set()  # webhooks that are being told
+        self._busy: set[str] = set()  # webhooks that are being sent to
         self._thread = threading.Thread(target=self._run, name="evofeed-webhooks", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class Notifier:
                     _log.exception("webhooks cannot be served now; trying again")
 
     def _due(self) -> set[str]:
-        """Webhooks that are to be told something now."""
+        """Webhooks with a delivery due now."""
         due = select(DeliveryRow.webhook_id).where(DeliveryRow.due_at <= time.time()).distinct()
         with self._database.read() as session:
             return set(session.scalars(due))
@@ -133,7 +133,7 @@ class Notifier:
             self._busy.discard(hook_id)
 
     def collect(self) -> None:
-        """Write down a delivery for each end that a webhook has not been told of."""
+        """Write down a delivery for each end that a webhook has not been sent."""
         with self._database.read() as session:
             hooks = session.scalars(select(WebhookRow).where(WebhookRow.disabled == "")).all()
             for hook in hooks:

@@ -1,4 +1,4 @@
-"""What a job tells the service that runs it, and asks of it."""
+"""What a job reports to the service that runs it, and asks of it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Reading everything to name it by its content would cost as much as the job. So a file is
 named by its place, size and time when it was first read, and the sha256 of what was read is
-kept with that. A file that was only copied or touched since, or that lies elsewhere now with
+kept with that. A file that was only copied or touched since, or that is elsewhere now with
 the whole input, is read once more, found to be the same, and keeps its name, and so its unit.
 """
 
@@ -48,7 +48,7 @@ class KnownInputs:
     """What earlier jobs knew of the inputs of this one.
 
     Attributes:
-        root: the folder this job's input lies in; it may have lain elsewhere before.
+        root: the folder this job's input is in; it may have been elsewhere before.
         stamps: inputs as they were when they were read, by `input_key`.
         former_roots: where the inputs of other jobs lay, newest first.
         check_content: read all that are known rather than believe size and time.
@@ -60,7 +60,7 @@ class KnownInputs:
     check_content: bool = False
 
     def place(self, path: str) -> str:
-        """A path as seen from the root, if it lies in it."""
+        """A path as seen from the root, if it is in it."""
         return "." if path == self.root else path.removeprefix(f"{self.root}/")
 
     def stamp(self, ref: FileRef, config: FeaturizeConfig) -> Stamp | None:
@@ -97,7 +97,7 @@ def inputs_of(source: ChainSource, config: FeaturizeConfig) -> Iterator[FileRef]
 
 
 def input_key(ref: FileRef) -> str:
-    """Where an input lies."""
+    """Where an input is."""
     span = f"{ref.offset} {ref.size}"
     if ref.part:  # of a whole file
         span = f"{quote(ref.part)} -"
@@ -131,7 +131,7 @@ def stamp_of(
     nbytes, mtime_ns = stat
     if known is not None and stat == (known.nbytes, known.mtime_ns) and not check_content:
         return known
-    # The place tells inputs apart that happen to have one size and time under two roots.
+    # The place distinguishes inputs that happen to have one size and time under two roots.
     name = f"{nbytes} {mtime_ns} {xxh3(os.fsencode(ref.path))[:16]}"
     if known is None or not known.sha256 or nbytes != known.nbytes:
         return Stamp(name, nbytes, mtime_ns)

@@ -1,4 +1,4 @@
-"""Where a job's ledger and report lie, and how its paths are told."""
+"""Where a job's ledger and report are, and how its paths are shown."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def run_and_show(
                 discover_args=finder,
             )
         except KeyboardInterrupt:
-            told = "interrupted: what is done is kept; the same command again goes on from there"
-            Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+            shown = "interrupted: what is done is kept; the same command again goes on from there"
+            Console(stderr=True).print(shown, highlight=False, soft_wrap=True)
             raise
     if as_json:
         print(json.dumps(report.to_dict()))
@@ -147,6 +147,6 @@ def _why(notes: Mapping[str, Sequence[str]]) -> str:
         for chain in notes.values()
         for reason in {note.rpartition(": ")[2].lstrip("0123456789 ") for note in chain}
     )
-    told = [f"{reason} ({count})" for reason, count in reasons.most_common(_SHOWN)]
-    more = len(reasons) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+    shown = [f"{reason} ({count})" for reason, count in reasons.most_common(_SHOWN)]
+    more = len(reasons) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

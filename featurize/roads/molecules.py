@@ -12,7 +12,7 @@ _CHAI: Final = ("protein", "rna", "dna", "ligand", "glycan")
 class Molecule(NamedTuple):
     """What a header or a job file says: a name, a kind of molecule, and the file of its alignment.
 
-    `chain` tells a name that is only a chain's, as in Boltz: its file is the entry.
+    `chain` marks a name that is only a chain's, as in Boltz: its file is the entry.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What lies in a folder that holds no chains: for the message that says so."""
+"""What is in a folder that holds no chains: for the message that says so."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS failures (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A result in the cache: where it lies, the digest of its text, what it cost to make."""
+    """A result in the cache: where it is, the digest of its text, what it cost to make."""
 
     ref: FileRef
     sha256: str

@@ -53,7 +53,7 @@ def stamps_of(database: Database) -> list[FileStamp]:
 
 
 def database_digest(database: Database) -> str:
-    """Names a database by its content, wherever it lies; files beyond 4 GiB by samples and size.
+    """Names a database by its content, wherever it is; files beyond 4 GiB by samples and size.
 
     Raises:
         InputError: it cannot be read.

@@ -161,7 +161,7 @@ class FusedLAMB(_Layerwise):
 
         Args:
             param, grad, exp_avg, exp_avg_sq, ema, low: as there.
-            spans: where each tensor lies in them; see `spans`. Gaps are left alone.
+            spans: where each tensor is in them; see `spans`. Gaps are left alone.
             beta1, beta2, eps, options: as there.
             weight_decay: of adapted tensors, part of the direction as in the paper.
         """
@@ -206,7 +206,7 @@ class FusedLARS(_Layerwise):
         Args:
             param, grad, ema, low, options: as there.
             momentum_buffer: float32 `[N]`, zeros at first; it holds steps, the rate included.
-            spans: where each tensor lies in them; see `spans`. Gaps are left alone.
+            spans: where each tensor is in them; see `spans`. Gaps are left alone.
             momentum: share of the last step that is kept.
             trust: trust coefficient, the paper's eta.
             weight_decay: of adapted tensors.

@@ -44,7 +44,7 @@ def column_sum(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def pair_offset(rows, length, TRANSPOSE: tl.constexpr):
-    """Where pair (i, j), row i * length + j of a batch entry, lies within one head's map."""
+    """Where pair (i, j), row i * length + j of a batch entry, is within one head's map."""
     within = rows % (length * length)
     if TRANSPOSE:
         within = (within % length) * length + within // length

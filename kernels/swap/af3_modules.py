@@ -67,7 +67,7 @@ class FusedPackedTriangleMultiplication(Recordable):
 
 
 def goes_out(module: nn.Module) -> bool:
-    """Direction of a triangle multiplication that only its class's name tells."""
+    """Direction of a triangle multiplication that only its class's name gives."""
     return plain_class(module).__name__.endswith("Outgoing")
 
 

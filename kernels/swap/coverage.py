@@ -54,7 +54,7 @@ def swapped_share(model: nn.Module, step: Callable[[], Any]) -> float:
 
 
 def _inside(event: Any) -> bool:
-    """Whether an event lies in the forward of a swapped module."""
+    """Whether an event is in the forward of a swapped module."""
     while event is not None:
         if event.name == _RANGE:
             return True

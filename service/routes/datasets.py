@@ -21,7 +21,7 @@ router = make_router("/v1/datasets", "datasets")
 
 
 class NewDataset(Body):
-    """A name for a dataset that lies somewhere."""
+    """A name for a dataset at some place."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "pdb", "uri": "s3://bucket/pdb"}]},

@@ -165,7 +165,7 @@ class Loop:
                 path=str(checkpoint.path),
             )
         now = self.loader.state_dict()
-        was, wanted = (told.get("global_batch_size") for told in (state["loader"], now))
+        was, wanted = (one.get("global_batch_size") for one in (state["loader"], now))
         if was != wanted:
             raise TrainerError(
                 f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "

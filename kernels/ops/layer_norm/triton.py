@@ -16,7 +16,7 @@ def _tile_of(
 ):  # fmt: skip
     """Rows `first` and on of X in float32; where they are in a contiguous tensor; which are there.
 
-    CACHE: what the cache is told of them ("" for nothing).
+    CACHE: the cache hint for them ("" for nothing).
 
     A start that is one number for all threads, and offsets known to the compiler where C is,
     leave registers for more programs.

@@ -148,7 +148,7 @@ class FusedAdamEMA(FlatBuffers):
 
         Raises:
             UnsupportedShape: a buffer has another length or a type no kernel takes.
-            KernelError: a buffer lies on another device.
+            KernelError: a buffer is on another device.
         """
         state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
         super().__init__(param, grad, state, ema, low, **options)

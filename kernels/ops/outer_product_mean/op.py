@@ -1,7 +1,7 @@
 """Outer product mean as one op: norm, projections, outer GEMM, projection, mean, residual.
 
 The outer product of all pairs (134 MB at 256 residues) is written once by a
-GEMM and read where it lies; with few sequences the backward pass rebuilds it instead of
+GEMM and read in place; with few sequences the backward pass rebuilds it instead of
 keeping it.
 
 Letters: B batch, S sequences, R residues, M = B * S * R, C channels of the MSA,

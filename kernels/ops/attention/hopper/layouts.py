@@ -54,7 +54,7 @@ def _line(size, warps):
 
 @gluon.jit
 def in_turn(SIZE: gl.constexpr, layout: gl.constexpr):
-    """Which position lies at each place of a tile: a thread's 8 of each 32 follow each other."""
+    """Which position is at each place of a tile: a thread's 8 of each 32 follow each other."""
     c = gl.arange(0, SIZE, layout)
     return c // 32 * 32 + c // 2 % 4 * 8 + c // 8 % 4 * 2 + c % 2
 
@@ -75,7 +75,7 @@ def _copy(tile, PTR, first, rows, N, stride, D: gl.constexpr, layout: gl.constex
 
 @gluon.jit
 def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr):
-    """Starts the copy of rows of D numbers into a tile; what lies outside is 0."""
+    """Starts the copy of rows of D numbers into a tile; what is outside is 0."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     rows = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     _copy(tile, PTR, first, rows, N, stride, D, layout)
