@@ -26,7 +26,7 @@ _LEFT_OUT = ("start_monitor", "start_log_monitor", "start_api_server")
 def starting(lean: bool) -> Iterator[None]:
     """While `ray.init` starts a node: wait for it as long as it takes, not Ray's 30 seconds.
 
-    If the raylet ends meanwhile, so does this process: Ray would wait for a minute.
+    If the raylet or the GCS ends meanwhile, so does this process: Ray would wait for a minute.
 
     Args:
         lean: start a GCS and a raylet only. Fails where this version of Ray needs more.
@@ -38,17 +38,16 @@ def starting(lean: bool) -> Iterator[None]:
     done = threading.Event()
 
     def start_process(command: list[str], process_type: str, *args: Any, **more: Any) -> Any:
-        if process_type != "raylet":
-            return start(command, process_type, *args, **more)
-        if lean:
+        if lean and process_type == "raylet":
             command = [_without_agent(part, command) for part in command]
         started = start(command, process_type, *args, **more)
-        threading.Thread(target=watch, args=(started.process,), daemon=True).start()
+        if process_type in ("gcs_server", "raylet"):
+            threading.Thread(target=watch, args=(started.process,), daemon=True).start()
         return started
 
-    def watch(raylet: subprocess.Popen[bytes]) -> None:
+    def watch(server: subprocess.Popen[bytes]) -> None:
         while not done.wait(0.1):
-            if raylet.poll() is not None:
+            if server.poll() is not None:
                 os._exit(1)
 
     def ask_on(*args: Any, **more: Any) -> Any:
