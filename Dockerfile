@@ -14,6 +14,7 @@ COPY loader ./loader
 COPY service ./service
 COPY trainer ./trainer
 COPY kernels ./kernels
+COPY synth ./synth
 RUN python -m venv /venv \
     && /venv/bin/pip install --no-cache-dir -c constraints.txt ".[featurize,service,s3]"
 

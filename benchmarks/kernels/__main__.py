@@ -35,6 +35,7 @@ from benchmarks.kernels import (
     outer_product_mean,
     pair_bias,
     softmax,
+    swiglu,
     transition,
     triangle_multiplication,
 )
@@ -49,6 +50,7 @@ SECTIONS = {
     "gated_attention": gated_attention.section,
     "global_attention": global_attention.section,
     "transition": transition.section,
+    "swiglu": swiglu.section,
     "outer_product_mean": outer_product_mean.section,
     "pair_bias": pair_bias.section,
     "blocks": blocks.section,

@@ -83,6 +83,9 @@ def test_no_request_is_answered_with_a_500(fuzzed, operations, data) -> None:
         answer = client.request(method, url, **options)
     except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeEncodeError):
         return  # the client library refuses to send it
+    if answer.status_code == 503 and path.startswith("/ticket"):
+        assert answer.json()["status"] == "MAINTENANCE"  # this service has no database to search
+        return
     assert answer.status_code < 500, (method, url, options, answer.text)
     assert answer.headers.get("x-request-id") or answer.status_code == 400  # 400: no HTTP at all
 

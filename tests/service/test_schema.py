@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest_service import Start
+from tests.service.conftest import Start
 
 from evofeed.service.auth import SCOPES, create_token
 

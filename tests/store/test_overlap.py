@@ -47,7 +47,7 @@ def test_clusters_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch) -> 
         Clusters(tmp_path / "nowhere.txt")
     monkeypatch.setattr("evofeed.store.overlap._MAX_BYTES", 3)
     (tmp_path / "big.txt").write_text("1abc_A\n")
-    with pytest.raises(InputError, match="too many"):
+    with pytest.raises(InputError, match="above 3 bytes"):
         Clusters(tmp_path / "big.txt")
 
 

@@ -367,7 +367,7 @@ def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
             return honest(*args)
 
         driver.publish = late  # type: ignore[assignment]
-        with pytest.raises(RefConflict, match="run the same command again"):
+        with pytest.raises(RefConflict, match="run it again to publish"):
             run(raw, tmp_path)
         return Dataset.open(str(tmp_path)).digest
 

@@ -57,7 +57,7 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
             kind = {
                 "gated_attention": "AttentionWeights", "global_attention": "AttentionWeights",
                 "transition": "TransitionWeights", "outer_product_mean": "OuterWeights",
-                "triangle_multiplication": "TriangleWeights",
+                "triangle_multiplication": "TriangleWeights", "swiglu": "SwigluWeights",
             }[op]  # fmt: skip
             cls: Any = getattr(importlib.import_module(f"evofeed.kernels.ops.{op}.op"), kind)
             values["weights"] = cls(*(torch.ones(2, 2) for _ in cls.__slots__))
