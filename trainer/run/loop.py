@@ -230,8 +230,10 @@ class Loop:
                 self.batch_like = {k: v.to("meta") for k, v in batch.items()}
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
-            passes.append(Pass(batch=batch, seed=self._sample_seed(step, micro)))
-            torch.manual_seed(passes[-1].seed)
+            seed = self._sample_seed(step, micro)
+            # Batches of many passes would fill the GPU: two steps' worth are alive at once.
+            passes.append(Pass(batch=batch if config.accumulate == 1 else {}, seed=seed))
+            torch.manual_seed(seed)
             part = self._backward(batch)
             numbers = part if numbers is None else numbers + part
         assert numbers is not None  # accumulate >= 1

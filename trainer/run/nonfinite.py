@@ -45,10 +45,15 @@ class KeptStep:
 def keep_step(
     folder: Path, entry: Mapping[str, Any], passes: Sequence[Pass], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write a step aside and move it into place; its entry alone if there are many by now."""
+    """Write a step aside and move it into place.
+
+    Its entry alone if there are many by now, or if its batches were not held: a step of
+    several passes holds none.
+    """
     from safetensors.torch import save_file
 
-    whole = len(list(folder.parent.glob("*/model.safetensors"))) < _KEPT
+    kept = len(list(folder.parent.glob("*/model.safetensors")))
+    whole = kept < _KEPT and all(one.batch for one in passes)
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -79,7 +84,8 @@ def read_step(folder: Path) -> KeptStep:
         ) from error
     if not entry["whole"]:
         raise CheckpointError(
-            f"a run keeps its first {_KEPT} such steps whole, and of this one only {ENTRY}",
+            f"a run keeps its first {_KEPT} such steps whole, with accumulate 1, and of this one "
+            f"only {ENTRY}",
             path=str(folder),
         )
     passes = tuple(

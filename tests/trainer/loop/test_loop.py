@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.errors import TrainerError
+from evofeed.errors import CheckpointError, TrainerError
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run import telemetry
@@ -95,6 +95,14 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
     assert any(bool(value.isnan().any()) for value in kept.passes[0].batch.values())
     assert all(bool(value.isfinite().all()) for value in kept.weights.values())
     assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 1, 0, 0, 1, 1]
+
+
+def test_a_step_of_several_passes_holds_no_batch(tmp_path: Path) -> None:
+    run = loop(config(2, accumulate=3), tmp_path, loader=TinyLoader(bad=(4,)))
+    assert run.run().skipped == [1]
+    assert all(not one.batch for one in run._passes)
+    with pytest.raises(CheckpointError, match="accumulate 1"):
+        read_step(tmp_path / NONFINITE / "step_00000001.rank0")
 
 
 def test_a_skipped_step_leaves_weights_moments_and_average_bit_equal(tmp_path: Path) -> None:
