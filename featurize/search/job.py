@@ -21,11 +21,12 @@ from typing import Any, Final
 from evofeed.errors import InputError, JobError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.job.executors import ExecutorGone
+from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import Found, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.executors import SearchExecutor, open_executor
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
-from evofeed.featurize.search.plan import Schedule, Unit, cost_of, make_units
+from evofeed.featurize.search.plan import Schedule, Unit, cost_of, cut_up, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
 from evofeed.featurize.sources import ChainSource, role_of
@@ -34,7 +35,11 @@ from evofeed.files import write_atomic
 _TICK: Final = 0.5
 _STRIKES: Final = 3
 """Times a sequence may fail in a database; each time elsewhere if there is an elsewhere."""
+_LOST_TOGETHER: Final = 3
+"""Times a unit may lose its worker, nobody knows over which sequence, before it is cut up."""
+_PARTS: Final = 16
 _MAX_LOST: Final = 6
+"""Times a unit may lose its worker with no sequence to blame."""
 _NOWHERE: Final = 60.0
 """Seconds to wait for a node that holds a database."""
 _REST: Final = 6.0
@@ -139,6 +144,7 @@ class Search:
         cache: SearchCache,
         progress: Progress | None = None,
         executor: SearchExecutor | None = None,
+        rest: float = _REST,
     ) -> None:
         self.databases, self.config, self.options = databases, config, options
         self.cache, self.progress = cache, progress
@@ -153,6 +159,8 @@ class Search:
         self._stack = contextlib.ExitStack()
         self._told = 0.0
         self._restarts = 0
+        self._rest = rest
+        self._losses: Counter[str] = Counter()  # by unit, with nobody to blame
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
     def close(self) -> None:
@@ -263,7 +271,6 @@ class Search:
     def _work(self, schedule: Schedule, starts: dict[str, Found]) -> dict[str, dict[str, Any]]:
         """Do all units; why a key has no result."""
         strikes: Counter[str] = Counter()
-        lost: Counter[str] = Counter()
         reasons: dict[str, dict[str, Any]] = {}
         for unit, outcome, node_id in self._units(schedule, starts):
             again = list(unit.queries)
@@ -274,11 +281,8 @@ class Search:
                 blamed = [q.key for q in again]
             else:
                 self.lost_workers += 1
-                blamed = [outcome.chain_id] if outcome.chain_id else []
-                lost[unit.unit_id] += 1
+                blamed = self._blamed(unit, outcome)
                 why = {"type": "WorkerKilled", "message": f"killed its worker ({outcome.cause})"}
-                if lost[unit.unit_id] >= _MAX_LOST:
-                    blamed = [q.key for q in unit.queries] * _STRIKES
                 reasons |= dict.fromkeys(blamed, why)
             name = self.databases[unit.database].name
             for key in blamed:
@@ -286,7 +290,10 @@ class Search:
                 self.cache.fail(key, name, strikes[key], reasons[key])
             left = [q for q in again if strikes[q.key] < _STRIKES]
             if left == list(unit.queries):
-                schedule.put(dataclasses.replace(unit, avoid=node_id))
+                is_cut = not blamed and self._losses[unit.unit_id] == _LOST_TOGETHER
+                units = cut_up(unit, _PARTS) if is_cut else [unit]
+                for one in units:
+                    schedule.put(dataclasses.replace(one, avoid=node_id))
                 continue
             kind = self.infos[unit.database].kind
             for more in make_units(unit.database, kind, left, self.executor.slots(), node_id):
@@ -294,6 +301,26 @@ class Search:
             self._cost[1] += unit.cost - sum(map(cost_of, left))
             self._tell(force=True)
         return reasons
+
+    def _blamed(self, unit: Unit, lost: UnitLost) -> list[str]:
+        """Keys of the sequences that a lost worker counts against: one or none.
+
+        Raises:
+            JobError: the unit was lost too often, and none of its sequences is to blame.
+        """
+        if lost.chain_id:
+            return [lost.chain_id]
+        self._losses[unit.unit_id] += 1
+        count = self._losses[unit.unit_id]
+        if lost.chain_id is None and len(unit.queries) == 1 and count > _LOST_TOGETHER:
+            return [unit.queries[0].key]
+        if count >= _MAX_LOST:
+            raise JobError(
+                f"{count} workers were lost over the same few sequences, and none of these is to "
+                f"blame ({lost.cause}); what was found is kept: see to the machine, its memory "
+                "for one, and run it again"
+            )
+        return []
 
     def _keep(self, unit: Unit, result: SearchResult) -> None:
         database, info = self.databases[unit.database], self.infos[unit.database]
@@ -344,7 +371,7 @@ class Search:
             for outcome in self._wait(schedule, flying) if flying or schedule else ():
                 unit, node_id = flying.pop(outcome.unit_id)
                 if getattr(outcome, "chain_id", "") is None:
-                    resting[node_id] = time.monotonic() + _REST
+                    resting[node_id] = time.monotonic() + self._rest
                 if (error := getattr(outcome, "error", None)) is not None:
                     failed.append(error)
                 else:
@@ -360,6 +387,7 @@ class Search:
             return self.executor.wait(_TICK)
         except ExecutorGone as gone:
             self._restarts += 1
+            self._losses.clear()  # earlier ones may have been its fault
             if not gone.again or self._restarts > _RESTARTS:
                 raise
             for unit, _ in flying.values():

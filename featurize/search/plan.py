@@ -72,6 +72,13 @@ def make_units(
     return [_unit(database, tuple(unit), avoid) for unit in units]
 
 
+def cut_up(unit: Unit, parts: int) -> list[Unit]:
+    """A unit as up to `parts` smaller ones; one that is a single sequence stays as it is."""
+    each = -(-len(unit.queries) // parts)
+    starts = range(0, len(unit.queries), each)
+    return [_unit(unit.database, unit.queries[n : n + each], unit.avoid) for n in starts]
+
+
 def _unit(database: int, queries: tuple[Query, ...], avoid: str) -> Unit:
     name = hashlib.sha256("\n".join([str(database), *(q.key for q in queries)]).encode())
     return Unit(name.hexdigest(), database, queries, sum(map(cost_of, queries)), avoid)
