@@ -34,10 +34,10 @@ import pyarrow as pa
 from evofeed.features import ChainRecord
 from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service import chains
-from evofeed.service.statistics import column_statistics
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.history import diff_indexes
 from evofeed.store.index import index_schema
+from evofeed.store.inner import column_statistics
 from evofeed.store.layout import COLUMNS
 
 ROWS = 634_434

@@ -23,10 +23,9 @@ from evofeed.service.database import Database
 from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
-from evofeed.service.statistics import column_statistics
 from evofeed.service.tables import DatasetRow, JobRow
 from evofeed.store import Diff
-from evofeed.store.inner import diff_indexes
+from evofeed.store.inner import column_statistics, diff_indexes
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")

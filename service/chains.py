@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from evofeed.service import filters
 from evofeed.service.problems import Problem
 from evofeed.service.work import require_time
+from evofeed.store.inner import column_kinds
 
 MAX_PAGE: Final = 1000
 
@@ -30,7 +31,7 @@ def columns_of(index: pa.Table, wanted: list[str] | None) -> list[str]:
     Raises:
         Problem: 422, an unknown column.
     """
-    there = list(filters.filterable(index.schema))
+    there = list(column_kinds(index.schema))
     if unknown := sorted(set(wanted or ()) - set(there)):
         raise Problem(
             422,

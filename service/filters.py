@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.service.problems import Problem
+from evofeed.store.inner import column_kinds, is_known, plain_values
 
 MAX_NODES: Final = 200
 MAX_DEPTH: Final = 16
@@ -33,21 +34,7 @@ _COMPARE: Final = {
     ">=": pc.greater_equal,
 }
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
-_UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
 _ANY_CASE: Final = ("method",)  # as mmCIF files write it, or in lower case
-_PHYSICAL: Final = (
-    "shard",
-    "offset",
-    "nbytes",
-    "raw_nbytes",
-    "checksum",
-)  # where bytes lie, not what they mean
-
-
-def filterable(schema: pa.Schema) -> dict[str, str]:
-    """Columns a filter may name: each `integer`, `number`, `boolean`, `text` or `date`."""
-    kinds = {field.name: _kind(field) for field in schema if field.name not in _PHYSICAL}
-    return {name: kind for name, kind in kinds.items() if kind}
 
 
 def match(table: pa.Table, node: Any) -> pa.ChunkedArray | pa.Array:
@@ -74,18 +61,12 @@ def check(schema: pa.Schema, node: Any) -> None:
     match(schema.empty_table(), node)
 
 
-def known_values(column: pa.ChunkedArray, name: str, kind: str) -> pa.ChunkedArray:
-    """A column's values without the unknown ones."""
-    values = _plain(column)
-    return values.filter(_known(values, name, kind))
-
-
 class _Evaluator:
     """One walk over a filter; counts nodes so that no filter is endless."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        self._kinds = filterable(table.schema)
+        self._kinds = column_kinds(table.schema)
         self._nodes = 0
 
     def node(self, node: Any, where: str, depth: int) -> Any:
@@ -116,8 +97,8 @@ class _Evaluator:
             raise _bad(f"{where}.column", f"{_shown(column)} is none of {sorted(self._kinds)}")
         if set(node) - {"column", "op", "value"}:
             raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
-        values = _plain(self._table[column])
-        known = _known(values, str(column), kind)
+        values = plain_values(self._table[column])
+        known = is_known(values, str(column), kind)
         if column in _ANY_CASE and isinstance(node.get("value"), str | list):
             values, node = pc.utf8_lower(values), node | {"value": _lower(node["value"])}
         if op == "known":
@@ -141,38 +122,6 @@ class _Evaluator:
         if pa.types.is_date(values.type):
             items = [datetime.date.fromisoformat(item) for item in items]
         return pc.is_in(values, pa.array(items, values.type))
-
-
-def _plain(values: Any) -> Any:
-    """A column as values, where the index keeps codes of a dictionary."""
-    kind = values.type
-    return pc.cast(values, kind.value_type) if pa.types.is_dictionary(kind) else values
-
-
-def _kind(field: pa.Field) -> str:
-    kind = field.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if field.name == "release_date" or pa.types.is_date(kind):
-        return "date"  # as text it is ISO, which sorts as dates do
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if pa.types.is_integer(kind):
-        return "integer"
-    if pa.types.is_floating(kind):
-        return "number"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else ""
-
-
-def _known(values: Any, column: str, kind: str) -> Any:
-    known = pc.is_valid(values)
-    if column in _UNKNOWN:
-        known = pc.and_(known, pc.fill_null(pc.not_equal(values, _UNKNOWN[column]), False))
-    elif kind == "text" or (kind == "date" and not pa.types.is_date(values.type)):
-        known = pc.and_(known, pc.fill_null(pc.not_equal(values, ""), False))
-    if kind == "number":
-        known = pc.and_(known, pc.fill_null(pc.invert(pc.is_nan(values)), False))
-    return known
 
 
 def _value(value: Any, kind: str, where: str) -> Any:

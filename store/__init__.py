@@ -6,6 +6,7 @@ from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.store.cache import Cache
+    from evofeed.store.card import DataCard, card_of, dataset_card
     from evofeed.store.copying import copy_dataset
     from evofeed.store.dataset import Dataset
     from evofeed.store.garbage import GcReport, gc
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Dataset",
     "Cache",
+    "DataCard",
+    "card_of",
+    "dataset_card",
     "DatasetWriter",
     "write_shard",
     "ShardEntry",
@@ -47,6 +51,9 @@ __getattr__ = names_from(
     {
         "Dataset": "dataset",
         "Cache": "cache",
+        "DataCard": "card",
+        "card_of": "card",
+        "dataset_card": "card",
         "DatasetWriter": "writer",
         "write_shard": "shard",
         "ShardEntry": "manifest",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -103,6 +104,52 @@ def chains(uri: Uri, snapshot: RefName = "main", as_json: AsJson = False) -> Non
             f"{row['num_templates']:>9} {resolution:>6}  {row['release_date'] or '-'}"
         )
     show(as_json, rows, lines)
+
+
+@snapshots.command()
+def card(
+    uri: Uri,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for README.md, croissant.json and card.png.")
+    ] = None,
+    snapshot: RefName = "main",
+    name: Annotated[str, typer.Option(help="Of the data set.")] = "",
+    description: Annotated[str, typer.Option(help="In a sentence or two.")] = "",
+    license_name: Annotated[str, typer.Option("--license", help="SPDX name or address.")] = "",
+    url: Annotated[str, typer.Option(help="Where people find it.")] = "",
+    report: Annotated[
+        Path | None, typer.Option(help="A job's report: what it left out of good chains.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A data card: what a snapshot holds, what was left out and why.
+
+    With --out it is written as Markdown, with plots, and as Croissant JSON-LD.
+
+    Example: evofeed snapshots card data/ --out card/ --license CC-BY-4.0
+    """
+    from evofeed.store import Dataset, dataset_card
+
+    with wrong_call():
+        made = dataset_card(
+            Dataset.open(uri, snapshot),
+            name=name,
+            description=description,
+            license_name=license_name,
+            url=url,
+            notes=json.loads(report.read_text())["notes"] if report else None,
+        )
+    if out is None:
+        show(as_json, made.to_dict(), [made.to_markdown().rstrip()])
+        return
+    from evofeed.files import write_atomic
+    from evofeed.pictures import draw_card
+
+    picture = draw_card(made.to_dict(), out / "card.png")
+    write_atomic(out / "README.md", made.to_markdown(picture.name))
+    write_atomic(out / "croissant.json", json.dumps(made.to_croissant(), indent=1) + "\n")
+    files = [str(out / file) for file in ("README.md", "croissant.json", picture.name)]
+    show(as_json, {"files": files}, files)
 
 
 @snapshots.command()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
+    from evofeed.store.statistics import column_kinds, column_statistics, is_known, plain_values
     from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject, open_regular
     from evofeed.store.writer import MoveRef
 
@@ -61,10 +62,13 @@ __all__ = [
     "canonical",
     "check_name",
     "checked_index",
+    "column_kinds",
+    "column_statistics",
     "diff_indexes",
     "groups_of",
     "hold",
     "index_schema",
+    "is_known",
     "join_chains",
     "list_refs",
     "move_ref",
@@ -73,6 +77,7 @@ __all__ = [
     "overlap",
     "parse_clusters",
     "part_key",
+    "plain_values",
     "read_index",
     "read_part",
     "read_ref",
@@ -101,6 +106,7 @@ _HOMES = {
     "refs": "Ref list_refs move_ref read_ref",
     "s3": "S3Storage",
     "shard": "part_key read_part shard_key",
+    "statistics": "column_kinds column_statistics is_known plain_values",
     "storage": "Keeping LocalStorage Storage StoredObject open_regular",
     "writer": "MoveRef",
 }

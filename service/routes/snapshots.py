@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.service.clock import iso
-from evofeed.service.filters import filterable
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.ranges import (
     ARROW,
@@ -19,6 +18,7 @@ from evofeed.service.ranges import (
     immutable_response,
 )
 from evofeed.service.routing import Limit, ServiceDep, make_router, scope
+from evofeed.store.inner import column_kinds
 
 router = make_router("/v1/datasets/{name}/snapshots", "snapshots")
 
@@ -127,7 +127,7 @@ def get_summary(
         num_chains=manifest.num_chains,
         num_shards=len(manifest.shards),
         nbytes=sum(shard.nbytes for shard in manifest.shards),
-        columns=filterable(snapshot.index.schema),
+        columns=column_kinds(snapshot.index.schema),
         config=manifest.config,
         dropped=[dict(item) for item in manifest.dropped[:1000]],
     )

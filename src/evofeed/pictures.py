@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,61 @@ def draw_distances(record: ChainRecord, path: Path) -> Path:
     axis.set_title(f"{record.chain_id}: {_WHAT}")
     figure.colorbar(image, ax=axis, label=_SCALE)
     return _save(figure, path)
+
+
+def draw_card(card: Mapping[str, Any], path: Path) -> Path:
+    """What a snapshot holds and what was left out of it.
+
+    Args:
+        card: `DataCard.to_dict()`.
+        path: the picture to write.
+    """
+    plt = _pyplot()
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
+    columns = card["columns"]
+    panels = (
+        ("num_res", "residues"),
+        ("num_alignments", "alignment rows"),
+        ("resolution", "resolution, Å"),
+        ("cluster_size", "size of the cluster"),
+    )
+    for axis, (name, label) in zip(axes.flat, panels, strict=False):
+        _histogram(axis, columns.get(name, {}), label)
+    years = columns.get("release_date", {}).get("years", {})
+    axes[1, 1].bar(range(len(years)), list(years.values()))
+    step = max(1, len(years) // 5)
+    axes[1, 1].set_xticks(range(0, len(years), step), list(years)[::step])
+    axes[1, 1].set_xlabel("year of release" if years else "year of release: unknown")
+    _left_out(axes[1, 2], card["left_out"])
+    for axis in (axes[0, 0], axes[1, 0]):
+        axis.set_ylabel("chains")
+    figure.suptitle(f"{card['name']}: {card['chains']:,} chains, {card['digest'][:12]}")
+    return _save(figure, path)
+
+
+def _histogram(axis: Any, column: Mapping[str, Any], label: str) -> None:
+    axis.set_xlabel(f"{label}: unknown" if not column.get("known") else label)
+    if not column.get("known"):
+        return
+    edges = np.asarray(column["edges"], float)
+    axis.stairs(column["counts"], edges, fill=True)
+    if column["kind"] == "integer" and edges[-1] > 50 * max(edges[0], 1):
+        axis.set_xscale("symlog")
+    if column["unknown"]:
+        axis.set_title(f"unknown of {column['unknown']:,}", fontsize="small")
+
+
+def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]]) -> None:
+    """Bars, the commonest reason on top; reasons beyond the sixth together."""
+    counts = [(kind["reason"][:48], kind["count"]) for kind in kinds[:6]]
+    if len(kinds) > 6:
+        counts.append(("other reasons", sum(kind["count"] for kind in kinds[6:])))
+    axis.set_xlabel("chains left out" if counts else "nothing was left out")
+    axis.set_yticks([])
+    axis.barh(range(len(counts)), [count for _, count in counts], color="C1", alpha=0.5)
+    for place, (reason, count) in enumerate(counts):
+        axis.text(0, place, f" {count:,}: {reason}", va="center", fontsize="x-small", clip_on=True)
+    axis.invert_yaxis()
 
 
 _WHAT = "distances between residues (CB, of glycine CA)"

@@ -1,4 +1,4 @@
-"""Exact statistics of a snapshot's index."""
+"""Exact statistics of an index: of what kind its columns are, what is known, how it is spread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evofeed.service.filters import filterable, known_values
-
+_UNKNOWN: Final[dict[str, Any]] = {"resolution": 0.0, "cluster_size": -1}
+_PHYSICAL: Final = (
+    "shard",
+    "offset",
+    "nbytes",
+    "raw_nbytes",
+    "checksum",
+)  # where bytes lie, not what they mean
 _BINS: Final = 24
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_GROUPS: Final = 50
@@ -17,7 +23,7 @@ _MAX_GROUPS: Final = 50
 
 def column_statistics(index: pa.Table) -> dict[str, dict[str, Any]]:
     """What each column holds: counts, extremes, quantiles and a histogram, over every chain."""
-    kinds = filterable(index.schema)
+    kinds = column_kinds(index.schema)
     return {
         name: _describe(known_values(index[name], name, kind), kind, index.num_rows)
         for name, kind in kinds.items()
@@ -84,3 +90,48 @@ def _groups(values: Any) -> dict[str, int]:
 
 def _counted(values: Any) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in pc.value_counts(values).to_pylist()}
+
+
+def column_kinds(schema: pa.Schema) -> dict[str, str]:
+    """Columns that say what a chain is: each `integer`, `number`, `boolean`, `text` or `date`."""
+    kinds = {field.name: _kind(field) for field in schema if field.name not in _PHYSICAL}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def known_values(column: pa.ChunkedArray, name: str, kind: str) -> pa.ChunkedArray:
+    """A column's values without the unknown ones."""
+    values = plain_values(column)
+    return values.filter(is_known(values, name, kind))
+
+
+def plain_values(values: Any) -> Any:
+    """A column as values, where the index keeps codes of a dictionary."""
+    kind = values.type
+    return pc.cast(values, kind.value_type) if pa.types.is_dictionary(kind) else values
+
+
+def _kind(field: pa.Field) -> str:
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if field.name == "release_date" or pa.types.is_date(kind):
+        return "date"  # as text it is ISO, which sorts as dates do
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_floating(kind):
+        return "number"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else ""
+
+
+def is_known(values: Any, column: str, kind: str) -> Any:
+    """A boolean for each value of a column: resolution 0, size -1 and empty text are unknown."""
+    known = pc.is_valid(values)
+    if column in _UNKNOWN:
+        known = pc.and_(known, pc.fill_null(pc.not_equal(values, _UNKNOWN[column]), False))
+    elif kind == "text" or (kind == "date" and not pa.types.is_date(values.type)):
+        known = pc.and_(known, pc.fill_null(pc.not_equal(values, ""), False))
+    if kind == "number":
+        known = pc.and_(known, pc.fill_null(pc.invert(pc.is_nan(values)), False))
+    return known

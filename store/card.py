@@ -1,0 +1,286 @@
+"""A data card: what a snapshot holds, what was left out and why; for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.store.croissant import croissant
+from evofeed.store.dataset import Dataset
+from evofeed.store.manifest import Manifest
+from evofeed.store.statistics import column_statistics
+
+_EXAMPLES: Final = 3
+_LONGEST: Final = 160
+_MOST_SETTINGS: Final = 60
+_CHANGING: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S*|\b\w*\d[\w.:-]*")
+"""What differs between two reasons of one kind: names, paths, numbers."""
+_SHOWN: Final = {
+    "num_res": "residues",
+    "num_alignments": "alignment rows",
+    "num_templates": "templates",
+    "resolution": "resolution, Å",
+    "cluster_size": "size of the sequence cluster",
+    "max_aa_fraction": "share of the commonest residue",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One kind of reason for which chains, or parts of them, are not in a snapshot.
+
+    Attributes:
+        reason: in words; what differs from case to case is `…`.
+        count: how often.
+        examples: the first few, `chain: reason` in full.
+    """
+
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCard:
+    """What there is to say about a snapshot.
+
+    Attributes:
+        name, description, license, url: as its maker gives them.
+        digest, parent: of the snapshot.
+        chains, shards, nbytes: in it; `nbytes` of the shards.
+        residues, cells: residues, and residues times alignment rows, of all chains.
+        with_structure, predicted: chains with a structure, and with a predicted one.
+        columns: of the index: known, unknown, extremes, quantiles, histograms.
+        left_out: chains that are not in it, by reason, the commonest first.
+        notes: what was left out of chains that are in it, by reason; where known.
+        settings: how the chains were made.
+    """
+
+    name: str
+    description: str
+    license: str
+    url: str
+    digest: str
+    parent: str | None
+    chains: int
+    shards: int
+    nbytes: int
+    residues: int
+    cells: int
+    with_structure: int
+    predicted: int
+    columns: dict[str, dict[str, Any]]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[LeftOut, ...]
+    settings: dict[str, str]
+    manifest: Manifest
+
+    @property
+    def num_left_out(self) -> int:
+        """Chains that are not in it."""
+        return sum(kind.count for kind in self.left_out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values; of the manifest only what is above."""
+        kept = dataclasses.asdict(dataclasses.replace(self, manifest=_NOTHING))
+        del kept["manifest"]
+        return kept
+
+    def to_croissant(self) -> dict[str, Any]:
+        """The card as Croissant 1.0 JSON-LD (MLCommons), which catalogues of data sets read."""
+        return croissant(
+            self.manifest,
+            name=self.name,
+            description=self.description or self.summary(),
+            license_name=self.license,
+            url=self.url,
+        )
+
+    def summary(self) -> str:
+        """One sentence."""
+        predicted = f", {self.predicted:,} of them predicted" if self.predicted else ""
+        return (
+            f"{self.chains:,} protein chains of {self.residues:,} residues with alignments of "
+            f"{self.cells:,} cells; {self.with_structure:,} with a structure{predicted}."
+        )
+
+    def to_markdown(self, picture: str = "") -> str:
+        """The card as Markdown, its tables in plain pipes.
+
+        Args:
+            picture: address of the plots (`evofeed.pictures.draw_card`), if there are any.
+        """
+        lines = [f"# {self.name}", "", self.description or self.summary(), ""]
+        lines += [f"![what is in it, and what is not]({picture})", ""] if picture else []
+        lines += _table(("", ""), self._facts())
+        lines += ["", "## How its chains are", ""]
+        lines += _table(("", "known", "least", "5 %", "half", "95 %", "most"), self._spread())
+        for name in ("method", "release_date"):
+            column = self.columns.get(name, {})
+            groups = column.get("values") or column.get("years")
+            if groups:
+                lines += ["", f"## {name.replace('_', ' ')}", ""]
+                lines += _table(("", "chains"), [(k, f"{v:,}") for k, v in groups.items() if v])
+        lines += ["", "## What was left out", ""]
+        lines += _reasons(self.left_out, "Nothing: every input is a chain of this snapshot.")
+        if self.notes:
+            lines += ["", "## What was left out of chains that are in it", ""]
+            lines += _reasons(self.notes, "")
+        lines += ["", "## How it was made", ""]
+        lines += _table(("setting", "value"), [(f"`{k}`", v) for k, v in self.settings.items()])
+        return "\n".join(lines) + "\n"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [
+            ("snapshot", f"`{self.digest}`"),
+            ("made from", f"`{self.parent}`" if self.parent else "files"),
+            ("license", self.license or "not told"),
+            ("address", self.url or "not told"),
+            ("chains", f"{self.chains:,}"),
+            ("with a structure", f"{self.with_structure:,}"),
+            ("predicted structures", f"{self.predicted:,}"),
+            ("residues", f"{self.residues:,}"),
+            ("on disk", f"{self.nbytes / 1e6:,.1f} MB in {self.shards:,} shards"),
+            ("left out", f"{self.num_left_out:,} chains"),
+        ]
+
+    def _spread(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
+        for name, label in _SHOWN.items():
+            column = self.columns.get(name, {})
+            if column.get("known"):
+                at = column["quantiles"]
+                values = (column["min"], at["0.05"], at["0.5"], at["0.95"], column["max"])
+                rows.append((label, f"{column['known']:,}", *(f"{v:,.6g}" for v in values)))
+            else:
+                rows.append((label, "0", *["-"] * 5))
+        return rows
+
+
+_NOTHING: Final = Manifest(shards=(), index_sha256="", index_nbytes=0, num_chains=0)
+
+
+def dataset_card(
+    dataset: Dataset,
+    *,
+    name: str = "",
+    description: str = "",
+    license_name: str = "",
+    url: str = "",
+    notes: Mapping[str, Iterable[str]] | None = None,
+) -> DataCard:
+    """The card of a snapshot, from its index and manifest; no shard is read.
+
+    Args:
+        dataset: the snapshot.
+        name: of the data set; the last part of its address if empty.
+        description: of the maker; a sentence of counts if empty.
+        license_name: SPDX name or address.
+        url: where people find it.
+        notes: what was left out of chains that are in it, by chain, as a job's report has it.
+    """
+    return card_of(
+        dataset.index,
+        dataset.manifest,
+        digest=dataset.digest,
+        name=name or dataset.uri.rstrip("/").rpartition("/")[2] or "dataset",
+        description=description,
+        license_name=license_name,
+        url=url,
+        notes=notes,
+    )
+
+
+def card_of(
+    index: pa.Table,
+    manifest: Manifest,
+    *,
+    digest: str,
+    name: str,
+    description: str = "",
+    license_name: str = "",
+    url: str = "",
+    notes: Mapping[str, Iterable[str]] | None = None,
+) -> DataCard:
+    """The card of a snapshot whose index and manifest are at hand; see `dataset_card`."""
+    cells = pc.multiply(
+        pc.cast(index["num_res"], pa.int64()), pc.cast(index["num_alignments"], pa.int64())
+    )
+    told = [(chain, note) for chain, found in (notes or {}).items() for note in found]
+    dropped = [
+        (str(item.get("chain_id", "?")), str(item.get("reason", "no reason was kept")))
+        for item in manifest.dropped
+    ]
+    return DataCard(
+        name=name,
+        description=description,
+        license=license_name,
+        url=url,
+        digest=digest,
+        parent=manifest.parent,
+        chains=manifest.num_chains,
+        shards=len(manifest.shards),
+        nbytes=sum(shard.nbytes for shard in manifest.shards),
+        residues=_sum(index["num_res"]),
+        cells=_sum(cells),
+        with_structure=_sum(index["has_structure"]),
+        predicted=_sum(pc.and_(index["has_structure"], index["is_distillation"])),
+        columns=column_statistics(index),
+        left_out=by_reason(dropped),
+        notes=by_reason(told),
+        settings=dict(list(_flat(manifest.config))[:_MOST_SETTINGS]),
+        manifest=manifest,
+    )
+
+
+def by_reason(cases: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
+    """`(chain, reason)` by kind of reason, the commonest first.
+
+    `template 1xyz_A: released after 2018-04-30` and `template 2abc_B: ...` are of one kind.
+    """
+    counts: dict[str, int] = {}
+    examples: dict[str, list[str]] = {}
+    for chain, reason in cases:
+        kind = re.sub(r"…([ ,]*…)+", "…", _CHANGING.sub("…", reason))[:_LONGEST]
+        counts[kind] = counts.get(kind, 0) + 1
+        first = examples.setdefault(kind, [])
+        if len(first) < _EXAMPLES:
+            first.append(f"{chain}: {reason}"[: 2 * _LONGEST])
+    order = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    return tuple(LeftOut(kind, counts[kind], tuple(examples[kind])) for kind in order)
+
+
+def _sum(values: Any) -> int:
+    return int(pc.sum(values).as_py() or 0)
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in sorted(values.items()):
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", json.dumps(value)
+
+
+def _reasons(kinds: tuple[LeftOut, ...], nothing: str) -> list[str]:
+    if not kinds:
+        return [nothing]
+    rows = [(f"{kind.count:,}", kind.reason, kind.examples[0]) for kind in kinds]
+    return _table(("how many", "why", "for example"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [head, ("---",) * len(head), *rows]
+    return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines]
+
+
+def _cell(text: str) -> str:
+    """Text from a file is no markup: it can neither end a cell nor begin a tag."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
