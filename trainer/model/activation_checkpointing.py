@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["checkpointed"]
 
 
-def checkpointed(block: nn.Module, *args: Any, enabled: bool) -> Any:
+def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool) -> Any:
     """`block(*args)`, its activations recomputed in the backward pass when `enabled`."""
     if enabled and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -42,9 +42,11 @@ from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = [
+    "Others",
     "OuterWeights",
     "outer_product_mean",
     "outer_product_mean_fits",
+    "outer_product_mean_of_columns",
     "outer_product_mean_through",
 ]
 
@@ -74,10 +76,24 @@ class OuterWeights:
         )  # fmt: skip
 
 
-def _outer(ab: Tensor, B: int, S: int) -> Tensor:
-    """`[B, R * E, R * E]`: sum over sequences of the products of all columns."""
-    a, b = ab.view(2, B, S, -1)
-    return torch.bmm(a.mT, b)
+class Others(Protocol):
+    """The columns of an MSA that several GPUs have some of."""
+
+    mask: Tensor
+    """Of all columns, `[B, S, R]`."""
+
+    def gather(self, b: Tensor) -> Tensor:
+        """All columns `[B, S, R, E]` from those here."""
+
+    def reduce(self, db: Tensor) -> Tensor:
+        """The adjoint of `gather`."""
+
+
+def _a_and_b(ab: Tensor, m: Tensor, others: Others | None) -> tuple[Tensor, Tensor]:
+    """a `[B, S, L * E]` of the columns here, b `[B, S, R * E]` of all."""
+    B, S, L, _ = m.shape
+    a, b = ab.view(2, B, S, L, -1)
+    return a.flatten(2), (b if others is None else others.gather(b)).flatten(2)
 
 
 def _masked(source: Tensor, mask: Tensor, to: Tensor, sums: bool = False) -> Tensor | None:
@@ -110,26 +126,31 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
     @staticmethod
     def forward(
-        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+        tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
+        others: Others | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Of some columns of the MSA, L of R, with the `others`."""
         m, mask, z, *weights = tensors
         w: Any = OuterWeights(*weights)
-        B, S, R, C = m.shape
+        B, S, L, C = m.shape
         E, N = w.w1.shape[0], w.out.shape[0]
         packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
-        ab = torch.empty((2, B * S * R, E), dtype=dtype, device=m.device)
+        ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
         _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
         counts = mask.float()
-        norm = (torch.bmm(counts.mT, counts) + eps).clamp(min=least)
+        of_all = counts if others is None else others.mask.float()
+        R = of_all.shape[-1]
+        norm = (torch.bmm(counts.mT, of_all) + eps).clamp(min=least)
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out.t()], dtype)
-        out = torch.empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
+        out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         options = _options("outer_project", E, N, dtype)
-        outer = _outer(ab, B, S)
+        a, b = _a_and_b(ab, m, others)
+        outer = torch.bmm(a.mT, b)
         launch(
-            outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), R, B),
+            outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), L, B),
             (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
         )  # fmt: skip
         kept = outer if S >= KEPT_FROM else None
@@ -154,32 +175,36 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
     @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype,
-        later: Tensor | None = None,
+        later: Tensor | None = None, others: Others | None = None,
     ) -> list[Tensor]:  # fmt: skip
         """`later` is added to the gradient of m."""
         dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, outer = tensors
-        B, S, R, C = m.shape
+        (B, S, L, C), R = m.shape, norm.shape[-1]
         E, N = packed_w.shape[0] // 2, out_w.shape[1]
         dout = dout.contiguous()
-        scaled = torch.empty((B * R * R, N), dtype=out_w.dtype, device=m.device)
-        douter = torch.empty((B, R * E, R * E), dtype=out_w.dtype, device=m.device)
+        scaled = torch.empty((B * L * R, N), dtype=out_w.dtype, device=m.device)
+        douter = torch.empty((B, L * E, R * E), dtype=out_w.dtype, device=m.device)
         options = _options("outer_dproject", E, N, out_w.dtype)
         tiles = triton.cdiv(R, options["BLOCK_J"])
-        out_sums = torch.empty((tiles * R * B, N), dtype=torch.float32, device=m.device)
+        out_sums = torch.empty((tiles * L * B, N), dtype=torch.float32, device=m.device)
         launch(
-            outer_dproject_kernel, (tiles, R, B),
+            outer_dproject_kernel, (tiles, L, B),
             (dout, out_w, norm, scaled, douter, out_sums, R, N), options,
         )  # fmt: skip
-        a, b = ab.view(2, B, S, -1)
+        a, b = _a_and_b(ab, m, others)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
         torch.bmm(b, douter.mT, out=da)
-        torch.bmm(a, douter, out=db)
+        if others is None:
+            torch.bmm(a, douter, out=db)
+        else:
+            of_all = torch.bmm(a, douter).view(B, S, R, E)
+            db.copy_(others.reduce(of_all).flatten(2))
         del douter
-        outer = _outer(ab, B, S) if outer is None else outer
-        d_out_w = _outer_dw(outer, scaled, B, R, E, N, weight.dtype)
+        outer = torch.bmm(a.mT, b) if outer is None else outer
+        d_out_w = _outer_dw(outer, scaled, (B * L, R), E, N, weight.dtype)
         del outer
-        masked = torch.empty((B * S * R, 2, E), dtype=dab.dtype, device=dab.device)
+        masked = torch.empty((B * S * L, 2, E), dtype=dab.dtype, device=dab.device)
         ab_sums = _masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
@@ -215,22 +240,52 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
 
 
 def _outer_dw(
-    outer: Tensor, scaled: Tensor, B: int, R: int, E: int, N: int, dtype: torch.dtype
+    outer: Tensor, scaled: Tensor, sizes: tuple[int, int], E: int, N: int, dtype: torch.dtype
 ) -> Tensor:
-    """Gradient `[E * E, N]` of the output projection."""
+    """Gradient `[E * E, N]` of the output projection; `sizes`: rows (b, i), and residues j."""
+    rows, R = sizes
     rows_c = max(1, min(E, (128 if scaled.dtype is not torch.float32 else 32) // E))
     groups = E // rows_c
-    splits = max(1, min(B * R, (2 * sm_count(scaled)) // groups, 32))
-    i_each = triton.cdiv(B * R, splits)
-    splits = triton.cdiv(B * R, i_each)
+    splits = max(1, min(rows, (2 * sm_count(scaled)) // groups, 32))
+    i_each = triton.cdiv(rows, splits)
+    splits = triton.cdiv(rows, i_each)
     partial = torch.empty((splits, E * E * N), dtype=torch.float32, device=scaled.device)
     options = _options("outer_dw", E, N, scaled.dtype)
     del options["BLOCK_CE"]
     launch(
-        outer_dw_kernel, (groups, splits), (outer, scaled, partial, B, R, N, i_each),
+        outer_dw_kernel, (groups, splits), (outer, scaled, partial, rows, R, N, i_each),
         {"ROWS_C": rows_c, **options},
     )  # fmt: skip
     return column_sums([partial], dtype)[0].view(E * E, N)
+
+
+class _OfColumns(torch.autograd.Function):
+    """The op of some columns of the MSA with all; the update has the pairs added."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, options: tuple[Any, ...], others: Others, *tensors: Tensor | None
+    ) -> Tensor:
+        forward: Any = _OuterProductMean.forward
+        made = forward(tensors, *options, others=others)
+        ctx.save_for_backward(*(tensors[n] for n in _OuterProductMean.kept), *made[1:])
+        ctx.call = options, others, [None if t is None else t.dtype for t in tensors]
+        return made[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        options, others, kinds = ctx.call
+        backward: Any = _OuterProductMean.backward
+        found = backward((grad, *ctx.saved_tensors), *options, others=others)
+        grads = _OuterProductMean.gradients(grad, found, kinds, *options)
+        return (
+            None,
+            None,
+            *(
+                None if g is None or kind is None else g.to(kind)
+                for g, kind in zip(grads, kinds, strict=True)
+            ),
+        )
 
 
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
@@ -305,3 +360,30 @@ def outer_product_mean(
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
     with torch.autocast(m.device.type, enabled=False):
         return _OuterProductMean.apply(*arguments)
+
+
+def outer_product_mean_of_columns(
+    m: Tensor,
+    weights: OuterWeights,
+    mask: Tensor,
+    z: Tensor,
+    others: Others,
+    *,
+    eps: float = 1e-3,
+    norm_eps: float = 1e-5,
+) -> Tensor:
+    """`outer_product_mean` of some columns of the MSA with all of them; they must fit.
+
+    Args:
+        m: `[B, S, L, C]`, some columns of the MSA.
+        weights: the parameters.
+        mask: `[B, S, L]`.
+        z: rows of the pairs `[B, L, R, N]` to add to.
+        others: what knows the other columns.
+        eps: added to the count of shared sequences.
+        norm_eps: of the norm.
+    """
+    options, *tensors = _arguments(m, weights, mask, z, (eps, 0.0, norm_eps))
+    with torch.autocast(m.device.type, enabled=False):
+        found: Tensor = _OfColumns.apply(options, others, *tensors)  # type: ignore[no-untyped-call]
+    return found

@@ -50,21 +50,24 @@ def outer_project_kernel(
     E: tl.constexpr, BLOCK_CE: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`."""
+    """OUT[b, i, j] = RES + (OUTER[b, i, :, j, :] W + bias) / NORM[b, i, j]; W is `[E * E, N]`.
+
+    Programs `(tiles of R, I, B)`: i may be some of the R residues.
+    """
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
-    i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, b, rows = tl.program_id(1), tl.program_id(2).to(tl.int64), tl.num_programs(1)
     ce, n = tl.arange(0, BLOCK_CE), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     width = R * E
     acc = tl.zeros([BLOCK_J, BLOCK_N], tl.float32)
     for c in range(0, E, BLOCK_CE // E):
-        start = (b * width + i * E + c) * width
+        start = ((b * rows + i) * E + c) * width
         at = (ce // E * width + ce % E)[None, :] + j[:, None] * E
         a = tl.load(OUTER + start + at, mask=j_in[:, None], other=0.0)
         w = tl.load(W + (c * E + ce)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         acc = tl.dot(a, w, acc, input_precision=PRECISION)
     acc += tl.load(BIAS + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
-    pair = (b * R + i) * R + j
+    pair = (b * rows + i) * R + j
     acc /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
     inside = j_in[:, None] & n_in[None, :]
     at = pair[:, None] * N + n[None, :]
@@ -84,41 +87,41 @@ def outer_dproject_kernel(
     PARTIAL `[programs, N]`: each program's sums of DSCALED.
     """
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
-    i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, b, rows = tl.program_id(1), tl.program_id(2).to(tl.int64), tl.num_programs(1)
     ce, n = tl.arange(0, BLOCK_CE), tl.arange(0, BLOCK_N)
     j_in, n_in = j < R, n < N
     inside = j_in[:, None] & n_in[None, :]
-    pair = (b * R + i) * R + j
+    pair = (b * rows + i) * R + j
     at = pair[:, None] * N + n[None, :]
     dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
     dout /= tl.load(NORM + pair, mask=j_in, other=1.0)[:, None]
     scaled = dout.to(DSCALED.dtype.element_ty)
     tl.store(DSCALED + at, scaled, mask=inside)
-    program = (b * R + i) * tl.num_programs(0) + tl.program_id(0)
+    program = (b * rows + i) * tl.num_programs(0) + tl.program_id(0)
     tl.store(PARTIAL + program * N + n, tl.sum(dout, 0), mask=n_in)
     width = R * E
     for c in range(0, E, BLOCK_CE // E):
         w = tl.load(W + (c * E + ce)[:, None] * N + n[None, :], mask=n_in[None, :], other=0.0)
         d = tl.dot(scaled, tl.trans(w), input_precision=PRECISION)
-        start = (b * width + i * E + c) * width
+        start = ((b * rows + i) * E + c) * width
         to = (ce // E * width + ce % E)[None, :] + j[:, None] * E
         tl.store(DOUTER + start + to, d.to(DOUTER.dtype.element_ty), mask=j_in[:, None])
 
 
 @triton.jit
 def outer_dw_kernel(
-    OUTER, DSCALED, PARTIAL, B, R, N, i_each,
+    OUTER, DSCALED, PARTIAL, ROWS, R, N, i_each,
     E: tl.constexpr, ROWS_C: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Over `i_each` residues i: dW `[E * E, N]` for ROWS_C values of c."""
+    """Over `i_each` of the ROWS rows (b, i): dW `[E * E, N]` for ROWS_C values of c."""
     ce = tl.arange(0, ROWS_C * E)
     n = tl.arange(0, BLOCK_N)
     n_in = n < N
     c0, split = tl.program_id(0) * ROWS_C, tl.program_id(1)
     width = R * E
     acc = tl.zeros([ROWS_C * E, BLOCK_N], tl.float32)
-    for bi in range(split * i_each, tl.minimum((split + 1) * i_each, B * R)):
+    for bi in range(split * i_each, tl.minimum((split + 1) * i_each, ROWS)):
         bi64 = (split * 0 + bi).to(tl.int64)
         for first in range(0, R, BLOCK_J):
             j = first + tl.arange(0, BLOCK_J)

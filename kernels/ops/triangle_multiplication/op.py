@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,7 +39,13 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["TriangleWeights", "triangle_multiplication", "triangle_multiplication_fits"]
+__all__ = [
+    "Product",
+    "TriangleWeights",
+    "triangle_multiplication",
+    "triangle_multiplication_fits",
+    "triangle_multiplication_of_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,16 @@ class TriangleWeights:
             self.norm_in_weight, self.norm_in_bias, self.a_p, a_p, self.a_g, a_g, self.b_p, b_p,
             self.b_g, b_g, self.norm_out_weight, self.norm_out_bias, self.z, z, self.g, g,
         )  # fmt: skip
+
+
+class Product(Protocol):
+    """The product over k of pairs that several GPUs have rows of."""
+
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, Tensor]:
+        """Its rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and what to keep."""
+
+    def gradient(self, dproduct: Tensor, kept: Tensor, outgoing: bool) -> Tensor:
+        """The gradient of `ab` from that of the product and what was kept."""
 
 
 class _Plan(NamedTuple):
@@ -112,18 +128,21 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
 
     @staticmethod
-    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+    def forward(
+        tensors: Sequence[Any], *options: Any, product: Product | None = None
+    ) -> list[Tensor]:
+        """Of rows of pairs with a `product`, whose result then lies behind the rest."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
         w: Any = TriangleWeights(*weights)
         drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
-        B, R, _, C = z.shape
+        B, R, N, C = z.shape
         E = w.a_p.shape[0]
-        M = B * R * R
+        M = B * R * N
         packed_w = pack([w.a_p, w.a_g, w.b_p, w.b_g, w.g], plan.dtype)
         packed_b = torch.cat([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias])
         wz = pack([w.z], plan.dtype)
-        ab = torch.empty((2, E * B, R, R), dtype=plan.dtype, device=z.device)
+        ab = torch.empty((2, E * B, R, N), dtype=plan.dtype, device=z.device)
         stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)
         norm_in = (w.norm_in_weight, w.norm_in_bias)
         norm_out = (w.norm_out_weight, w.norm_out_bias)
@@ -136,7 +155,11 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 (z, *norm_in, packed_w, packed_b, mask, ab, stats[0]), sizes, plan.dtype,
                 (plan.eps,),
             )  # fmt: skip
-        xt = _product(ab, plan.outgoing)
+        if product is None:
+            xt, kept = _product(ab, plan.outgoing), [ab]
+        else:
+            xt, whole = product(ab.view(2, E, B, R, N), plan.outgoing)
+            kept = [whole, xt]
         out = torch.empty_like(z)
         if on_hopper:
             hopper.run_out(
@@ -151,7 +174,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 sizes, plan.dtype, (plan.eps, *drop.strides()),
                 HAS_DROP=drop_mask is not None, HAS_RES=plan.residual,
             )  # fmt: skip
-        return [out, packed_w, packed_b, wz, ab, stats]
+        return [out, packed_w, packed_b, wz, stats, *kept]
 
     @staticmethod
     def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
@@ -162,23 +185,25 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         return [
             z.new_empty(z.shape), z.new_empty((4 * E + C, C), dtype=dtype),
             w.a_p_bias.new_empty(4 * E), z.new_empty((C, E), dtype=dtype),
-            z.new_empty((2, E * B, R, R), dtype=dtype),
             z.new_empty((2, 2, B * R * R), dtype=torch.float32),
+            z.new_empty((2, E * B, R, R), dtype=dtype),
         ]  # fmt: skip
 
     @staticmethod
-    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor]:
+    def backward(
+        tensors: Sequence[Any], *options: Any, product: Product | None = None
+    ) -> list[Tensor]:
         plan = _Plan(*options)
         (
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
-            packed_w, packed_b, wz, ab, stats,
+            packed_w, packed_b, wz, stats, ab, *made,
         ) = tensors  # fmt: skip
         drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
         C, E = wz.shape
         M = z.numel() // C
         dout = dout.contiguous().view(M, C)
         dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
-        xt = _product(ab, plan.outgoing)
+        xt = made[0] if made else _product(ab, plan.outgoing)
         dxt = torch.empty_like(xt)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
         if on_hopper:
@@ -192,14 +217,10 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 packed_w[4 * E :], g_bias, plan, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
             )  # fmt: skip
         del xt
-        a, b = ab
-        dab = torch.empty_like(ab)
-        if plan.outgoing:  # x_ij = sum_k a_ik b_jk
-            torch.bmm(dxt, b, out=dab[0])
-            torch.bmm(dxt.mT, a, out=dab[1])
-        else:  # x_ij = sum_k a_ki b_kj
-            torch.bmm(b, dxt.mT, out=dab[0])
-            torch.bmm(a, dxt, out=dab[1])
+        if product is None:
+            dab = _product_grads(dxt, ab, plan.outgoing)
+        else:
+            dab = product.gradient(dxt, ab, plan.outgoing)
         if on_hopper:
             in_sums = hopper.run_in_grad(
                 z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked
@@ -252,6 +273,46 @@ def _product(ab: Tensor, outgoing: bool) -> Tensor:
     return torch.bmm(a, b.mT) if outgoing else torch.bmm(a.mT, b)
 
 
+def _product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
+    """The gradient of `ab` from that of its product."""
+    a, b = ab
+    dab = torch.empty_like(ab)
+    if outgoing:  # x_ij = sum_k a_ik b_jk
+        torch.bmm(dxt, b, out=dab[0])
+        torch.bmm(dxt.mT, a, out=dab[1])
+    else:  # x_ij = sum_k a_ki b_kj
+        torch.bmm(b, dxt.mT, out=dab[0])
+        torch.bmm(a, dxt, out=dab[1])
+    return dab
+
+
+class _OfRows(torch.autograd.Function):
+    """The op on rows of the pairs, with somebody else's product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: _Plan, product: Product, *tensors: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        made = _TriangleMultiplication.forward(tensors, *plan, product=product)
+        ctx.save_for_backward(*(tensors[n] for n in _TriangleMultiplication.kept), *made[1:])
+        ctx.call = plan, product, [None if t is None else t.dtype for t in tensors]
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plan, product, kinds = ctx.call
+        found = _TriangleMultiplication.backward((grad, *ctx.saved_tensors), *plan, product=product)
+        grads = _TriangleMultiplication.gradients(grad, found, kinds, *plan)
+        return (
+            None,
+            None,
+            *(
+                None if g is None or kind is None else g.to(kind)
+                for g, kind in zip(grads, kinds, strict=True)
+            ),
+        )
+
+
 def _out_grad(
     dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
     gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, plan: _Plan, drop: Drop,
@@ -274,11 +335,16 @@ def _out_grad(
     return weight_grad(dy, normed), column_sums([sums], dtype)[0]
 
 
-def triangle_multiplication_fits(z: Tensor, weights: TriangleWeights) -> bool:
-    """Whether the fused op takes this input: powers of two of 16 to 128 channels."""
+def triangle_multiplication_fits(
+    z: Tensor, weights: TriangleWeights, *, rows: bool = False
+) -> bool:
+    """Whether the fused op takes this input: powers of two of 16 to 128 channels.
+
+    With `rows` z need not be square, but some rows of something square.
+    """
     C, E = z.shape[-1], weights.a_p.shape[0]
     powers = all(n & (n - 1) == 0 and 16 <= n <= 128 for n in (C, E))
-    square = z.dim() == 4 and z.shape[1] == z.shape[2]
+    square = z.dim() == 4 and (z.numel() > 0 if rows else z.shape[1] == z.shape[2])
     return square and powers and z.dtype is not torch.float64 and usable(z, weights.a_p)
 
 
@@ -325,3 +391,32 @@ def triangle_multiplication(
         return _TriangleMultiplication.apply(
             plan, z.contiguous(), mask, drop_mask, *weights.tensors()
         )
+
+
+def triangle_multiplication_of_rows(
+    z: Tensor,
+    weights: TriangleWeights,
+    product: Product,
+    *,
+    outgoing: bool,
+    mask: Tensor,
+    drop_mask: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`triangle_multiplication` with the residual, on rows of the pairs; they must fit.
+
+    Args:
+        z: `[B, I, R, C]`, some rows of the pairs.
+        weights: the parameters.
+        product: what knows the other rows.
+        outgoing: edges i->k, j->k (True) or k->i, k->j (False).
+        mask: `[B, I, R]`.
+        drop_mask: `[B, R, C]` shared along the first residue axis, scaled by 1/(1-p), or None.
+        eps: of both norms.
+    """
+    plan = _Plan(outgoing, True, False, eps, compute_dtype(z))
+    with torch.autocast(z.device.type, enabled=False):
+        found: Tensor = _OfRows.apply(  # type: ignore[no-untyped-call]
+            plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
+        )
+    return found

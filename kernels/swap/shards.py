@@ -1,0 +1,146 @@
+"""Fused operators with the parameters of a swapped module, for who runs a block part by part.
+
+Where a block is spread over several GPUs its modules are not called: between their halves
+lies what the GPUs say to each other. Each function here gives None where the module is not
+swapped or the input does not fit; the caller then computes with the module's own layers.
+All of them add the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.outer_product_mean.op import (
+    Others,
+    outer_product_mean_fits,
+    outer_product_mean_of_columns,
+)
+from evofeed.kernels.ops.transition.op import transition, transition_fits
+from evofeed.kernels.ops.triangle_multiplication.op import (
+    Product,
+    triangle_multiplication_fits,
+    triangle_multiplication_of_rows,
+)
+from evofeed.kernels.swap.modules import (
+    attention_weights,
+    four_axes,
+    global_attention,
+    is_outgoing,
+    outer_weights,
+    shaped,
+    three_axes,
+    transition_weights,
+    triangle_weights,
+)
+
+__all__ = [
+    "attention_of",
+    "global_attention_of",
+    "outer_product_mean_of",
+    "transition_of",
+    "triangle_multiplication_of",
+]
+
+
+def _swapped(module: Any) -> bool:
+    return isinstance(module, Fused)
+
+
+def attention_of(
+    module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
+    drop_mask: Tensor | None = None, drop_columnwise: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """x plus the update of a row, column or triangle attention, whose pair bias is given.
+
+    Args:
+        module: the attention, with its norm.
+        x: `[*, R, N, C]`, any part of the rows (of the columns with `columns`).
+        bias: `[*, H, K, K]` of all K positions that attend to each other, or None.
+        mask: `[*, R, N]`.
+        columns: positions attend along R.
+        drop_mask: `[*, N, C]`, or `[*, R, C]` columnwise, or None.
+        drop_columnwise: it is shared along N.
+    """
+    if not _swapped(module) or not x.numel():
+        return None
+    triangle = hasattr(module, "starting")
+    norm = module.layer_norm if triangle else module.layer_norm_m
+    weights, heads, flat = attention_weights(norm, module.mha), module.mha.no_heads, four_axes(x)
+    if not gated_attention_fits(flat, weights, heads):
+        return None
+    found = gated_attention(
+        flat, weights, heads, bias=None if bias is None else four_axes(bias),
+        mask=three_axes(mask), columns=columns, residual=True,
+        drop_mask=three_axes(drop_mask), drop_columnwise=drop_columnwise, eps=norm.eps,
+    )  # fmt: skip
+    return shaped(found, x)
+
+
+def global_attention_of(module: Any, m: Tensor, mask: Tensor) -> Tensor | None:
+    """m `[*, S, R, C]`, any columns of the MSA, plus their global attention; mask `[*, S, R]`."""
+    if not _swapped(module) or not m.numel():
+        return None
+    return global_attention(module, m, mask, residual=True)
+
+
+def transition_of(module: Any, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """x `[..., C]` plus its transition; mask `[...]` of the update."""
+    if not _swapped(module) or not x.numel():
+        return None
+    weights = transition_weights(module)
+    if not transition_fits(x, weights):
+        return None
+    return transition(x, weights, mask=mask, residual=True, eps=module.layer_norm.eps)
+
+
+def triangle_multiplication_of(
+    module: Any, z: Tensor, mask: Tensor, product: Product, *, drop_mask: Tensor | None
+) -> Tensor | None:
+    """z `[*, I, R, C]`, any rows of the pairs, plus their triangle multiplication.
+
+    Args:
+        module: the multiplication.
+        z: the rows.
+        mask: `[*, I, R]`.
+        product: what knows the other rows.
+        drop_mask: `[*, R, C]`, or None.
+    """
+    if not _swapped(module):
+        return None
+    weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
+    if not triangle_multiplication_fits(flat, weights, rows=True):
+        return None
+    assert pairs is not None
+    found = triangle_multiplication_of_rows(
+        flat, weights, product, outgoing=is_outgoing(module), mask=pairs,
+        drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps,
+    )  # fmt: skip
+    return shaped(found, z)
+
+
+def outer_product_mean_of(
+    module: Any, m: Tensor, mask: Tensor, z: Tensor, others: Others
+) -> Tensor | None:
+    """Rows of the pairs z `[*, L, R, N]` plus the outer product mean of the same columns of m.
+
+    Args:
+        module: the outer product mean.
+        m: `[*, S, I, C]`, any columns of the MSA.
+        mask: `[*, S, I]`.
+        z: the rows of the pairs.
+        others: what knows the other columns.
+    """
+    if not _swapped(module) or not m.numel():
+        return None
+    weights, flat, rows = outer_weights(module), four_axes(m), three_axes(mask)
+    if not outer_product_mean_fits(flat, weights):
+        return None
+    assert rows is not None
+    found = outer_product_mean_of_columns(
+        flat, weights, rows, four_axes(z), others, eps=module.eps, norm_eps=module.layer_norm.eps
+    )
+    return shaped(found, z)

@@ -1,0 +1,174 @@
+"""The model on the ranks of one axis and whole on each of them: run by torchrun, says what differs.
+
+torchrun --standalone --nproc-per-node 4 tests/trainer/parallel/ranks.py OUT
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.trainer.synthetic_batch import synthetic_batch
+from torch import Tensor, nn
+
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.model.evoformer import EvoformerStack
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.parallelize import parallelize
+from evofeed.trainer.presets import tiny
+
+
+def small_model(**changes: Any) -> AlphaFold:
+    """A model of one or two blocks a stack whose weights are all random: AF2's start at zero."""
+    config: ModelConfig = replace(tiny().model, **changes)
+    torch.manual_seed(1)
+    model = AlphaFold(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.train()
+
+
+def differences(
+    build: Callable[[], AlphaFold], batch: dict[str, Tensor], axis: Axis
+) -> dict[str, float]:
+    """Largest difference of loss, outputs and each parameter's gradient, over its largest value.
+
+    Some gradients are zero but for rounding: no softmax sees what is added to all its logits.
+    They are compared with a thousandth of the largest gradient.
+    """
+    whole, shared = build(), parallelize(build(), axis)
+    found = {}
+    (loss, outputs), (ours, our_outputs) = (_step(m, batch) for m in (whole, shared))
+    found["loss"] = _difference(ours, loss)
+    for name in ("msa", "pair", "single", "final_atom_positions", "distogram_logits"):
+        found[f"output {name}"] = _difference(our_outputs[name], outputs[name])
+    grads = [p.grad.abs().max().item() for p in whole.parameters() if p.grad is not None]
+    for (name, one), part in zip(whole.named_parameters(), shared.parameters(), strict=True):
+        assert (one.grad is None) == (part.grad is None), name
+        if one.grad is None or part.grad is None:
+            continue
+        dist.all_reduce(part.grad, group=axis.group)
+        found[f"gradient {name}"] = _difference(part.grad / axis.size, one.grad, 1e-3 * max(grads))
+    return found
+
+
+def _step(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    torch.manual_seed(7)  # of the dropout
+    outputs = model(batch)
+    loss, _ = AlphaFoldLoss(tiny().loss)(outputs, batch)
+    loss.backward()
+    return loss.detach(), outputs
+
+
+def _difference(ours: Tensor, theirs: Tensor, least: float = 0.0) -> float:
+    scale = max(theirs.abs().max().item(), least)
+    return (ours - theirs).abs().max().item() / (scale or 1.0)
+
+
+def _batch(dtype: torch.dtype, **sizes: int) -> dict[str, Tensor]:
+    batch = synthetic_batch(**sizes, seed=3)
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def _exact(**changes: Any) -> Callable[[], AlphaFold]:
+    return lambda: small_model(**changes).double()
+
+
+def fused_block(axis: Axis) -> dict[str, float]:
+    """As `differences`, of an Evoformer block on fused operators under Triton's interpreter."""
+    from evofeed.kernels import to_fused
+    from evofeed.kernels.runtime.backend import interpreted
+
+    sizes = {
+        "c_hidden_msa_att": 8, "no_heads_msa": 2, "c_hidden_opm": 16, "c_hidden_mul": 16,
+        "c_hidden_pair_att": 8, "no_heads_pair": 2, "transition_n": 2, "msa_dropout": 0.3,
+        "pair_dropout": 0.3,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    shared = EvoformerStack(c_m=16, c_z=16, c_s=16, no_blocks=1, **sizes)
+    with torch.no_grad():
+        for parameter in shared.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    whole = copy.deepcopy(shared)
+    to_fused(parallelize(shared, axis))
+    S, N = 3, 5
+    m, z = torch.randn(1, S, N, 16), torch.randn(1, N, N, 16)
+    msa_mask, pair_mask = (torch.rand(1, n, N).gt(0.1).float() for n in (S, N))
+    found = {}
+    with interpreted():
+        for stack in (whole, shared):
+            torch.manual_seed(7)
+            given = [m.clone().requires_grad_(), z.clone().requires_grad_()]
+            made = stack(*given, msa_mask, pair_mask)
+            sum(x.square().sum() for x in made).backward()
+            inputs = {f"input {n}": x.grad for n, x in zip("mz", given, strict=True)}
+            outputs = {f"output {n}": x for n, x in enumerate(made)}
+            weights = {n: p.grad for n, p in stack.named_parameters()}
+            if stack is whole:
+                expected = (inputs, outputs, weights)
+    least = 1e-3 * max(value.abs().max().item() for value in expected[2].values())
+    for ours, theirs in zip((inputs, outputs, weights), expected, strict=True):
+        for name, value in ours.items():
+            value = value.detach().clone()
+            if ours is not outputs:
+                dist.all_reduce(value, group=axis.group)
+                value /= axis.size
+            found[name] = _difference(value, theirs[name], least)
+    return found
+
+
+def main(out: Path) -> None:
+    """Every case on 2, 3 and 4 ranks; the first rank writes what differs."""
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.set_default_dtype(torch.float32)
+    odd = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
+                 no_recycling_iters=1)  # fmt: skip
+    few = _batch(torch.float64, num_res=6, num_seq=1, num_extra_seq=2, num_templates=0)
+    late = {"opm_first": True, "fuse_projection_weights": True}
+    model = tiny().model
+    assert model.template is not None
+    other = {
+        "evoformer": replace(model.evoformer, **late, no_column_attention=True),
+        "extra_msa": replace(model.extra_msa, **late),
+        "template": replace(model.template, tri_mul_first=True),
+        "mask_trans": True,
+        "activation_checkpointing": True,
+    }
+    found: dict[str, dict[str, float]] = {}
+
+    def compare(name: str, case: Callable[..., dict[str, float]], *given: Any) -> None:
+        began = time.perf_counter()
+        found[name] = case(*given)
+        if rank == 0:
+            print(name, round(time.perf_counter() - began, 1), flush=True)
+
+    for ranks in range(2, size + 1):
+        group = dist.new_group(range(ranks))
+        if rank >= ranks:
+            continue
+        axis = Axis(group=group, rank=rank, size=ranks)
+        compare(f"odd {ranks}", differences, _exact(), odd, axis)
+        compare(f"few {ranks}", differences, _exact(), few, axis)
+        if ranks == 2:
+            compare("fused 2", fused_block, axis)
+            compare("other 2", differences, _exact(**other), odd, axis)
+    if rank == 0:
+        out.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""The model shared by several ranks against the same model on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from evofeed.errors import TrainerError
+from evofeed.trainer.parallel.axis import Axis, axial_group
+
+ROOT = Path(__file__).parents[3]
+
+# Of the largest value; the models of the first are in float64, the fused block in float32.
+EXACT, FUSED = 1e-12, 2e-4
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """What differs, by case: all cases in one start of four processes."""
+    out = tmp_path_factory.mktemp("ranks") / "found.json"
+    environment = {
+        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "1",
+    }  # fmt: skip
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = subprocess.run(
+        [sys.executable, *command, str(Path(__file__).with_name("ranks.py")), str(out)],
+        env=environment, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    cases: dict[str, dict[str, float]] = json.loads(out.read_text())
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("case", ["odd", "few"])
+def test_outputs_and_every_gradient_are_those_of_one_rank(
+    found: dict[str, dict[str, float]], case: str, ranks: int
+) -> None:
+    """Odd numbers of residues, rows and templates with recycling; fewer rows than ranks."""
+    differences = found[f"{case} {ranks}"]
+    assert len(differences) > 400
+    assert {n: d for n, d in differences.items() if not d < EXACT} == {}
+
+
+def test_so_they_are_in_the_other_order_with_checkpoints_and_masked_transitions(
+    found: dict[str, dict[str, float]],
+) -> None:
+    assert {n: d for n, d in found["other 2"].items() if not d < EXACT} == {}
+
+
+def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> None:
+    assert len(found["fused 2"]) > 90
+    assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
+
+
+def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:
+    axis = Axis(group=None, rank=1, size=3)
+    assert axis.lengths(11) == [4, 4, 3] and axis.lengths(2) == [1, 1, 0]
+    assert axis.part(torch.arange(11)[:, None], -2).flatten().tolist() == [4, 5, 6, 7]
+
+
+def test_an_axis_that_does_not_divide_the_ranks_is_refused() -> None:
+    with pytest.raises(TrainerError, match=r"axial is 4, which does not divide 6 ranks.*1, 2, 3"):
+        axial_group(6, 4, torch.device("cpu"))

@@ -1,0 +1,114 @@
+"""A block around MSA and pairs on parts: rows of the MSA, columns of it, rows of the pairs.
+
+Letters: S sequences, s of them here, N residues, n of them here, C channels, E of a projection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels import attention_of, global_attention_of, outer_product_mean_of
+from evofeed.trainer.model.primitives import full_precision, mask_bias
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
+from evofeed.trainer.parallel.pairs import added, drop_mask, pair_stack, transition
+
+__all__ = ["msa_block"]
+
+
+def msa_block(
+    block: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, mask_trans: bool,
+    axis: Axis,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`MSABlock` on rows of the MSA `[*, s, N, C]` and of the pairs `[*, n, N, C]`.
+
+    The masks are whole. Row attention works on rows of the MSA, all that follows on columns.
+    """
+    S, N = msa_mask.shape[-2:]
+    columns = axis.part(msa_mask, -1)
+    if block.opm_first:
+        m_columns = exchange(m, axis, split=-2, join=-3, length=S)
+        z = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
+    drop = drop_mask(block.msa_dropout_layer, m)
+    m = _attend_rows(block.msa_att_row, m, z, msa_mask, drop, axis)
+    m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
+    if block.msa_att_col is not None:
+        m = _attend_columns(block.msa_att_col, m, columns)
+    m = transition(block.msa_transition, m, columns if block._masks_msa(mask_trans) else None)
+    if not block.opm_first:
+        z = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
+    m = exchange(m, axis, split=-3, join=-2, length=N)
+    return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
+
+
+def _attend_rows(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
+) -> Tensor:  # fmt: skip
+    """Rows of m and their attention, biased by all pairs."""
+    own = module.linear_z(module.layer_norm_z(z))
+    bias = gather(own, axis, dim=-3, length=mask.shape[-1]).movedim(-1, -3)
+    mask = axis.part(mask, -2)
+    found: Tensor | None = attention_of(module, m, bias, mask, drop_mask=drop)
+    if found is not None:
+        return found
+    key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
+    x = module.layer_norm_m(m)
+    update = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])
+    return added(m, update, drop)
+
+
+def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:
+    """Columns of m and their attention, global in the extra-MSA stack."""
+    inner = getattr(module, "_msa_att", None)
+    if inner is None:
+        found = global_attention_of(module, m, mask)
+    else:
+        found = attention_of(inner, m, None, mask, columns=True)
+    return added(m, module(m, mask), None) if found is None else found
+
+
+def _outer_product_mean(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, axis: Axis
+) -> Tensor:  # fmt: skip
+    """Rows of z and the outer products of this rank's columns of m with all columns."""
+    others = OtherColumns(axis, mask)
+    own = axis.part(mask, -1)
+    found: Tensor | None = outer_product_mean_of(module, m, own, z, others)
+    if found is not None:
+        return found
+    x = module.layer_norm(m)
+    a = module.linear_1(x) * own.to(x.dtype)[..., None]
+    b = module.linear_2(x) * own.to(x.dtype)[..., None]
+    b = gather(b, axis, dim=-2, length=mask.shape[-1])
+    outer = torch.einsum("...sic,...sje->...ijce", a, b).flatten(-2)
+    update = module.linear_out(outer)
+    with full_precision(mask):  # counts above 256 are not exact in bfloat16
+        shared = torch.einsum("...si,...sj->...ij", own, mask)[..., None] + module.eps
+    return added(z, update / shared.to(update.dtype), None)
+
+
+class OtherColumns:
+    """All ranks' columns, for a fused outer product mean of some columns with all.
+
+    Args:
+        axis: who takes part.
+        mask: of the whole MSA, `[*, S, N]`.
+
+    Attributes:
+        mask: likewise.
+    """
+
+    def __init__(self, axis: Axis, mask: Tensor) -> None:
+        self._axis = axis
+        self.mask = mask
+
+    def gather(self, b: Tensor) -> Tensor:
+        """`[B, S, N, E]` from everybody's `[B, S, n, E]`."""
+        return gathered(b, self._axis, -2, self.mask.shape[-1])
+
+    def reduce(self, db: Tensor) -> Tensor:
+        """The adjoint: this rank's `[B, S, n, E]` of the sum of everybody's `[B, S, N, E]`."""
+        return reduced(db, self._axis, -2)
