@@ -51,7 +51,8 @@ def forget_stale_loops(room: Path) -> None:
                 kept.unlink()
 
 
-forget_stale_loops(_LOADER.parent / "featurize")
+for _room in ("featurize", "loader/assembly"):
+    forget_stale_loops(_LOADER.parent / _room)
 
 
 def golden_root() -> Path | None:

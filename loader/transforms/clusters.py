@@ -9,6 +9,7 @@ and every chunking gives the same assignment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -44,11 +45,24 @@ def nearest_clusters(
     """`i64[E]` the first centre with most equal residues, for each extra row."""
     if not extra.shape[0]:
         return torch.zeros(0, dtype=torch.int64, device=extra.device)
+    return torch.cat([_first_argmax(counts) for counts in _agreements(centres, extra)])
+
+
+def agreements(
+    centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"]
+) -> Integer[Tensor, "E M"]:
+    """`i32` columns in which each extra row has the residue that each centre has."""
+    if not extra.shape[0]:
+        return torch.zeros(0, centres.shape[0], dtype=torch.int32, device=extra.device)
+    return torch.cat(list(_agreements(centres, extra)))
+
+
+def _agreements(centres: Tensor, extra: Tensor) -> Iterator[Tensor]:
+    """The same for some extra rows at a time."""
     dtype = torch.float16 if centres.is_cuda else torch.float32
     num_res = centres.shape[1]
     width = min(num_res, _EXACT_COLUMNS)
     rows = max(64, _CHUNK_BYTES // (width * GAP * (2 if centres.is_cuda else 4)))
-    parts = []
     for chunk in torch.split(extra, rows):
         counts = torch.zeros(
             chunk.shape[0], centres.shape[0], dtype=torch.int32, device=extra.device
@@ -58,8 +72,7 @@ def nearest_clusters(
             one = _residue_one_hot(chunk[:, cut], dtype)
             two = _residue_one_hot(centres[:, cut], dtype)
             counts += (one @ two.T).to(torch.int32)
-        parts.append(_first_argmax(counts))
-    return torch.cat(parts)
+        yield counts
 
 
 def _residue_one_hot(codes: Tensor, dtype: torch.dtype) -> Tensor:

@@ -32,6 +32,7 @@ _SIZES: Final = {
     "one": 1,
     "msa49": 49,
     "target22": 22,
+    "target21": 21,
 }
 """Dimensions whose size is fixed by the field, by name."""
 
@@ -174,6 +175,54 @@ BATCH: Final = (
 )
 """Tensors of one sample as the model gets them, without batch and recycling axes; padding is 0."""
 
+ASSEMBLY_BATCH: Final = (
+    *_rows(
+        "batch",
+        """
+        aatype                      | L              | int64   | restype 0-20 | record
+        residue_index               | L              | int64   | position     | from 0 in every chain
+        asym_id                     | L              | int64   | chain, from 1 | chains by entity, 0 is padding
+        entity_id                   | L              | int64   | sequence, from 1 | in order of first sight
+        sym_id                      | L              | int64   | copy, from 1 | number among equal chains
+        seq_length                  | -              | int64   | residues     | residues, after the crop
+        seq_mask                    | L              | float32 | 0 or 1       | 1 for a real residue
+        target_feat                 | L target21     | float32 | one-hot      | aatype
+        msa_profile                 | L restype22    | float32 | share        | over all rows of the merged MSA
+        num_alignments              | -              | int64   | rows         | of the merged MSA
+        assembly_num_chains         | -              | int64   | chains       | assembly
+        resolution                  | -              | float32 | ångström     | record, 0 if unknown
+        is_distillation             | -              | float32 | 0 or 1       | record
+        use_clamped_fape            | -              | float32 | 0 or 1       | Bernoulli(clamp_prob)
+        all_atom_positions          | L atom37 xyz   | float32 | ångström     | assembly, before any permutation
+        all_atom_mask               | L atom37       | float32 | 0 or 1       | assembly
+        atom14_atom_exists          | L atom14       | float32 | 0 or 1       | residue geometry
+        residx_atom14_to_atom37     | L atom14       | int64   | atom37 index | residue geometry
+        residx_atom37_to_atom14     | L atom37       | int64   | atom14 slot  | residue geometry
+        atom37_atom_exists          | L atom37       | float32 | 0 or 1       | residue geometry
+        template_aatype             | Tm L           | int64   | restype 0-21 | record, chain by chain
+        template_all_atom_positions | Tm L atom37 xyz | float32 | ångström    | record, chain by chain
+        template_all_atom_mask      | Tm L atom37    | float32 | 0 or 1       | record, chain by chain
+        template_mask               | Tm             | float32 | 0 or 1       | 1 for a slot of templates
+        """,
+    ),
+    *_rows(
+        "recycle",
+        """
+        msa                   | S L       | int64   | restype 0-22 | cluster centres, masked
+        msa_feat              | S L msa49 | float32 | mixed        | AF2 SI 1.2.9, table 1
+        msa_mask              | S L       | float32 | 0 or 1       | 1 for a real cell
+        bert_mask             | S L       | float32 | 0 or 1       | 1 where masked-MSA asks
+        true_msa              | S L       | int64   | restype 0-21 | rows before masking
+        cluster_deletion_mean | S L       | float32 | residues     | mean over a cluster
+        extra_msa             | E L       | int64   | restype 0-21 | rows that are no cluster centre
+        extra_deletion_matrix | E L       | float32 | residues     | insertions left of the column
+        extra_msa_mask        | E L       | float32 | 0 or 1       | 1 for a real cell
+        """,
+    ),
+)
+"""As `BATCH`, for a complex (AlphaFold-Multimer); padding is 0. Beside it `gt_features` holds the
+whole, uncropped truth, which a permutation of equal chains chooses from."""
+
 SUPERVISED: Final = tuple(
     """all_atom_positions all_atom_mask atom14_gt_exists atom14_gt_positions
     atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous rigidgroups_gt_frames
@@ -311,4 +360,10 @@ if __name__ == "__main__":
     print("## A chain record, as stored\n\n" + table_markdown(RECORD) + "\n")
     print("## A batch, as the model gets it\n")
     print("Rows from `msa_feat` on are made for each recycle and lead with that axis.\n")
-    print(table_markdown(BATCH))
+    print(table_markdown(BATCH) + "\n")
+    print("## A batch of complexes\n")
+    print(
+        "Rows from `msa` on are made for each recycle. Beside them `gt_features` holds the whole,"
+    )
+    print("uncropped truth, which a permutation of equal chains chooses from.\n")
+    print(table_markdown(ASSEMBLY_BATCH))

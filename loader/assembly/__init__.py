@@ -1,0 +1,1 @@
+"""Complexes: chains paired, merged and cropped, and the features made of them."""

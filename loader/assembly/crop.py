@@ -1,0 +1,109 @@
+"""Which residues of a complex a sample keeps: around an interface, or a run of each chain.
+
+Decided on the host in whole thousandths of an ångström, so that every machine keeps the same
+residues. Source: AlphaFold-Multimer, section 7.1 and algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from evofeed.loader.assembly.interface import UNIT, interface_residues
+from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.residues import ATOM_ORDER
+from evofeed.shapes import Float, Int
+
+__all__ = ["CropDraws", "contiguous_crop", "crop_residues", "spatial_crop"]
+
+_CA = ATOM_ORDER["CA"]
+
+
+@runtime_checkable
+class CropDraws(Protocol):
+    """The random decisions of a crop, in the order they are made."""
+
+    def spatial(self, probability: float) -> bool:
+        """Whether to crop around an interface residue."""
+
+    def interface(self, count: int) -> int:
+        """Which of the interface residues, 0 to `count - 1`."""
+
+    def chain_order(self, count: int) -> Sequence[int]:
+        """A permutation of the chains."""
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included."""
+
+
+def crop_residues(
+    positions: Float[np.ndarray, "L 37 3"] | None,
+    mask: np.ndarray | None,
+    lengths: Sequence[int],
+    crop_size: int | None,
+    draws: CropDraws,
+    config: AssemblyConfig,
+) -> Int[np.ndarray, " C"]:
+    """Residues to keep, ascending; all of them if they are no more than `crop_size`.
+
+    Args:
+        positions: of all chains; None without a structure.
+        mask: which atoms are known.
+        lengths: residues of each chain, in order.
+        crop_size: residues to keep; None keeps all.
+        draws: the random decisions.
+        config: thresholds and faults.
+    """
+    total = sum(lengths)
+    spatial = draws.spatial(config.spatial_crop_prob)
+    if crop_size is None or total <= crop_size:
+        return np.arange(total)
+    if spatial and positions is not None and mask is not None:
+        asym_id = np.repeat(np.arange(len(lengths)), lengths)
+        found = interface_residues(positions, mask, asym_id, config)
+        none = not found.any() if config.skip_first_interface else not len(found)
+        if not none:
+            centre = int(found[draws.interface(len(found))])
+            return spatial_crop(positions, mask, centre, crop_size, config)
+    return contiguous_crop(lengths, crop_size, draws)
+
+
+def spatial_crop(
+    positions: Float[np.ndarray, "L 37 3"],
+    mask: np.ndarray,
+    centre: int,
+    crop_size: int,
+    config: AssemblyConfig,
+) -> Int[np.ndarray, " C"]:
+    """The `crop_size` residues nearest to one by their CA; those without one last, by index."""
+    ca, known = positions[:, _CA], mask[:, _CA] > 0
+    target = ca[centre]
+    if not known[centre] and not config.missing_ca_at_origin:
+        target = positions[centre][mask[centre] > 0].mean(0)
+    if config.biased_distances:
+        square = ((ca - target).astype(np.float32) ** 2).sum(-1, dtype=np.float32)
+        bias = np.arange(len(ca), dtype=np.float32) * np.float32(1e-3)
+        distance = np.where(known, np.sqrt(square), np.float32(np.inf)) + bias
+    else:
+        step = np.rint(ca.astype(np.float64) * UNIT) - np.rint(target.astype(np.float64) * UNIT)
+        distance = np.where(known, (step**2).sum(-1), np.inf)  # whole numbers: exact
+    return np.sort(np.argsort(distance, kind="stable")[:crop_size])
+
+
+def contiguous_crop(
+    lengths: Sequence[int], crop_size: int, draws: CropDraws
+) -> Int[np.ndarray, " C"]:
+    """A run of residues of each chain, `crop_size` in all, chains in random order."""
+    starts = np.cumsum([0, *lengths])
+    budget, remaining = crop_size, sum(lengths)
+    runs = []
+    for chain in draws.chain_order(len(lengths)):
+        length = lengths[chain]
+        remaining -= length
+        size = draws.between(min(length, max(0, budget - remaining)), min(budget, length))
+        budget -= size
+        start = int(starts[chain]) + draws.between(0, length - size)
+        runs.append(np.arange(start, start + size))
+    return np.sort(np.concatenate(runs))

@@ -1,0 +1,206 @@
+"""A merged complex to AlphaFold-Multimer's features: once a sample, and once a recycle.
+
+The names and values are OpenFold's, without batch and recycling axes and without padding. The
+device is never asked for anything: every shape is known beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from evofeed.loader.assembly.merge import AssemblyTensors
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.transforms import clusters, structure
+from evofeed.loader.transforms import msa as msa_transforms
+from evofeed.residues import GAP
+from evofeed.shapes import Float, Integer
+
+__all__ = ["assembly_constants", "assembly_recycle", "ground_truth", "soft_clusters"]
+
+_PROFILE_EPS: Final = 1e-4
+"""Added to the number of rows a profile is of, as upstream's masked mean does."""
+
+
+def assembly_constants(
+    assembly: AssemblyTensors,
+    crop: Integer[Tensor, " C"],
+    templates: tuple[int, ...],
+    config: LoaderConfig,
+) -> dict[str, Tensor]:
+    """Features that are the same in every recycle, of the residues that are kept.
+
+    Args:
+        assembly: the whole complex.
+        crop: residues to keep.
+        templates: slots to keep, in order.
+        config: whether the true structure is wanted.
+    """
+    aatype = assembly.aatype[crop]
+    of_templates = {
+        "template_aatype": assembly.template_aatype,
+        "template_all_atom_positions": assembly.template_positions,
+        "template_all_atom_mask": assembly.template_mask,
+    }
+    features = {
+        "aatype": aatype,
+        "residue_index": assembly.residue_index[crop],
+        "asym_id": assembly.asym_id[crop],
+        "entity_id": assembly.entity_id[crop],
+        "sym_id": assembly.sym_id[crop],
+        "seq_mask": torch.ones(len(crop), device=aatype.device),
+        "target_feat": msa_transforms.one_hot(aatype, GAP),
+        "msa_profile": msa_profile(assembly, crop),
+        **structure.make_atom14_masks(structure.ResidueTables(aatype)),
+    }
+    for name, value in of_templates.items():
+        kept = _slots(value, templates)
+        features[name] = torch.stack([v[crop] for v in kept]) if kept else value[:0, crop]
+    features["template_mask"] = torch.ones(len(templates), device=aatype.device)
+    if config.supervised:
+        positions, mask = _known(assembly)
+        features |= {"all_atom_positions": positions[crop], "all_atom_mask": mask[crop]}
+    return features
+
+
+def _slots(value: Tensor, templates: tuple[int, ...]) -> list[Tensor]:
+    # Views, not an index tensor: that would have to cross to the device.
+    return [value[number] for number in templates]
+
+
+def _known(assembly: AssemblyTensors) -> tuple[Tensor, Tensor]:
+    """The true structure; all unknown where there is none, so that no loss counts it."""
+    if assembly.positions is None or assembly.mask is None:
+        mask = torch.zeros(assembly.num_res, 37, device=assembly.aatype.device)
+        return torch.zeros(assembly.num_res, 37, 3, device=assembly.aatype.device), mask
+    return assembly.positions, assembly.mask
+
+
+def ground_truth(assembly: AssemblyTensors) -> dict[str, Tensor]:
+    """The whole, uncropped truth that a permutation of chains chooses from (`gt_features`)."""
+    positions, mask = _known(assembly)
+    tables = structure.ResidueTables(assembly.aatype)
+    return {
+        "aatype": assembly.aatype,
+        "residue_index": assembly.residue_index,
+        "asym_id": assembly.asym_id,
+        "entity_id": assembly.entity_id,
+        "sym_id": assembly.sym_id,
+        **structure.make_atom14_masks(tables),
+        **structure.structure_features(assembly.aatype, tables, positions, mask),
+        **structure.atom37_to_torsion_angles(tables, positions, mask),
+    }
+
+
+def profile_counts(assembly: AssemblyTensors) -> Integer[Tensor, "L 22"]:
+    """How many rows have each code in each column."""
+    msa = assembly.msa[: assembly.num_rows].to(torch.int64).T
+    counts = torch.zeros(assembly.num_res, GAP + 1, dtype=torch.int64, device=msa.device)
+    return counts.scatter_add_(1, msa, torch.ones_like(msa))
+
+
+def msa_profile(assembly: AssemblyTensors, crop: Tensor) -> Float[Tensor, "C 22"]:
+    """Share of each code in each column, over all rows of the merged MSA."""
+    counts = profile_counts(assembly)[crop].to(torch.float32)
+    return counts / (assembly.num_rows + _PROFILE_EPS)
+
+
+def assembly_recycle(
+    assembly: AssemblyTensors,
+    crop: Integer[Tensor, " C"],
+    draws: MsaDraws,
+    config: LoaderConfig,
+    *,
+    mask_block_gaps: bool,
+) -> dict[str, Tensor]:
+    """Features of one recycle, of the residues that are kept.
+
+    Args:
+        assembly: the whole complex: rows are chosen, masked and clustered at full length.
+        crop: residues to keep.
+        draws: the decisions about this recycle's MSA.
+        config: numbers of clusters and extra rows.
+        mask_block_gaps: let masked-MSA ask for gaps beside unpaired rows, too.
+    """
+    device, count = assembly.msa.device, assembly.num_rows
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    padding = torch.arange(count, assembly.msa.shape[0], device=device)
+    rows = torch.cat([first, draws.row_order(count - 1) + 1, padding])
+    num_clusters = config.max_msa_clusters
+    centres = rows[:num_clusters]
+    extra = rows[num_clusters : num_clusters + config.max_extra_msa]
+    real, real_extra = min(count, num_clusters), max(min(count - num_clusters, len(extra)), 0)
+    true_msa = assembly.msa[centres]
+    position = draws.mask_position(*true_msa.shape)
+    position = position & (torch.arange(len(centres), device=device) < real)[:, None]
+    replacement = draws.replacement(true_msa, profile_counts(assembly))
+    masked, bert_mask = msa_transforms.mask_msa(true_msa, position, replacement)
+    if not mask_block_gaps:
+        bert_mask = bert_mask * assembly.block[centres]
+    share = soft_clusters(masked[:real], assembly.msa[extra[:real_extra]], len(centres) - real)
+    extra_msa, extra_deletions = assembly.msa[extra][:, crop], assembly.deletions[extra][:, crop]
+    masked, deletions = masked[:, crop], assembly.deletions[centres][:, crop]
+    profile, deletion_mean = summarize(
+        masked, deletions, extra_msa[:real_extra], extra_deletions[:real_extra], share,
+        assembly.num_res, real,
+    )  # fmt: skip
+    mask = torch.zeros(len(centres), len(crop), device=device)
+    extra_mask = torch.zeros(len(extra), len(crop), device=device)
+    mask[:real], extra_mask[:real_extra] = 1, 1
+    return {
+        "msa": masked,
+        "true_msa": true_msa[:, crop],
+        "bert_mask": bert_mask[:, crop],
+        "msa_mask": mask,
+        "msa_feat": msa_transforms.make_msa_feat(masked, deletions, profile, deletion_mean),
+        "cluster_deletion_mean": deletion_mean,
+        "extra_msa": extra_msa,
+        "extra_deletion_matrix": extra_deletions.to(torch.float32),
+        "extra_msa_mask": extra_mask,
+    }
+
+
+def soft_clusters(
+    centres: Integer[Tensor, "M L"], extra: Integer[Tensor, "E L"], padding: int
+) -> Float[Tensor, "M E"]:
+    """Each extra row's share in each centre: one, or equal shares of all it agrees with most.
+
+    Args:
+        centres: rows that clusters are around.
+        extra: the others.
+        padding: further centres that agree with nothing and share in rows that do so, too.
+    """
+    counts = clusters.agreements(centres, extra)
+    best = counts.amax(1, keepdim=True)
+    ties = counts == best
+    among = ties.sum(1, keepdim=True) + padding * (best == 0)
+    return (ties / among).to(torch.float32).T
+
+
+def summarize(
+    centres: Integer[Tensor, "M C"],
+    deletions: Tensor,
+    extra: Integer[Tensor, "E C"],
+    extra_deletions: Tensor,
+    share: Float[Tensor, "K E"],
+    num_res: int,
+    real: int,
+) -> tuple[Float[Tensor, "M C 23"], Float[Tensor, "M C"]]:
+    """`cluster_profile` and `cluster_deletion_mean` of the kept columns.
+
+    Each member weighs as much as the complex has residues and the centre one, as
+    AlphaFold-Multimer has it. Padded centres have neither.
+    """
+    size = share.sum(1) * num_res + 1
+    hot = msa_transforms.one_hot(extra, msa_transforms.NUM_CODES).flatten(1)
+    members = (share @ hot).view(real, -1, msa_transforms.NUM_CODES)
+    own = msa_transforms.one_hot(centres[:real], msa_transforms.NUM_CODES)
+    profile = torch.zeros(*centres.shape, msa_transforms.NUM_CODES, device=centres.device)
+    profile[:real] = (members * num_res + own) / size[:, None, None]
+    mean = torch.zeros(centres.shape, device=centres.device)
+    total = (share @ extra_deletions.to(torch.float32)) * num_res
+    mean[:real] = (total + deletions[:real]) / size[:, None]
+    return profile, mean

@@ -1,0 +1,88 @@
+"""Residues of a complex that are near another chain."""
+
+from __future__ import annotations
+
+from typing import Any, Final, no_type_check
+
+import numpy as np
+from numba import njit
+
+from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.shapes import Float, Int
+
+__all__ = ["UNIT", "interface_residues"]
+
+UNIT: Final = 1000
+"""Distances are compared in whole thousandths of an ångström, alike on every machine."""
+
+
+def interface_residues(
+    positions: Float[np.ndarray, "L 37 3"],
+    mask: np.ndarray,
+    asym_id: np.ndarray,
+    config: AssemblyConfig,
+) -> Int[np.ndarray, " I"]:
+    """Residues with an atom nearer than `interface_threshold` to an atom of another chain."""
+    fixed = np.rint(positions.astype(np.float64) * UNIT).astype(np.int64)
+    known = mask > 0
+    near = _near_others(
+        fixed,
+        known,
+        np.asarray(asym_id, np.int64),
+        *_spheres(fixed, known),
+        config.interface_threshold * UNIT,
+        config.same_atom_interface,
+    )
+    return np.flatnonzero(near)
+
+
+def _spheres(fixed: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A sphere around the atoms of each residue: middle and radius, in thousandths."""
+    count = np.maximum(known.sum(-1), 1)
+    middle = np.where(known[..., None], fixed, 0).sum(1) / count[:, None]
+    offset = np.where(known[..., None], fixed - middle[:, None], 0.0)
+    return middle, np.sqrt((offset**2).sum(-1).max(-1)) + 1.0
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _near_others(
+    fixed: Any, known: Any, asym_id: Any, middle: Any, radius: Any, threshold: Any, same_atom: Any
+) -> Any:
+    """Which residues have an atom within `threshold` of one of another chain, `bool[L]`."""
+    count = len(fixed)
+    near = np.zeros(count, np.bool_)
+    limit = threshold * threshold
+    for i in range(count):
+        for j in range(i + 1, count):
+            if asym_id[i] == asym_id[j] or (near[i] and near[j]):
+                continue
+            reach = threshold + radius[i] + radius[j]
+            apart = 0.0
+            for x in range(3):
+                step = middle[i, x] - middle[j, x]
+                apart += step * step
+            if apart >= reach * reach:
+                continue
+            if _touch(fixed[i], known[i], fixed[j], known[j], limit, same_atom):
+                near[i] = True
+                near[j] = True
+    return near
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _touch(one: Any, one_known: Any, two: Any, two_known: Any, limit: Any, same_atom: Any) -> Any:
+    """Whether two residues have atoms whose squared distance is below `limit`."""
+    for a in range(37):
+        if not one_known[a]:
+            continue
+        for b in range(a if same_atom else 0, a + 1 if same_atom else 37):
+            if two_known[b]:
+                square = 0
+                for x in range(3):
+                    step = one[a, x] - two[b, x]
+                    square += step * step
+                if square < limit:
+                    return True
+    return False

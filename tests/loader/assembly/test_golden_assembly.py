@@ -1,0 +1,236 @@
+"""Recorded complexes: paired, merged, cropped and made into features as OpenFold did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import golden_files
+from tests.loader.assembly.recorded_assembly import (
+    CPU,
+    Recorded,
+    RecordedCrop,
+    RecordedRecycle,
+    load_assembly,
+    load_sample,
+    own_rows,
+)
+from tests.loader.test_golden import same
+
+from evofeed.loader.assembly.batch import empty_assembly_batch, put_assembly
+from evofeed.loader.assembly.crop import crop_residues
+from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
+from evofeed.loader.assembly.interface import interface_residues
+from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
+from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import LoaderConfig
+
+ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
+SAMPLES = golden_files("multimer/data/golden/*.draws.npz")
+TRUTHS = golden_files("multimer/data/golden/*.gt.npz")
+CROPS = golden_files("multimer/data/golden/*.crops.npz")
+OPENFOLD = AssemblyConfig.openfold(shared_coordinates=False)
+NOT_MADE = {"num_alignments", "resolution", "seq_length", "use_clamped_fape"}
+"""Scalars that a sample's place in the batch is filled with."""
+
+
+def of_name(path: Path) -> Recorded:
+    return load_assembly(path.with_name(f"{path.name.split('.')[0]}.assembly.npz"))
+
+
+@pytest.fixture(params=ASSEMBLIES, ids=lambda path: path.name)
+def recorded(request: pytest.FixtureRequest, golden: Path) -> Recorded:
+    return load_assembly(request.param)
+
+
+def test_there_are_recorded_complexes(golden: Path) -> None:
+    assert ASSEMBLIES and SAMPLES and TRUTHS and CROPS
+
+
+def test_rows_are_paired_in_the_stable_order(recorded: Recorded) -> None:
+    if "pair.rows_stable" not in recorded.steps:
+        assert len(recorded.entities) == 1
+        return
+    got = pair_rows(
+        [of.species for of in recorded.rows],
+        [similarity(of.pair_msa) for of in recorded.rows],
+        [of.copies for of in recorded.rows],
+        AssemblyConfig(),
+    )
+    assert np.array_equal(got, own_rows(recorded, recorded.steps["pair.rows_stable"]))
+    for of, keys in zip(recorded.rows, recorded.keys, strict=True):
+        share = similarity(of.pair_msa) / of.pair_msa.shape[1]
+        assert np.array_equal(share, recorded.steps[f"pair.{keys[0]}.similarity"])
+
+
+def test_unpaired_rows_are_made_unique_and_cut_as_recorded(recorded: Recorded) -> None:
+    plan = plan_rows(recorded.rows, AssemblyConfig())
+    for rows, keys in zip(plan.unpaired, recorded.keys, strict=True):
+        assert len(rows) == recorded.steps[f"crop.{keys[0]}.num_alignments"]
+        if f"dedup.{keys[0]}.keep_rows" in recorded.steps:
+            kept = recorded.steps[f"dedup.{keys[0]}.keep_rows"]
+            assert np.array_equal(rows, kept[: len(rows)])
+            assert len(plan.paired) == recorded.steps[f"crop.{keys[0]}.num_alignments_all_seq"]
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_the_merged_example_is_the_recorded_one(recorded: Recorded, stable: bool) -> None:
+    plan = plan_rows(recorded.rows, AssemblyConfig()) if stable else recorded.unstable_plan()
+    want = {k.removeprefix("np."): v for k, v in recorded.example.items() if k[:3] == "np."}
+    if stable:
+        want |= {k[7:]: v for k, v in recorded.example.items() if k.startswith("stable.")}
+    made = recorded.merged(plan, AssemblyConfig.openfold())
+    compared = 0
+    padding = len(made.msa) - made.num_rows
+    rows_mask = np.pad(np.ones([made.num_rows, made.num_res], np.int8), [(0, padding), (0, 0)])
+    bias = np.zeros(len(made.msa), np.int8)
+    bias[0] = 1
+    first = [len(keys) for keys in recorded.keys]
+    total = sum(first)
+    got = {
+        "aatype": made.aatype,
+        "residue_index": made.residue_index,
+        "asym_id": made.asym_id,
+        "entity_id": made.entity_id,
+        "sym_id": made.sym_id,
+        "msa": made.msa,
+        "deletion_matrix": made.deletions,
+        "deletion_mean": made.deletion_mean,
+        "bert_mask": made.block,
+        "template_aatype": made.template_aatype,
+        "template_all_atom_positions": made.template_positions,
+        "template_all_atom_mask": made.template_mask,
+        "num_alignments": torch.tensor(made.num_rows),
+        "seq_length": torch.tensor(made.num_res),
+        "assembly_num_chains": torch.tensor(total),
+        "num_templates": torch.tensor(made.num_templates),
+        "entity_mask": (made.entity_id > 0),
+        "seq_mask": torch.ones(made.num_res, dtype=torch.int8),
+        "msa_mask": torch.from_numpy(rows_mask),
+        "cluster_bias_mask": torch.from_numpy(bias),
+    }
+    if made.positions is not None and made.mask is not None:
+        got |= {"all_atom_positions": made.positions, "all_atom_mask": made.mask.to(torch.int8)}
+        got |= {"resolution": torch.tensor(made.resolution)}
+    for name, value in want.items():
+        if name in ("all_atom_positions", "all_atom_mask") and made.positions is None:
+            continue  # without a structure it is made of the sequence: nobody reads it
+        if name == "num_templates":
+            assert made.num_templates >= value  # that of the first chain
+            continue
+        same(got[name].to(torch.float32 if value.dtype == np.float32 else torch.int64), value, name)
+        compared += 1
+    assert compared >= 18
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path) -> None:
+    recorded = of_name(path)
+    draws, final, meta = load_sample(path)
+    mode, recycles = meta["config"]["mode"], meta["recycling_dim"]
+    crops = bool(mode["crop"])
+    config = LoaderConfig(
+        crop_size=int(mode["crop_size"]) if crops else None,
+        max_msa_clusters=int(mode["max_msa_clusters"]),
+        max_extra_msa=int(mode["max_extra_msa"]),
+        max_templates=int(mode["max_templates"]),
+        supervised=bool(mode["supervised"]),
+    )
+    rules = OPENFOLD.replace(
+        spatial_crop_prob=mode.get("spatial_crop_prob") or 0.0,
+        interface_threshold=mode.get("interface_threshold") or 10.0,
+    )
+    made = recorded.merged(recorded.unstable_plan(), rules, meta["coords"])
+    lengths = [e.chain.num_res for e in recorded.entities for _ in range(e.copies)]
+    positions = None if made.positions is None else made.positions.numpy()
+    mask = None if made.mask is None else made.mask.numpy()
+    kept = crop_residues(
+        positions,
+        mask,
+        lengths,
+        config.crop_size,
+        RecordedCrop(draws, rules.spatial_crop_prob),
+        rules,
+    )
+    if crops and "mid.crop_idxs" in draws:
+        unresolved_alike(kept, draws["mid.crop_idxs"], mask)
+        kept = draws["mid.crop_idxs"].astype(np.int64)
+    crop = torch.from_numpy(kept)
+    templates = () if crops else tuple(range(made.template_aatype.shape[0]))
+    num_res = config.crop_size or made.num_res
+    batch = empty_assembly_batch(
+        config, num_res=num_res, batch_size=1, recycles=recycles, device=CPU
+    )
+    put_assembly(batch, assembly_constants(made, crop, templates, config), 0)
+    for recycle in range(recycles):
+        fraction = mode["masked_msa_replace_fraction"]
+        of_recycle = RecordedRecycle(draws, recycle, made.num_rows, fraction)
+        features = assembly_recycle(made, crop, of_recycle, config, mask_block_gaps=True)
+        put_assembly(batch, features, recycle, 0)
+    compared = 0
+    for name, want in final.items():
+        if name in NOT_MADE:
+            continue
+        for recycle in range(recycles):
+            value = want[..., recycle] if recycles > 1 else want
+            got = batch[name][recycle, 0] if batch[name].dim() == value.ndim + 2 else batch[name][0]
+            same(got.to(torch.float32 if value.dtype == np.float32 else torch.int64), value, name)
+        compared += 1
+    assert compared == len(set(final) - NOT_MADE) > 20
+
+
+def unresolved_alike(got: np.ndarray, want: np.ndarray, mask: np.ndarray | None) -> None:
+    """The same residues; of those without CA, whose order upstream leaves open, as many."""
+    assert len(got) == len(want)
+    if mask is not None:
+        assert np.array_equal(got[mask[got, 1] > 0], want[mask[want, 1] > 0])
+
+
+@pytest.mark.parametrize("path", CROPS, ids=lambda path: path.name)
+def test_recorded_crops_come_out_of_their_draws(path: Path, golden: Path) -> None:
+    recorded, crops = of_name(path), dict(np.load(path))
+    positions = recorded.example["fixed.all_atom_positions"]
+    mask = recorded.example["fixed.all_atom_mask"]
+    lengths = [e.chain.num_res for e in recorded.entities for _ in range(e.copies)]
+    asym_id = np.repeat(np.arange(len(lengths)), lengths)
+    count = 1 + max(int(name.split(".")[0]) for name in crops if name != "meta")
+    for number in range(count):
+        kind, size, threshold = crops[f"{number}.kind_size_threshold"].tolist()
+        rules = OPENFOLD.replace(interface_threshold=float(threshold))
+        draws = {
+            "draw.random_crop_to_size.rand.0": np.zeros(1) if kind == "spatial" else np.ones(1)
+        }
+        ints = crops[f"{number}.randint_low_high_value"] + np.array([0, 1, 0])
+        if f"{number}.randperm" in crops:
+            draws["draw.get_contiguous_crop_idx.randperm.0"] = crops[f"{number}.randperm"]
+            draws |= {f"draw.get_contiguous_crop_idx.randint.{i}": v for i, v in enumerate(ints)}
+        else:
+            draws["draw.get_spatial_crop_idx.randint.0"] = ints[0]
+        if f"{number}.interface_residues" in crops:
+            found = interface_residues(positions, mask, asym_id, rules)
+            assert np.array_equal(found, crops[f"{number}.interface_residues"])
+        got = crop_residues(positions, mask, lengths, int(size), RecordedCrop(draws, 0.5), rules)
+        unresolved_alike(got, crops[f"{number}.crop_idxs"], mask)
+
+
+@pytest.mark.parametrize("path", TRUTHS, ids=lambda path: path.name)
+def test_the_uncropped_truth_is_the_recorded_one(path: Path, golden: Path) -> None:
+    recorded, want = of_name(path), dict(np.load(path))
+    shared = "upstreamcoords" in path.name
+    config = AssemblyConfig(shared_coordinates=shared)
+    got = ground_truth(recorded.merged(recorded.unstable_plan(), config))
+    compared = 0
+    for name, value in want.items():
+        if name == "meta":
+            continue
+        field = name.removeprefix("gt.")
+        mine = got[field].to(torch.float32 if value.dtype == np.float32 else torch.int64)
+        if "sin_cos" in field:
+            known = want["gt.chi_mask" if "chi" in field else "gt.torsion_angles_mask"] == 1
+            same(mine[torch.from_numpy(known)], value[known], field, atol=1e-4)
+        else:
+            same(mine, value, field)
+        compared += 1
+    assert compared >= 25
