@@ -94,20 +94,31 @@ def position_sections(
     payload: bytes | memoryview, present: Bool[np.ndarray, "M 37"]
 ) -> dict[str, np.ndarray]:
     """The four arrays of a FIXED payload, sizes checked against the mask."""
+    sections = fixed_sections(payload)
+    anchors = len(sections["anchor"])
+    atoms = anchors + len(sections["relative"])
+    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
+        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
+    return sections
+
+
+def fixed_sections(payload: bytes | memoryview) -> dict[str, np.ndarray]:
+    """The four arrays of a FIXED payload, as large as it says they are.
+
+    Raises:
+        ValueError: they do not fill it.
+    """
     if len(payload) < 16:
         raise ValueError(f"{len(payload)} bytes are no coordinates")
     anchors, atoms, exceptions, _ = np.frombuffer(payload, "<u4", 4).tolist()
-    if anchors != int(present.any(-1).sum()) or atoms != int(present.sum()):
-        raise ValueError(f"{anchors} residues and {atoms} atoms do not fit the mask")
     middle = 16 + 12 * anchors + 6 * (atoms - anchors)
     middle += -middle % 4
-    if len(payload) != middle + 8 * exceptions:
+    if atoms < anchors or len(payload) != middle + 8 * exceptions:
         raise ValueError(f"{len(payload)} bytes are not {middle + 8 * exceptions}")
+    relative = np.frombuffer(payload, "<i2", 3 * (atoms - anchors), 16 + 12 * anchors)
     return {
         "anchor": np.frombuffer(payload, "<i4", 3 * anchors, 16).reshape(-1, 3),
-        "relative": np.frombuffer(payload, "<i2", 3 * (atoms - anchors), 16 + 12 * anchors).reshape(
-            -1, 3
-        ),
+        "relative": relative.reshape(-1, 3),
         "exception_index": np.frombuffer(payload, "<u4", exceptions, middle),
         "exception_value": np.frombuffer(payload, "<f4", exceptions, middle + 4 * exceptions),
     }

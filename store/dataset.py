@@ -17,7 +17,8 @@ import pyarrow as pa
 from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.features import RECORD, ChainRecord
 from evofeed.store.cache import Cache, CachedStorage
-from evofeed.store.decode import FEATURES, ChainDecoder
+from evofeed.store.crop import crop_features
+from evofeed.store.decode import FEATURES
 from evofeed.store.history import (
     Diff,
     Snapshot,
@@ -36,9 +37,6 @@ from evofeed.store.storage import LocalStorage, Storage
 
 REMOTE_READS = 16
 """Ranged reads of one `read` in flight at once, where they cross a network."""
-
-
-_SPARSE = frozenset({"deletion_row", "deletion_column", "deletion_count"})
 
 
 class Dataset:
@@ -253,61 +251,6 @@ def check_shard(data: bytes, name: str, sha256: str, path: str) -> None:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ShardCorrupt("sha256 does not match", path=path)
     shard_index(pa.py_buffer(data), name, path)
-
-
-def crop_features(
-    decoder: ChainDecoder,
-    columns: Sequence[str],
-    residues: slice | None,
-    rows: slice | Sequence[int] | np.ndarray | None,
-) -> dict[str, np.ndarray]:
-    """Chosen features of a chain within a window and a set of MSA rows."""
-    start, stop, step = (residues or slice(None)).indices(decoder.dims["L"])
-    if step != 1:
-        raise ValueError("a residue window has step 1")
-    stop = max(start, stop)
-    taken = np.arange(decoder.dims["N"])[rows if rows is not None else slice(None)]
-    cropped: dict[str, np.ndarray] = {}
-    whole = stop - start == decoder.dims["L"] and np.array_equal(
-        taken, np.arange(decoder.dims["N"])
-    )
-    sparse = not whole and any(name in _SPARSE for name in columns)  # else they are as stored
-    if sparse or "deletion_matrix" in columns:
-        cropped["deletion_matrix"] = decoder.deletion_matrix(taken)[:, start:stop]
-    if sparse:
-        cropped |= _renumbered(cropped["deletion_matrix"])
-    for name in columns:
-        if name in cropped:
-            continue
-        feature = FEATURES[name]
-        if feature.stage == "structure" and not decoder.dims["has_structure"]:
-            continue
-        if name == "msa":  # deep: only the rows that are wanted
-            cropped[name] = decoder.msa_rows(taken)[:, start:stop]
-            continue
-        value = decoder.array(name) if feature.dtype != "str" else _texts(decoder, name)
-        for axis, dim in enumerate(feature.dims):
-            if dim == "L":
-                value = value[(slice(None),) * axis + (slice(start, stop),)]
-            elif dim == "N":
-                value = value[(slice(None),) * axis + (taken,)]
-        cropped[name] = value
-    return {name: cropped[name] for name in columns if name in cropped}
-
-
-def _texts(decoder: ChainDecoder, name: str) -> np.ndarray:
-    texts = decoder.species() if name == "msa_species" else decoder.meta()[name]
-    return np.array(texts, dtype=np.str_)
-
-
-def _renumbered(dense: np.ndarray) -> dict[str, np.ndarray]:
-    """The sparse deletions of a crop, from the dense ones."""
-    row, column = np.nonzero(dense)
-    return {
-        "deletion_row": row.astype(np.int32),
-        "deletion_column": column.astype(np.int32),
-        "deletion_count": dense[row, column],
-    }
 
 
 def checked_index(storage: Storage, digest: str, manifest: Manifest) -> pa.Table:

@@ -146,19 +146,14 @@ class ChainDecoder:
 
     def inverse(self) -> np.ndarray:
         """Stored row of each original row, i64[N]."""
-        inverse = np.empty_like(self.order())
-        inverse[self.order()] = np.arange(len(inverse))
-        return inverse
+        if "inverse" not in self._cache:
+            inverse = np.empty_like(self.order())
+            inverse[self.order()] = np.arange(len(inverse))
+            self._cache["inverse"] = inverse
+        return np.asarray(self._cache["inverse"])
 
     def _msa(self) -> np.ndarray:
-        return self.msa_rows(np.arange(self.dims["N"]))
-
-    def msa_rows(self, taken: np.ndarray) -> np.ndarray:
-        """Chosen rows of the alignment, u8[R, L], by their numbers in the record's order."""
-        try:
-            return self._rows("msa", self.dims["N"], self.inverse()[taken])
-        except ValueError as error:
-            raise self.place.corrupt(f"column msa: {error}") from None
+        return self._rows("msa", self.dims["N"], self.inverse())
 
     def _template_aatype(self) -> np.ndarray:
         if self.columns["template_aatype"].codec == Codec.RAW:
@@ -220,6 +215,27 @@ class ChainDecoder:
         dense = np.zeros([len(once), L], np.int32)
         dense[row[row >= 0], column[row >= 0]] = count[row >= 0]
         return dense if taken is None else dense[again]
+
+    def stored_deletions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Columns and counts of all deletions, i32[K] each, in the order of the stored rows."""
+        try:
+            both = [
+                unpack_integers(self.raw(name), np.dtype(np.int32), self.dims["K"])
+                for name in ("deletion_column", "deletion_count")
+            ]
+        except ValueError as error:
+            raise self.place.corrupt(f"deletions: {error}") from None
+        return both[0], both[1]
+
+    def mask_bits(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A MASK37 column: bits 0-31 of each residue, u32[T, L], and bits 32-36, u8[T, L]."""
+        shape = self.dims["T"] if name.startswith("template") else 1, self.dims["L"]
+        residues, payload = shape[0] * shape[1], self.raw(name).payload
+        if len(payload) != 5 * residues:
+            raise self.place.corrupt(f"column {name}: {len(payload)} bytes, not {5 * residues}")
+        low = np.frombuffer(payload, "<u4", residues).reshape(shape)
+        high = np.frombuffer(payload, np.uint8, offset=4 * residues).reshape(shape)
+        return low, high & 31
 
     def _mask(self, feature: Feature) -> np.ndarray:
         column, residues = self.raw(feature.name), _size(feature, self.dims) // 37

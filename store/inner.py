@@ -11,6 +11,7 @@ from evofeed.lazy import names_from
 if TYPE_CHECKING:
     from evofeed.store.cache import answers
     from evofeed.store.clusters import parse_clusters
+    from evofeed.store.crop import unpack_rows_compiled
     from evofeed.store.dataset import checked_index
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
     from evofeed.store.garbage import sweep
@@ -85,12 +86,14 @@ __all__ = [
     "shard_key",
     "sweep",
     "unpack_column",
+    "unpack_rows_compiled",
     "wait_for_none",
 ]
 
 _HOMES = {
     "cache": "answers",
     "clusters": "parse_clusters",
+    "crop": "unpack_rows_compiled",
     "dataset": "checked_index",
     "decode": "ChainDecoder FEATURES Place",
     "garbage": "sweep",

@@ -51,7 +51,7 @@ def forget_stale_loops(room: Path) -> None:
                 kept.unlink()
 
 
-for _room in ("featurize", "loader/assembly"):
+for _room in ("featurize", "loader/assembly", "store"):
     forget_stale_loops(_LOADER.parent / _room)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import ChainTensors
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
-from evofeed.loader.unpack import unpack_chain, unpack_codes
+from evofeed.loader.unpack import codes_in_torch, unpack_chain, unpack_codes
 from evofeed.store import Dataset
 from evofeed.store.msa_codec import pack_rows
 
@@ -86,11 +87,12 @@ def test_every_field_of_every_chain_is_what_the_store_decodes(dataset: Dataset) 
             np.testing.assert_array_equal(chain.mask.numpy(), record.all_atom_mask)
 
 
+@pytest.mark.parametrize("unpack", [unpack_codes, codes_in_torch])
 @pytest.mark.parametrize("length", [1, 7, 8, 12, 13, 63, 64, 65, 129])
-def test_five_bit_rows_of_any_length_come_back(length: int) -> None:
+def test_five_bit_rows_of_any_length_come_back(length: int, unpack: Any) -> None:
     codes = np.random.default_rng(length).integers(0, 32, [5, length]).astype(np.uint8)
     packed = torch.frombuffer(bytearray(pack_rows(codes)), dtype=torch.uint8).view(5, -1)
-    assert np.array_equal(unpack_codes(packed, length).numpy(), codes)
+    assert np.array_equal(unpack(packed, length).numpy(), codes)
 
 
 def test_a_flipped_bit_anywhere_is_a_typed_error_and_never_a_chain(tmp_path: Path) -> None:

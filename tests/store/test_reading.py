@@ -9,6 +9,7 @@ from tests.store.records import random_record
 from evofeed.errors import ShardCorrupt
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.codecs import pack_integers
+from evofeed.store.crop import crop_codes, crop_deletions
 from evofeed.store.decode import ChainDecoder, Place
 from evofeed.store.layout import COLUMNS, Codec, Compression, PackedColumn
 
@@ -108,7 +109,8 @@ def test_a_deletion_outside_the_alignment_is_corrupt(dataset):
     columns["deletion_column"] = pack_integers(wrong)
     assert set(columns) == set(COLUMNS)
     with pytest.raises(ShardCorrupt, match="outside the alignment"):
-        ChainDecoder(columns, Place("chain21_A", "here")).deletion_matrix(np.arange(3))
+        decoder = ChainDecoder(columns, Place("chain21_A", "here"))
+        crop_deletions(decoder, np.arange(3), 0, 1)
 
 
 def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(dataset):
@@ -117,4 +119,4 @@ def test_a_column_that_claims_more_than_the_chain_can_hold_is_not_unzipped(datas
     packed = PackedColumn(Codec.MSA5, memoryview(b"x"), Compression.ZSTD, raw_nbytes=1 << 40)
     decoder = ChainDecoder({**sound.columns, "msa": packed}, Place("chain21_A", "here"))
     with pytest.raises(ShardCorrupt, match="bytes claimed"):
-        decoder.msa_rows(np.arange(2))
+        crop_codes(decoder, "msa", np.arange(2), 0, 1)
