@@ -1,4 +1,4 @@
-"""The AlphaFold2 monomer model, its losses, and its data-parallel trainer.
+"""The AlphaFold2 models of chains and complexes, their losses, and a data-parallel trainer.
 
 Names are loaded when first used, so that the command line starts without torch.
 """
@@ -17,6 +17,7 @@ _HOMES = {
     "finetuning": "presets",
     "from_openfold_batch": "model.alphafold",
     "initial_training": "presets",
+    "multimer": "presets",
     "load_model": "predict.prediction",
     "load_openfold_checkpoint": "formats.openfold_checkpoint",
     "predict_structure": "predict.prediction",
@@ -24,6 +25,7 @@ _HOMES = {
     "structure_metrics": "losses.metrics",
     "overfit": "presets",
     "tiny": "presets",
+    "tiny_multimer": "presets",
     "train": "run.train",
 }
 

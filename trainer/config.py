@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRESETS = ("initial_training", "finetuning", "tiny", "overfit")
+PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tiny_multimer")
 PRECISIONS = ("bf16", "tf32", "fp32")
 KERNELS = ("fused", "torch")
 CLIPPING = ("global", "per_example", "none")

@@ -1,4 +1,5 @@
-"""AF2's two training stages and two small ones, each whole: model, losses, batches and run."""
+"""AF2's two training stages, its model of complexes and small ones, each whole: model, losses,
+batches and run."""
 
 from __future__ import annotations
 
@@ -13,11 +14,21 @@ from evofeed.trainer.model.config import (
     ExtraMSAConfig,
     LossConfig,
     ModelConfig,
+    MultimerConfig,
     StructureModuleConfig,
     TemplateConfig,
 )
 
-__all__ = ["PRESETS", "Preset", "finetuning", "initial_training", "overfit", "tiny"]
+__all__ = [
+    "PRESETS",
+    "Preset",
+    "finetuning",
+    "initial_training",
+    "multimer",
+    "overfit",
+    "tiny",
+    "tiny_multimer",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,62 @@ def finetuning(*, ptm: bool = False) -> Preset:
         train=TrainConfig(
             preset="finetuning", optim=OptimConfig(learning_rate=5e-4, warmup_steps=0)
         ),
+    )
+
+
+def multimer() -> Preset:
+    """AF2-multimer v3: 93,223,705 parameters, crop 640, 508 + 2,048 rows, 4 templates.
+
+    Source: AlphaFold-Multimer, Evans et al. 2021, and OpenFold's `model_1_multimer_v3`.
+    """
+    first = initial_training(ptm=True)
+    assert first.model.template is not None
+    fused = {"opm_first": True, "fuse_projection_weights": True}
+    return Preset(
+        model=replace(
+            first.model,
+            tf_dim=21,
+            multimer=MultimerConfig(),
+            template=replace(
+                first.model.template, tri_mul_first=True, fuse_projection_weights=True
+            ),
+            extra_msa=replace(first.model.extra_msa, **fused),
+            evoformer=replace(first.model.evoformer, **fused),
+            structure_module=replace(first.model.structure_module, trans_scale_factor=20.0),
+        ),
+        loss=replace(first.loss, violation=0.03, average_clashes=True),
+        loader=LoaderConfig(
+            crop_size=640,
+            max_msa_clusters=508,
+            max_extra_msa=2048,
+            num_blocks=0,
+            clamp_prob=1.0,
+        ),
+        train=TrainConfig(preset="multimer"),
+    )
+
+
+def tiny_multimer() -> Preset:
+    """The model of complexes as small as `tiny`."""
+    small, whole = tiny(), multimer().model
+    assert small.model.template is not None
+    fused = {"opm_first": True, "fuse_projection_weights": True}
+    return Preset(
+        model=replace(
+            small.model,
+            tf_dim=whole.tf_dim,
+            tm_bins=whole.tm_bins,
+            multimer=whole.multimer,
+            template=replace(
+                small.model.template, tri_mul_first=True, fuse_projection_weights=True
+            ),
+            extra_msa=replace(small.model.extra_msa, **fused),
+            evoformer=replace(small.model.evoformer, **fused),
+            structure_module=replace(small.model.structure_module, trans_scale_factor=20.0),
+        ),
+        loss=multimer().loss,
+        loader=small.loader,
+        train=replace(small.train, preset="tiny_multimer"),
     )
 
 
@@ -151,4 +218,6 @@ PRESETS: Final[dict[str, Callable[[], Preset]]] = {
     "finetuning": finetuning,
     "tiny": tiny,
     "overfit": overfit,
+    "multimer": multimer,
+    "tiny_multimer": tiny_multimer,
 }

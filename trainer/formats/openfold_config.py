@@ -15,6 +15,7 @@ from evofeed.trainer.model.config import (
     ExtraMSAConfig,
     LossConfig,
     ModelConfig,
+    MultimerConfig,
     RecyclingConfig,
     StructureModuleConfig,
     TemplateConfig,
@@ -78,18 +79,32 @@ def model_config_from_openfold(config: Mapping[str, Any]) -> ModelConfig:
         plddt_bins=heads["lddt"]["no_bins"],
         distogram_bins=heads["distogram"]["no_bins"],
         tm_bins=tm["no_bins"] if tm.get("enabled") else None,
+        multimer=_multimer_from_openfold(embedder, tm),
         mask_trans=config.get("_mask_trans", False),
     )
 
 
+def _multimer_from_openfold(
+    embedder: Mapping[str, Any], tm: Mapping[str, Any]
+) -> MultimerConfig | None:
+    if "max_relative_chain" not in embedder:
+        return None
+    if embedder["relpos_k"] != embedder["max_relative_idx"]:
+        raise TrainerError(
+            f"model.input_embedder has relpos_k {embedder['relpos_k']} and max_relative_idx "
+            f"{embedder['max_relative_idx']}: one number is used for both here"
+        )
+    return MultimerConfig(**_only(MultimerConfig, {**embedder, **tm}))
+
+
 def _template_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
-    pointwise = template["template_pointwise_attention"]
+    pointwise = template.get("template_pointwise_attention", {})
+    names = {"c_hidden": "c_hidden_pointwise", "no_heads": "no_heads_pointwise"}
     return TemplateConfig(
         **{
             **_only(TemplateConfig, template["template_pair_stack"]),
             **_only(TemplateConfig, template["distogram"]),
-            "c_hidden_pointwise": pointwise["c_hidden"],
-            "no_heads_pointwise": pointwise["no_heads"],
+            **{names[name]: pointwise[name] for name in names if name in pointwise},
             "inf": template["inf"],
         }
     )
@@ -98,29 +113,31 @@ def _template_from_openfold(template: Mapping[str, Any]) -> TemplateConfig:
 def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
     """Our configuration from the `loss` section of an OpenFold configuration.
 
+    Of complexes it takes OpenFold's own faults too: the weight of the centre of mass counts
+    twice, bonds are expected across chains, equal residue numbers never clash.
+
     Raises:
-        TrainerError: terms that share one number here have several there, or
-            clashes are averaged, which is not done here.
+        TrainerError: terms that share one number here have several there.
     """
     fape, chi, violation = config["fape"], config["supervised_chi"], config["violation"]
+    backbone = "intra_chain_backbone" if "intra_chain_backbone" in fape else "backbone"
     weights = ("distogram", "masked_msa", "plddt_loss", "experimentally_resolved", "tm")
     confident = ("plddt_loss", "experimentally_resolved", *_enabled_tm(config))
-    if violation.get("average_clashes"):
-        raise TrainerError("loss.violation.average_clashes is True: clashes are summed here")
     return LossConfig(
         fape=fape["weight"],
-        fape_backbone=fape["backbone"]["weight"],
+        fape_backbone=fape[backbone]["weight"],
         fape_sidechain=fape["sidechain"]["weight"],
         fape_clamp_distance=_one(
-            config, "fape.backbone.clamp_distance", "fape.sidechain.clamp_distance"
+            config, f"fape.{backbone}.clamp_distance", "fape.sidechain.clamp_distance"
         ),
         fape_length_scale=_one(
-            config, "fape.backbone.loss_unit_distance", "fape.sidechain.length_scale"
+            config, f"fape.{backbone}.loss_unit_distance", "fape.sidechain.length_scale"
         ),
         supervised_chi=chi["weight"],
         chi_weight=chi["chi_weight"],
         angle_norm_weight=chi["angle_norm_weight"],
         violation=violation["weight"],
+        average_clashes=violation.get("average_clashes", False),
         violation_tolerance_factor=violation["violation_tolerance_factor"],
         clash_overlap_tolerance=violation["clash_overlap_tolerance"],
         distogram_min_bin=config["distogram"]["min_bin"],
@@ -135,7 +152,26 @@ def loss_config_from_openfold(config: Mapping[str, Any]) -> LossConfig:
             *(f"{name}.eps" for name in confident),
         ),
         **{name: config[name]["weight"] for name in weights},
+        **_multimer_losses(config),
     )
+
+
+def _multimer_losses(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What only losses of complexes have."""
+    centre = config.get("chain_center_of_mass", {})
+    interface = config["fape"].get("interface_backbone")
+    if interface is None:
+        return {}
+    return {
+        "fape_interface": interface["weight"],
+        "fape_interface_clamp_distance": float(interface["clamp_distance"]),
+        "fape_interface_length_scale": float(interface["loss_unit_distance"]),
+        "chain_center_of_mass": centre["weight"],
+        "chain_center_of_mass_scale": centre["weight"],
+        "chain_center_of_mass_clamp_distance": centre["clamp_distance"],
+        "bonds_across_chains": True,
+        "same_number_never_clashes": True,
+    }
 
 
 def _enabled_tm(config: Mapping[str, Any]) -> tuple[str, ...]:

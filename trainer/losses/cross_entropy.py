@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.shapes import Float, Int
-from evofeed.trainer.model.rigid import from_4x4, from_tensor_7, invert_apply
+from evofeed.trainer.model.rigid import from_4x4, from_frames, invert_apply
 
 __all__ = [
     "aligned_error_loss",
@@ -91,7 +91,7 @@ def experimentally_resolved_loss(
 
 def aligned_error_loss(
     logits: Float[Tensor, "*B R R n"],
-    final_affine_tensor: Float[Tensor, "*B R 7"],
+    final_affine_tensor: Float[Tensor, "..."],
     backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
     backbone_rigid_mask: Float[Tensor, "*B R"],
     resolution: Float[Tensor, "*B"],
@@ -106,7 +106,7 @@ def aligned_error_loss(
     Source: AF2 SI 1.9.7.
     """
     with torch.no_grad():
-        pred, target = from_tensor_7(final_affine_tensor), from_4x4(backbone_rigid_tensor)
+        pred, target = from_frames(final_affine_tensor), from_4x4(backbone_rigid_tensor)
         local = [
             invert_apply(frames.unsqueeze(-1), frames.trans[..., None, :, :])
             for frames in (pred, target)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.shapes import Float
+from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import exact_products
-from evofeed.trainer.model.rigid import Rigid, from_4x4, from_tensor_7
+from evofeed.trainer.model.rigid import Rigid, from_4x4, from_frames
 
-__all__ = ["backbone_fape", "compute_fape", "sidechain_fape"]
+__all__ = ["backbone_fape", "chain_fape", "compute_fape", "sidechain_fape"]
 
 
 def compute_fape(
@@ -82,7 +82,7 @@ def _local_difference(
 
 
 def backbone_fape(
-    frames: Float[Tensor, "L *B R 7"],
+    frames: Float[Tensor, "..."],
     backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
     backbone_rigid_mask: Float[Tensor, "*B R"],
     use_clamped_fape: Float[Tensor, "*B"] | None = None,
@@ -90,8 +90,11 @@ def backbone_fape(
     clamp_distance: float = 10.0,
     length_scale: float = 10.0,
 ) -> Float[Tensor, "*B"]:
-    """FAPE of backbone frames and CA atoms, mean over the structure module's layers."""
-    pred = from_tensor_7(frames)
+    """FAPE of backbone frames and CA atoms, mean over the structure module's layers.
+
+    `frames` are the structure module's, `[L, *, R, 7]` or `[L, *, R, 4, 4]`.
+    """
+    pred = from_frames(frames)
     target = from_4x4(backbone_rigid_tensor)
     per_layer = compute_fape(
         pred,
@@ -105,6 +108,49 @@ def backbone_fape(
         clamped_share=use_clamped_fape,
     )
     return torch.mean(per_layer, dim=0)
+
+
+def chain_fape(
+    frames: Float[Tensor, "L *B R 4 4"],
+    backbone_rigid_tensor: Float[Tensor, "*B R 4 4"],
+    backbone_rigid_mask: Float[Tensor, "*B R"],
+    asym_id: Int[Tensor, "*B R"],
+    use_clamped_fape: Float[Tensor, "*B"] | None = None,
+    *,
+    clamp_distance: tuple[float, float] = (10.0, 30.0),
+    length_scale: tuple[float, float] = (10.0, 20.0),
+    eps: float = 1e-4,
+) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B"]]:
+    """Backbone FAPE within chains and between them, each the mean over its own pairs and layers.
+
+    A complex of one chain has an interface loss of 0. Source: AlphaFold-Multimer, section 2.3.
+
+    Args:
+        frames: the structure module's.
+        backbone_rigid_tensor: true frames.
+        backbone_rigid_mask: 1 where known.
+        asym_id: chain of each residue.
+        use_clamped_fape: 1 to clamp, 0 not to, per sample; None clamps.
+        clamp_distance: within chains and between them, ångström.
+        length_scale: likewise.
+        eps: under the root and in the denominators.
+    """
+    pred, target = from_frames(frames), from_4x4(backbone_rigid_tensor)
+    difference = _local_difference(pred, pred.trans, target, target.trans)
+    error = torch.sqrt(torch.sum(difference**2, dim=-2) + eps)
+    known = backbone_rigid_mask[..., :, None] * backbone_rigid_mask[..., None, :]
+    within = (asym_id[..., :, None] == asym_id[..., None, :]).to(error.dtype)
+    losses = []
+    for mask, most, scale in zip(
+        (known * within, known * (1 - within)), clamp_distance, length_scale, strict=True
+    ):
+        clamped = torch.clamp(error, max=most)
+        if use_clamped_fape is not None:
+            share = use_clamped_fape[..., None, None]
+            clamped = share * clamped + (1 - share) * error
+        total = torch.sum(clamped * mask, dim=(-1, -2)) / scale
+        losses.append(torch.mean(total / (eps + torch.sum(mask, dim=(-1, -2))), dim=0))
+    return losses[0], losses[1]
 
 
 def sidechain_fape(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
 from evofeed.trainer.losses.chi import supervised_chi
 from evofeed.trainer.losses.cross_entropy import (
     aligned_error_loss,
@@ -15,7 +16,7 @@ from evofeed.trainer.losses.cross_entropy import (
     experimentally_resolved_loss,
     masked_msa_loss,
 )
-from evofeed.trainer.losses.fape import backbone_fape, sidechain_fape
+from evofeed.trainer.losses.fape import backbone_fape, chain_fape, sidechain_fape
 from evofeed.trainer.losses.lddt import lddt_loss
 from evofeed.trainer.losses.renaming import rename_ground_truth
 from evofeed.trainer.losses.violation import find_structural_violations, violation_loss
@@ -106,6 +107,12 @@ class AlphaFoldLoss(nn.Module):
                 feats["backbone_rigid_mask"], feats["resolution"], max_bin=config.tm_max_bin,
                 **resolution,
             )  # fmt: skip
+        if "asym_id" in feats:
+            terms["chain_center_of_mass"] = chain_center_of_mass_loss(
+                out["final_atom_positions"], feats["all_atom_positions"], feats["all_atom_mask"],
+                feats["asym_id"], clamp_distance=config.chain_center_of_mass_clamp_distance,
+                scale=config.chain_center_of_mass_scale, eps=config.eps,
+            )  # fmt: skip
         return terms
 
     def _fape(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
@@ -115,20 +122,38 @@ class AlphaFoldLoss(nn.Module):
             "clamp_distance": config.fape_clamp_distance,
             "length_scale": config.fape_length_scale,
         }
-        backbone = backbone_fape(
-            sm["frames"], feats["backbone_rigid_tensor"], feats["backbone_rigid_mask"],
-            feats.get("use_clamped_fape"), **scale,
-        )  # fmt: skip
+        backbone = self._backbone(sm["frames"], feats)
         sidechain = sidechain_fape(
             sm["sidechain_frames"], sm["positions"], feats["rigidgroups_gt_frames"],
             feats["rigidgroups_alt_gt_frames"], feats["rigidgroups_gt_exists"],
             renamed["renamed_atom14_gt_positions"], renamed["renamed_atom14_gt_exists"],
             renamed["alt_naming_is_better"], **scale,
         )  # fmt: skip
-        return config.fape_backbone * backbone + config.fape_sidechain * sidechain
+        return backbone + config.fape_sidechain * sidechain
+
+    def _backbone(self, frames: Tensor, feats: Mapping[str, Tensor]) -> Tensor:
+        config = self.config
+        truth = (feats["backbone_rigid_tensor"], feats["backbone_rigid_mask"])
+        clamped = feats.get("use_clamped_fape")
+        distance, scale = config.fape_clamp_distance, config.fape_length_scale
+        if "asym_id" not in feats:
+            return config.fape_backbone * backbone_fape(
+                frames, *truth, clamped, clamp_distance=distance, length_scale=scale
+            )
+        within, between = chain_fape(
+            frames, *truth, feats["asym_id"], clamped,
+            clamp_distance=(distance, config.fape_interface_clamp_distance),
+            length_scale=(scale, config.fape_interface_length_scale),
+        )  # fmt: skip
+        return config.fape_backbone * within + config.fape_interface * between
 
     def _violation(self, sm: Mapping[str, Tensor], feats: Mapping[str, Tensor]) -> Tensor:
         # All pairs of atoms: at weight 0 they are looked at, but nothing is kept for backward.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.violation > 0):
             found = find_structural_violations(feats, sm["positions"][-1], self.config)
-            return violation_loss(found, feats["atom14_atom_exists"], eps=self.config.eps)
+            return violation_loss(
+                found,
+                feats["atom14_atom_exists"],
+                average_clashes=self.config.average_clashes,
+                eps=self.config.eps,
+            )

@@ -47,15 +47,19 @@ def find_structural_violations(
     """All checks, as nested dicts with OpenFold's names: `between_residues`,
     `within_residues`, and `total_per_residue_violations_mask [*, R]`.
     """
-    exists = batch["atom14_atom_exists"]
+    exists, asym_id = batch["atom14_atom_exists"], batch.get("asym_id")
     bonds = between_residue_bonds(
         atom14, exists, batch["residue_index"], batch["aatype"],
         config.violation_tolerance_factor, config.ca_c_n_angle_stddev,
+        None if config.bonds_across_chains else asym_id,
     )  # fmt: skip
     device, dtype = atom14.device, atom14.dtype
     radius = _radius(device, dtype)[batch["residx_atom14_to_atom37"]] * exists
     tolerance = config.clash_overlap_tolerance
-    clashes = between_residue_clashes(atom14, exists, radius, batch["residue_index"], tolerance)
+    clashes = between_residue_clashes(
+        atom14, exists, radius, batch["residue_index"], tolerance, asym_id,
+        same_number_never_clashes=config.same_number_never_clashes,
+    )  # fmt: skip
     lower, upper = _bounds(tolerance, config.violation_tolerance_factor, device, dtype)
     within = within_residue_violations(
         atom14, exists, lower[batch["aatype"]], upper[batch["aatype"]]
@@ -78,11 +82,18 @@ def violation_loss(
     violations: Mapping[str, Any],
     atom14_atom_exists: Float[Tensor, "*B R 14"],
     *,
+    average_clashes: bool = False,
     eps: float = 1e-8,
 ) -> Float[Tensor, "*B"]:
-    """Bond length, two bond angles, and clashes per atom. Source: equation 47."""
+    """Bond length, two bond angles, and clashes per atom. Source: equation 47.
+
+    `average_clashes` divides what clashes an atom has by their number.
+    """
     between, within = violations["between_residues"], violations["within_residues"]
     per_atom = between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]
+    if average_clashes:
+        count = between["clashes_per_atom_num_clash"] + within["per_atom_num_clash"]
+        per_atom = per_atom / (count + eps)
     clash = torch.sum(per_atom, dim=(-2, -1)) / (eps + torch.sum(atom14_atom_exists, dim=(-2, -1)))
     bonds = between["bonds_c_n_loss_mean"] + between["angles_ca_c_n_loss_mean"]
     return bonds + between["angles_c_n_ca_loss_mean"] + clash  # type: ignore[no-any-return]
@@ -95,14 +106,17 @@ def between_residue_bonds(
     aatype: Int[Tensor, "*B R"],
     tolerance_factor: float,
     ca_c_n_stddev: float,
+    asym_id: Int[Tensor, "*B R"] | None = None,
 ) -> dict[str, Tensor]:
     """Peptide bonds whose length or angles are off by more than the tolerance.
 
-    Source: equations 44 and 45.
+    With `asym_id` there is none between two chains. Source: equations 44 and 45.
     """
     ca, c = atom14[..., :-1, _CA, :], atom14[..., :-1, _C, :]
     next_n, next_ca = atom14[..., 1:, _N, :], atom14[..., 1:, _CA, :]
     no_gap = (residue_index[..., 1:] - residue_index[..., :-1] == 1).to(atom14.dtype)
+    if asym_id is not None:
+        no_gap = no_gap * (asym_id[..., 1:] == asym_id[..., :-1])
     c_n_mask = exists[..., :-1, _C] * exists[..., 1:, _N] * no_gap
     c_n, c_n_length = _unit(next_n - c)
     c_ca, _ = _unit(ca - c)
@@ -159,10 +173,13 @@ def between_residue_clashes(
     radius: Float[Tensor, "*B R 14"],
     residue_index: Int[Tensor, "*B R"],
     overlap_tolerance: float,
+    asym_id: Int[Tensor, "*B R"] | None = None,
+    *,
+    same_number_never_clashes: bool = False,
 ) -> dict[str, Tensor]:
     """Atoms of different residues closer than their radii allow. Source: equation 46.
 
-    Bonded C-N of neighbours and slot 5 against slot 5 (disulfides) are spared.
+    Bonded C-N of neighbours in a chain and slot 5 against slot 5 (disulfides) are spared.
     """
     slot = torch.arange(14, device=atom14.device)
     atoms, distance = _all_distances(atom14)
@@ -170,9 +187,16 @@ def between_residue_clashes(
     slots = slot.repeat(atoms // 14)
     one, other = index[..., :, None], index[..., None, :]
     bonded = (one + 1 == other) & (slots[:, None] == _C) & (slots[None, :] == _N)
+    before = one < other
+    if asym_id is not None:
+        chain = asym_id[..., None].expand(*asym_id.shape, 14).flatten(-2)
+        same_chain = chain[..., :, None] == chain[..., None, :]
+        bonded = bonded & same_chain
+        if not same_number_never_clashes:  # residues of two chains may have the same number
+            before = torch.where(same_chain, before, chain[..., :, None] < chain[..., None, :])
     sulphurs = (slots[:, None] == _SULPHUR_SLOT) & (slots[None, :] == _SULPHUR_SLOT)
     flat = exists.flatten(-2)
-    mask = flat[..., :, None] * flat[..., None, :] * ((one < other) & ~bonded & ~sulphurs)
+    mask = flat[..., :, None] * flat[..., None, :] * (before & ~bonded & ~sulphurs)
     radii = radius.flatten(-2)
     allowed = mask * (radii[..., :, None] + radii[..., None, :]) - overlap_tolerance
     error = mask * torch.relu(allowed - distance)
@@ -230,6 +254,8 @@ def violation_metrics(
     step = atom14[..., 1:, _CA, :] - atom14[..., :-1, _CA, :]
     distance = torch.sqrt(_BOND_EPS + torch.sum(step**2, dim=-1))
     no_gap = (batch["residue_index"][..., 1:] - batch["residue_index"][..., :-1]) == 1
+    if "asym_id" in batch:
+        no_gap = no_gap & (batch["asym_id"][..., 1:] == batch["asym_id"][..., :-1])
     ca_mask = exists[..., :-1, _CA] * exists[..., 1:, _CA] * no_gap
     extreme = (distance - CA_CA_DISTANCE > 1.5).to(atom14.dtype)
     return {

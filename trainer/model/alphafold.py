@@ -1,4 +1,4 @@
-"""AlphaFold2, the monomer model: features in, structure and confidences out.
+"""AlphaFold2, of single chains and of complexes: features in, structure and confidences out.
 
 Parameter names are OpenFold's, so its checkpoints load. Source: AF2 SI algorithm 2.
 """
@@ -20,17 +20,22 @@ from evofeed.trainer.model.embedders import (
     InputEmbedder,
     RecyclingEmbedder,
     build_extra_msa_feat,
+    deletion_features,
 )
 from evofeed.trainer.model.evoformer import EvoformerStack, MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack
 from evofeed.trainer.model.heads import AuxiliaryHeads
+from evofeed.trainer.model.multimer.embedders import InputEmbedderMultimer
+from evofeed.trainer.model.multimer.structure_module import StructureModuleMultimer
+from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.structure_module import StructureModule
 from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
 from evofeed.trainer.model.torsion import atom14_to_atom37
 
 __all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
 
-RECYCLE_FEATURES: Final = frozenset(f.name for f in BATCH if f.stage == "recycle")
+_OF_COMPLEXES: Final = {"extra_deletion_matrix"}
+RECYCLE_FEATURES: Final = _OF_COMPLEXES | {f.name for f in BATCH if f.stage == "recycle"}
 TEMPLATE_FEATURES: Final = tuple(f for f in BATCH if f.name.startswith("template_"))
 Recycled = tuple[Tensor, Tensor, Tensor]
 """What a pass hands to the next: first MSA row `[*, L, c_m]`, pairs `[*, L, L, c_z]`, and
@@ -44,24 +49,27 @@ class AlphaFold(nn.Module):
         super().__init__()
         self.config = config
         c_m, c_z, c_s = config.c_m, config.c_z, config.c_s
-        self.input_embedder = InputEmbedder(
-            config.tf_dim, config.msa_dim, c_z, c_m, config.relpos_k
-        )
+        self.input_embedder = _input_embedder(config)
         self.recycling_embedder = RecyclingEmbedder(c_m, c_z, **asdict(config.recycling))
         if config.template is not None:
-            self.template_embedder = _template_embedder(config.template, c_m, c_z)
+            self.template_embedder = _template_embedder(config.template, config)
         extra = asdict(config.extra_msa)
         c_e = extra.pop("c_e")
         self.extra_msa_embedder = ExtraMSAEmbedder(25, c_e)
         self.extra_msa_stack = ExtraMSAStack(c_m=c_e, c_z=c_z, **extra)
         self.evoformer = EvoformerStack(c_m=c_m, c_z=c_z, c_s=c_s, **asdict(config.evoformer))
-        self.structure_module = StructureModule(c_s=c_s, c_z=c_z, **asdict(config.structure_module))
+        multimer = config.multimer
+        structure_module = StructureModule if multimer is None else StructureModuleMultimer
+        self.structure_module = structure_module(
+            c_s=c_s, c_z=c_z, **asdict(config.structure_module)
+        )
         self.aux_heads = AuxiliaryHeads(
             lddt={"no_bins": config.plddt_bins, "c_in": c_s, "c_hidden": config.c_hidden_plddt},
             distogram={"c_z": c_z, "no_bins": config.distogram_bins},
-            masked_msa={"c_m": c_m, "c_out": 23},
+            masked_msa={"c_m": c_m, "c_out": 23 if multimer is None else 22},
             experimentally_resolved={"c_s": c_s, "c_out": 37},
             tm=None if config.tm_bins is None else {"c_z": c_z, "no_bins": config.tm_bins},
+            score=None if multimer is None else (multimer.ptm_weight, multimer.iptm_weight),
         )
         self.set_activation_checkpointing(config.activation_checkpointing)
 
@@ -71,7 +79,7 @@ class AlphaFold(nn.Module):
             if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
-    per_recycle: Final = RECYCLE_FEATURES
+    per_recycle: Final = frozenset(RECYCLE_FEATURES)
     """Features whose first axis counts the recycles."""
 
     def forward(
@@ -88,7 +96,8 @@ class AlphaFold(nn.Module):
         Returns:
             `msa`, `pair`, `single`, `sm` (the structure module's dict),
             `final_atom_positions [*, L, 37, 3]` in ångström, `final_atom_mask`,
-            `final_affine_tensor [*, L, 7]`, and what `AuxiliaryHeads` returns.
+            `final_affine_tensor [*, L, 7]` (of complexes `[*, L, 4, 4]`), and what
+            `AuxiliaryHeads` returns.
         """
         no_cycles = batch["msa_feat"].shape[0]
         for cycle in range(no_cycles - 1):
@@ -97,7 +106,8 @@ class AlphaFold(nn.Module):
             # Half-precision copies of the weights made without grad would cut the gradient.
             torch.clear_autocast_cache()
         outputs, _ = self._iteration(_cycle(batch, no_cycles - 1), previous)
-        heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"])
+        asym_id = None if self.config.multimer is None else batch["asym_id"]
+        heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"], asym_id)
         return outputs | heads
 
     @torch.no_grad()
@@ -118,11 +128,12 @@ class AlphaFold(nn.Module):
         m, z = self._embed(feats, previous)
         msa_mask = feats["msa_mask"]
         if self.config.template is not None:
-            update, rows = self.template_embedder(feats, z, pair_mask, self.config.mask_trans)
+            update, rows, row_mask = self.template_embedder(
+                feats, z, pair_mask, self.config.mask_trans
+            )
             z = z + update
             m = torch.cat([m, rows], dim=-3)
-            psi_mask = feats["template_torsion_angles_mask"][..., 2]
-            msa_mask = torch.cat([msa_mask, psi_mask], dim=-2)
+            msa_mask = torch.cat([msa_mask, row_mask], dim=-2)
         z = self._extra_msa(feats, z, pair_mask)
         m, z, single = self.evoformer(m, z, msa_mask, pair_mask, self.config.mask_trans)
         sm = self.structure_module(single, z, feats["aatype"], seq_mask)
@@ -141,7 +152,12 @@ class AlphaFold(nn.Module):
         return outputs, m[..., 0, :, :]
 
     def _embed(self, feats: dict[str, Tensor], previous: Recycled | None) -> tuple[Tensor, Tensor]:
-        m, z = self.input_embedder(feats["target_feat"], feats["residue_index"], feats["msa_feat"])
+        if self.config.multimer is not None:
+            m, z = self.input_embedder(feats)
+        else:
+            m, z = self.input_embedder(
+                feats["target_feat"], feats["residue_index"], feats["msa_feat"]
+            )
         if previous is None:
             m_prev, z_prev = torch.zeros_like(m[..., 0, :, :]), torch.zeros_like(z)
             x_prev = torch.zeros_like(feats["target_feat"][..., :3])
@@ -153,42 +169,69 @@ class AlphaFold(nn.Module):
         return torch.cat([first_row, m[..., 1:, :, :]], dim=-3), z + z_update
 
     def _extra_msa(self, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor) -> Tensor:
-        feat = build_extra_msa_feat(
-            feats["extra_msa"], feats["extra_has_deletion"], feats["extra_deletion_value"]
-        )
+        if "extra_deletion_matrix" in feats:
+            deletions = deletion_features(feats["extra_deletion_matrix"])
+        else:
+            deletions = feats["extra_has_deletion"], feats["extra_deletion_value"]
+        feat = build_extra_msa_feat(feats["extra_msa"], *deletions)
         extra = self.extra_msa_embedder(feat)
         mask = feats["extra_msa_mask"]
         return self.extra_msa_stack(extra, z, mask, pair_mask, self.config.mask_trans)  # type: ignore[no-any-return]
 
 
-def _template_embedder(config: TemplateConfig, c_m: int, c_z: int) -> TemplateEmbedder:
+def _input_embedder(config: ModelConfig) -> InputEmbedder:
+    sizes = (config.tf_dim, config.msa_dim, config.c_z, config.c_m, config.relpos_k)
+    if config.multimer is None:
+        return InputEmbedder(*sizes)
+    chains = config.multimer
+    return InputEmbedderMultimer(*sizes, chains.use_chain_relative, chains.max_relative_chain)
+
+
+def _template_embedder(template: TemplateConfig, config: ModelConfig) -> nn.Module:
+    stack = {
+        "c_t": template.c_t,
+        "c_hidden_tri_att": template.c_hidden_tri_att,
+        "c_hidden_tri_mul": template.c_hidden_tri_mul,
+        "no_blocks": template.no_blocks,
+        "no_heads": template.no_heads,
+        "pair_transition_n": template.pair_transition_n,
+        "dropout_rate": template.dropout_rate,
+        "tri_mul_first": template.tri_mul_first,
+        "fuse_projection_weights": template.fuse_projection_weights,
+    }
+    distogram = {
+        "min_bin": template.min_bin,
+        "max_bin": template.max_bin,
+        "no_bins": template.no_bins,
+    }
+    if config.multimer is not None:
+        return TemplateEmbedderMultimer(
+            template_single_embedder={"c_in": 34, "c_out": config.c_m},
+            template_pair_embedder={
+                "c_in": config.c_z,
+                "c_out": template.c_t,
+                "c_dgram": template.no_bins,
+                "c_aatype": 22,
+            },
+            template_pair_stack=stack,
+            c_t=template.c_t,
+            c_z=config.c_z,
+            distogram=distogram,
+            inf=template.inf,
+        )
     return TemplateEmbedder(
-        template_single_embedder={"c_in": 57, "c_out": c_m},
-        template_pair_embedder={"c_in": config.no_bins + 49, "c_out": config.c_t},
-        template_pair_stack={
-            "c_t": config.c_t,
-            "c_hidden_tri_att": config.c_hidden_tri_att,
-            "c_hidden_tri_mul": config.c_hidden_tri_mul,
-            "no_blocks": config.no_blocks,
-            "no_heads": config.no_heads,
-            "pair_transition_n": config.pair_transition_n,
-            "dropout_rate": config.dropout_rate,
-            "tri_mul_first": config.tri_mul_first,
-            "fuse_projection_weights": config.fuse_projection_weights,
-        },
+        template_single_embedder={"c_in": 57, "c_out": config.c_m},
+        template_pair_embedder={"c_in": template.no_bins + 49, "c_out": template.c_t},
+        template_pair_stack=stack,
         template_pointwise_attention={
-            "c_t": config.c_t,
-            "c_z": c_z,
-            "c_hidden": config.c_hidden_pointwise,
-            "no_heads": config.no_heads_pointwise,
-            "inf": config.inf,
+            "c_t": template.c_t,
+            "c_z": config.c_z,
+            "c_hidden": template.c_hidden_pointwise,
+            "no_heads": template.no_heads_pointwise,
+            "inf": template.inf,
         },
-        distogram={
-            "min_bin": config.min_bin,
-            "max_bin": config.max_bin,
-            "no_bins": config.no_bins,
-        },
-        inf=config.inf,
+        distogram=distogram,
+        inf=template.inf,
     )
 
 

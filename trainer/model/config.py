@@ -13,6 +13,7 @@ __all__ = [
     "ExtraMSAConfig",
     "LossConfig",
     "ModelConfig",
+    "MultimerConfig",
     "RecyclingConfig",
     "StructureModuleConfig",
     "TemplateConfig",
@@ -117,6 +118,20 @@ class StructureModuleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MultimerConfig:
+    """What only the model of complexes has. Source: AlphaFold-Multimer, Evans et al. 2021."""
+
+    use_chain_relative: bool = True
+    """Embed also whether two residues are of one chain and one entity, and which copies."""
+    max_relative_chain: int = 2
+    """Relative numbers of copies are clipped here."""
+    ptm_weight: float = 0.2
+    """Of pTM in the score that ranks predictions."""
+    iptm_weight: float = 0.8
+    """Of ipTM in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Everything that decides which parameters the model has and how it computes."""
 
@@ -138,6 +153,8 @@ class ModelConfig:
     extra_msa: ExtraMSAConfig = field(default_factory=ExtraMSAConfig)
     evoformer: EvoformerConfig = field(default_factory=EvoformerConfig)
     structure_module: StructureModuleConfig = field(default_factory=StructureModuleConfig)
+    multimer: MultimerConfig | None = None
+    """The model of complexes; None: of single chains."""
     c_hidden_plddt: int = 128
     plddt_bins: int = 50
     distogram_bins: int = 64
@@ -175,6 +192,18 @@ class LossConfig:
     """Ångström."""
     fape_length_scale: float = 10.0
     """Ångström."""
+    fape_interface: float = 0.5
+    """Of frames and atoms of different chains; `fape_backbone` is then of the same chain alone."""
+    fape_interface_clamp_distance: float = 30.0
+    """Ångström."""
+    fape_interface_length_scale: float = 20.0
+    """Ångström."""
+    chain_center_of_mass: float = 1.0
+    """Complexes alone. OpenFold has 0.05 here too: its scale counts twice, squared inside."""
+    chain_center_of_mass_scale: float = 0.05
+    """Per ångström that two chains are too close."""
+    chain_center_of_mass_clamp_distance: float = -4.0
+    """Ångström that two chains may be closer than they are before it counts, negative."""
     supervised_chi: float = 1.0
     chi_weight: float = 0.5
     angle_norm_weight: float = 0.01
@@ -190,6 +219,12 @@ class LossConfig:
     """Standard deviations a bond length or angle may be off."""
     clash_overlap_tolerance: float = 1.5
     """Ångström two atoms may overlap."""
+    average_clashes: bool = False
+    """Divide what clashes an atom has by their number; complexes do."""
+    bonds_across_chains: bool = False
+    """OpenFold expects a peptide bond wherever residue numbers follow, even between chains."""
+    same_number_never_clashes: bool = False
+    """OpenFold and AF2 compare no atoms of residues with one number, even of different chains."""
     ca_c_n_angle_stddev: float = 0.014
     """Of cos(CA-C-N). 0.014 is OpenFold's and AF2's before 2025-09; AF2 since then has 0.0311."""
     tm: float = 0.0
@@ -201,5 +236,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for item in fields(self):
+            if item.name == "chain_center_of_mass_clamp_distance":
+                continue
             if getattr(self, item.name) < 0:
                 raise ValueError(f"{item.name} must not be negative: {getattr(self, item.name)}")

@@ -5,6 +5,8 @@ Source: AF2 SI 1.3 (algorithms 3 to 5) and 1.10 (algorithm 32). Letters: S seque
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ __all__ = [
     "InputEmbedder",
     "RecyclingEmbedder",
     "build_extra_msa_feat",
+    "deletion_features",
     "distance_one_hot",
 ]
 
@@ -39,11 +42,15 @@ class InputEmbedder(nn.Module):
         msa_feat: Float[Tensor, "*B S R f"],
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
         """MSA representation and pair representation, nothing masked."""
+        return self._embed(target_feat, msa_feat, self.relpos(residue_index, target_feat.dtype))
+
+    def _embed(
+        self, target_feat: Tensor, msa_feat: Tensor, relpos: Tensor
+    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
         row = self.linear_tf_z_i(target_feat)[..., :, None, :]
         column = self.linear_tf_z_j(target_feat)[..., None, :, :]
-        z = self.relpos(residue_index, target_feat.dtype) + row + column
         m = self.linear_msa_m(msa_feat) + self.linear_tf_m(target_feat)[..., None, :, :]
-        return m, z
+        return m, relpos + row + column
 
     def relpos(
         self, residue_index: Int[Tensor, "*B R"], dtype: torch.dtype
@@ -110,6 +117,13 @@ def build_extra_msa_feat(
     dtype = extra_deletion_value.dtype
     deletions = [extra_has_deletion[..., None], extra_deletion_value[..., None]]
     return torch.cat([one_hot(extra_msa, 23, dtype), *deletions], dim=-1)
+
+
+def deletion_features(
+    deletions: Float[Tensor, "*B S R"],
+) -> tuple[Float[Tensor, "*B S R"], Float[Tensor, "*B S R"]]:
+    """Has-deletion and deletion value of counts of deletions. Source: AF2 SI table 1."""
+    return deletions.clamp(0, 1), torch.atan(deletions / 3) * (2 / math.pi)
 
 
 def distance_one_hot(

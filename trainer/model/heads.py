@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from evofeed.shapes import Float
+from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
 
 __all__ = [
@@ -76,7 +76,7 @@ class MaskedMSAHead(nn.Module):
         self.linear = Linear(c_m, c_out, init="final")
 
     def forward(self, m: Float[Tensor, "*B S R c_m"]) -> Float[Tensor, "*B S R n"]:
-        """Logits over 23 restypes."""
+        """Logits over 23 restypes, 22 in complexes: without the mask itself."""
         return self.linear(m)  # type: ignore[no-any-return]
 
 
@@ -103,20 +103,29 @@ class AuxiliaryHeads(nn.Module):
         masked_msa: Mapping[str, int],
         experimentally_resolved: Mapping[str, int],
         tm: Mapping[str, int] | None = None,
+        score: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        self.score = score
         self.plddt = PerResidueLDDTCaPredictor(**lddt)
         self.distogram = DistogramHead(**distogram)
         self.masked_msa = MaskedMSAHead(**masked_msa)
         self.experimentally_resolved = ExperimentallyResolvedHead(**experimentally_resolved)
         self.tm = TMScoreHead(**tm) if tm is not None else None
 
-    def forward(self, outputs: Mapping[str, Tensor], sm_single: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self,
+        outputs: Mapping[str, Tensor],
+        sm_single: Tensor,
+        asym_id: Int[Tensor, "*B R"] | None = None,
+    ) -> dict[str, Tensor]:
         """Logits of every head, pLDDT, and with the TM head pTM and aligned errors.
 
         Args:
             outputs: `msa`, `pair` and `single` of the trunk.
             sm_single: the structure module's last state.
+            asym_id: chain of each residue of a complex, which adds `iptm_score` and
+                `weighted_ptm_score`.
         """
         lddt_logits = self.plddt(sm_single)
         heads = {
@@ -129,6 +138,11 @@ class AuxiliaryHeads(nn.Module):
         if self.tm is not None:
             logits = self.tm(outputs["pair"])
             heads |= {"tm_logits": logits, "ptm_score": compute_tm(logits)}
+            if asym_id is not None and self.score is not None:
+                ptm_weight, iptm_weight = self.score
+                iptm = compute_tm(logits, asym_id=asym_id)
+                score = ptm_weight * heads["ptm_score"] + iptm_weight * iptm
+                heads |= {"iptm_score": iptm, "weighted_ptm_score": score}
             heads |= compute_predicted_aligned_error(logits)
         return heads
 
@@ -164,17 +178,30 @@ def compute_predicted_aligned_error(
 
 
 def compute_tm(
-    logits: Float[Tensor, "*B R R n"], max_bin: float = 31.0, eps: float = 1e-8
+    logits: Float[Tensor, "*B R R n"],
+    residue_weights: Float[Tensor, "*B R"] | None = None,
+    asym_id: Int[Tensor, "*B R"] | None = None,
+    max_bin: float = 31.0,
+    eps: float = 1e-8,
 ) -> Float[Tensor, "*B"]:
-    """Predicted TM-score, all residues weighted alike (padding too, as in OpenFold).
+    """Predicted TM-score; with `asym_id` over pairs of different chains alone, which is ipTM.
 
-    Source: AF2 SI 1.9.7, equations 38 to 40.
+    Without `residue_weights` all residues count alike (padding too, as in OpenFold).
+    Source: AF2 SI 1.9.7, equations 38 to 40; AlphaFold-Multimer, section 2.6.
     """
     logits = at_least_float32(logits)
     num_res = logits.shape[-2]
-    d0 = 1.24 * (max(num_res, 19) - 15) ** (1.0 / 3) - 1.8
+    if residue_weights is None:
+        residue_weights = logits.new_ones(*logits.shape[:-3], num_res)
+    count = torch.sum(residue_weights, dim=-1).clamp(min=19)[..., None, None, None]
+    d0 = 1.24 * (count - 15) ** (1.0 / 3) - 1.8
     centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
     tm_per_bin = 1.0 / (1 + centres**2 / d0**2)
     expected = torch.sum(torch.softmax(logits, dim=-1) * tm_per_bin, dim=-1)
-    per_alignment = torch.sum(expected, dim=-1) / (num_res + eps)
-    return torch.max(per_alignment, dim=-1).values
+    weights = residue_weights[..., :, None] * residue_weights[..., None, :]
+    if asym_id is not None:
+        weights = weights * (asym_id[..., :, None] != asym_id[..., None, :])
+    share = weights / (eps + torch.sum(weights, dim=-1, keepdim=True))
+    per_alignment = torch.sum(expected * share, dim=-1)
+    best = torch.argmax(per_alignment * residue_weights, dim=-1, keepdim=True)
+    return torch.gather(per_alignment, -1, best)[..., 0]

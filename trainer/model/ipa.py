@@ -40,6 +40,7 @@ class PointProjection(nn.Module):
 
     def __init__(self, c_s: int, no_points: int, no_heads: int) -> None:
         super().__init__()
+        self.no_heads = no_heads
         self.linear = Linear(c_s, no_heads * no_points * 3)
 
 
@@ -67,28 +68,45 @@ class InvariantPointAttention(nn.Module):
         self.no_v_points = no_v_points
         self.inf = inf
         self.eps = eps
-        width = c_hidden * no_heads
-        self.linear_q = Linear(c_s, width)
-        self.linear_kv = Linear(c_s, 2 * width)
-        self.linear_q_points = PointProjection(c_s, no_qk_points, no_heads)
-        self.linear_kv_points = PointProjection(c_s, no_qk_points + no_v_points, no_heads)
+        self._add_projections(c_s, c_hidden * no_heads)
         self.linear_b = Linear(c_z, no_heads)
         self.head_weights = nn.Parameter(torch.full([no_heads], IPA_HEAD_WEIGHT))
         concat = no_heads * (c_z + c_hidden + no_v_points * 4)
         self.linear_out = Linear(concat, c_s, init="final")
 
+    def _add_projections(self, c_s: int, width: int) -> None:
+        self.linear_q = Linear(c_s, width)
+        self.linear_kv = Linear(c_s, 2 * width)
+        self.linear_q_points = PointProjection(c_s, self.no_qk_points, self.no_heads)
+        self.linear_kv_points = PointProjection(
+            c_s, self.no_qk_points + self.no_v_points, self.no_heads
+        )
+
+    def _projections(self) -> tuple[Float[Tensor, "D c_s"], Float[Tensor, " D"]]:
+        """Weight and bias of all projections of `s`: q, kv by head, points of q, of k and v."""
+        points = (self.linear_q_points.linear, self.linear_kv_points.linear)
+        layers = (self.linear_q, self.linear_kv, *points)
+        weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+        return torch.cat(weights), torch.cat(biases)
+
     def share(self, z: Float[Tensor, "*B R R c_z"], mask: Float[Tensor, "*B R"]) -> SharedTerms:
         """What does not change from layer to layer: all of it but the frames and `s`."""
         pair_mask = mask[..., :, None] * mask[..., None, :]
-        bias = math.sqrt(1 / 3) * self.linear_b(z) + mask_bias(pair_mask, self.inf)[..., None]
-        points = (self.linear_q_points.linear, self.linear_kv_points.linear)
-        layers = (self.linear_q, self.linear_kv, *points)
+        bias = math.sqrt(1 / 3) * self.linear_b(z)
+        bias = bias + mask_bias(pair_mask, self._mask_value())[..., None]
+        weight, weight_bias = self._projections()
         return SharedTerms(
-            weight=torch.cat([layer.weight for layer in layers]),
-            weight_bias=torch.cat([layer.bias for layer in layers]),
+            weight=weight,
+            weight_bias=weight_bias,
             bias=bias.movedim(-1, -3).contiguous(),
             gamma=F.softplus(self.head_weights) * math.sqrt(2 / (27 * self.no_qk_points)),
         )
+
+    def _mask_value(self) -> float:
+        return self.inf
+
+    def _norm(self, local: Tensor) -> Tensor:
+        return torch.sqrt(torch.sum(local**2, dim=-2) + self.eps)
 
     def forward(
         self,
@@ -154,7 +172,7 @@ class InvariantPointAttention(nn.Module):
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]
         points = points - frames.trans[..., None]
         local = torch.sum(frames.rots[..., None] * points[..., None, :], dim=-3)
-        norm = torch.sqrt(torch.sum(local**2, dim=-2) + self.eps)
+        norm = self._norm(local)
         pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
         parts = [scalar.flatten(-2), local.flatten(-2), norm, pair]
         return self.linear_out(torch.cat(parts, dim=-1))  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ __all__ = [
     "compose",
     "compose_quaternion_update",
     "from_4x4",
+    "from_frames",
     "from_tensor_7",
     "invert_apply",
     "quaternion_to_matrix",
@@ -119,6 +120,11 @@ def from_tensor_7(tensor: Float[Tensor, "*B 7"]) -> Rigid:
 def from_4x4(tensor: Float[Tensor, "*B 4 4"]) -> Rigid:
     """Transforms from homogeneous matrices."""
     return Rigid(tensor[..., :3, :3], tensor[..., :3, 3])
+
+
+def from_frames(tensor: Float[Tensor, "..."]) -> Rigid:
+    """Transforms of a structure module's `frames`, `[*, 7]` of chains, `[*, 4, 4]` of complexes."""
+    return from_tensor_7(tensor) if tensor.shape[-1] == 7 else from_4x4(tensor)
 
 
 def to_4x4(rigid: Rigid) -> Float[Tensor, "*B 4 4"]:

@@ -98,6 +98,8 @@ class StructureModule(nn.Module):
     Inside, translations are in units of `trans_scale_factor` ångström; outputs are in ångström.
     """
 
+    ipa_class: type[InvariantPointAttention] = InvariantPointAttention
+
     def __init__(
         self,
         *,
@@ -123,7 +125,7 @@ class StructureModule(nn.Module):
         self.layer_norm_s = LayerNorm(c_s)
         self.layer_norm_z = LayerNorm(c_z)
         self.linear_in = Linear(c_s, c_s)
-        self.ipa = InvariantPointAttention(
+        self.ipa = self.ipa_class(
             c_s, c_z, c_ipa, no_heads_ipa, no_qk_points, no_v_points, inf, epsilon
         )
         self.ipa_dropout = SharedDropout(dropout_rate)
@@ -168,21 +170,20 @@ class StructureModule(nn.Module):
             frames.append(torch.cat([quaternion, trans * self.trans_scale_factor], dim=-1))
             if layer < self.no_blocks - 1:  # no gradient through the chain of rotations
                 quaternion = quaternion.detach()
-        return self._atoms(torch.stack(states), torch.stack(frames), s_initial, aatype)
+        all_states, all_frames = torch.stack(states), torch.stack(frames)
+        atoms = self._atoms(all_states, from_tensor_7(all_frames), s_initial, aatype)
+        return {"frames": all_frames, **atoms, "states": all_states, "single": states[-1]}
 
     def _atoms(
-        self, states: Tensor, frames: Tensor, s_initial: Tensor, aatype: Tensor
+        self, states: Tensor, frames: Rigid, s_initial: Tensor, aatype: Tensor
     ) -> dict[str, Tensor]:
         """Side chains of all layers at once: nothing in a layer depends on the atoms before it."""
         unnormalized, angles = self.angle_resnet(states, s_initial.expand_as(states))
         aatype = aatype.expand(states.shape[:-1])
-        groups = torsion_angles_to_frames(from_tensor_7(frames), angles, aatype)
+        groups = torsion_angles_to_frames(frames, angles, aatype)
         return {
-            "frames": frames,
             "sidechain_frames": to_4x4(groups),
             "unnormalized_angles": unnormalized,
             "angles": angles,
             "positions": frames_to_atom14(groups, aatype),
-            "states": states,
-            "single": states[-1],
         }

@@ -200,8 +200,8 @@ class TemplateEmbedder(nn.Module):
         z: Float[Tensor, "*B R R c_z"],
         pair_mask: Float[Tensor, "*B R R"],
         mask_trans: bool = False,
-    ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"]]:
-        """Pair update and one MSA row per template, from the `template_*` features."""
+    ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
+        """Pair update, one MSA row per template, and those rows' mask: where psi is known."""
         feat = build_template_pair_feat(batch, inf=self.inf, **self.distogram)  # type: ignore[arg-type]
         t = self.template_pair_embedder(feat)
         t = self.template_pair_stack(t, pair_mask[..., None, :, :], mask_trans)
@@ -209,7 +209,8 @@ class TemplateEmbedder(nn.Module):
         update = self.template_pointwise_att(t, z, template_mask)
         any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)
         rows = self.template_single_embedder(build_template_angle_feat(batch))
-        return update * any_template[..., None, None, None], rows
+        psi_mask = batch["template_torsion_angles_mask"][..., 2]
+        return update * any_template[..., None, None, None], rows, psi_mask
 
 
 def build_template_angle_feat(batch: Mapping[str, Tensor]) -> Float[Tensor, "*B T R 57"]:

@@ -108,6 +108,8 @@ class Case:
 
 def _relative(ours: np.ndarray, want: np.ndarray, valid: np.ndarray | None) -> float:
     if valid is not None:
+        if valid.shape == want.shape[: valid.ndim]:  # or it has all the axes already
+            valid = valid.reshape(valid.shape + (1,) * (want.ndim - valid.ndim))
         keep = np.broadcast_to(valid.astype(bool), want.shape)
         ours, want = ours[keep], want[keep]
     if not want.size:

@@ -45,7 +45,10 @@ Outputs = dict[str, Any]
 Runner = Callable[[Case, Inputs], tuple[nn.Module | None, Outputs]]
 
 # Of an OpenFold constructor, what says nothing about the maths.
-_NO_MATHS = {"ckpt", "blocks_per_ckpt", "use_unit_vector", "enabled", "embed_angles"}
+_NO_MATHS = {
+    "ckpt", "blocks_per_ckpt", "use_unit_vector", "enabled", "embed_angles",
+    "tune_chunk_size", "clear_cache_between_blocks",
+}  # fmt: skip
 
 
 def _hparams(case: Case, *drop: str) -> dict[str, Any]:
@@ -76,9 +79,10 @@ def _load(case: Case, module: nn.Module) -> Any:
 
 def _together(case: Case, masks: list[Tensor]) -> list[Tensor]:
     """Dropout masks in our order: the pack has template after template, we take all at once."""
-    if case.meta["kind"] != "TemplatePairStack":
+    templates = {"TemplatePairStack": "in.t", "TemplateEmbedderMultimer": "in.template_aatype"}
+    if case.meta["kind"] not in templates:
         return masks
-    num_templates, calls = case.arrays["in.t"].shape[0], 4
+    num_templates, calls = case.arrays[templates[case.meta["kind"]]].shape[0], 4
     ours = []
     for block in range(0, len(masks), num_templates * calls):
         for call in range(calls):
@@ -152,7 +156,7 @@ def _template_angle_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, template.TemplateEmbedder(**_hparams(case, "eps")))
-    pair, single = module(x, x["z"], x["pair_mask"])
+    pair, single, _ = module(x, x["z"], x["pair_mask"])
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evofeed.errors import InputError, TrainerError
-from evofeed.trainer import tiny
+from evofeed.trainer import multimer, tiny
 from evofeed.trainer.formats.openfold_config import (
     loss_config_from_openfold,
     model_config_from_openfold,
@@ -61,7 +62,6 @@ def test_every_number_is_taken_over() -> None:
         (["fape", "sidechain"], "length_scale", 9.0),
         (["experimentally_resolved"], "max_resolution", 3.0),
         (["tm"], "min_resolution", 0.0),
-        (["violation"], "average_clashes", True),
     ],
 )
 def test_what_would_be_lost_is_refused_by_name(section: list[str], name: str, value: Any) -> None:
@@ -72,6 +72,19 @@ def test_what_would_be_lost_is_refused_by_name(section: list[str], name: str, va
     place[name] = value
     with pytest.raises(TrainerError, match=name):
         loss_config_from_openfold(config)
+
+
+def test_openfolds_settings_of_complexes_are_its_presets_but_for_its_faults(golden: Path) -> None:
+    path = golden / "multimer" / "model" / "full_model_params_multimer.json"
+    listed = json.loads(path.read_text())
+    assert model_config_from_openfold(listed["config_model"]) == multimer().model
+    theirs = loss_config_from_openfold(listed["config_loss"])
+    assert theirs == replace(
+        multimer().loss,
+        chain_center_of_mass=0.05,
+        bonds_across_chains=True,
+        same_number_never_clashes=True,
+    )
 
 
 def test_a_term_that_is_off_may_differ() -> None:

@@ -1,0 +1,211 @@
+"""How each kind of golden case of complexes runs on our code, beside those of `golden_kinds`."""
+
+from __future__ import annotations
+
+import torch
+from tests.trainer.model.golden_case import Case
+from tests.trainer.model.golden_kinds import (
+    RUNNERS,
+    Inputs,
+    Outputs,
+    Runner,
+    _hparams,
+    _load,
+    _module,
+    flatten,
+    nest,
+)
+from torch import Tensor, nn
+
+from evofeed.trainer.formats.openfold_config import (
+    loss_config_from_openfold,
+    model_config_from_openfold,
+)
+from evofeed.trainer.losses import AlphaFoldLoss, cross_entropy, fape, violation
+from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
+from evofeed.trainer.model import heads
+from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
+from evofeed.trainer.model.config import LossConfig
+from evofeed.trainer.model.embedders import build_extra_msa_feat, deletion_features
+from evofeed.trainer.model.multimer import embedders, ipa, structure_module, template
+from evofeed.trainer.model.primitives import one_hot
+from evofeed.trainer.model.rigid import apply, compose, from_4x4, to_4x4
+from evofeed.trainer.model.structure_module import BackboneUpdate
+
+
+def _input_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, embedders.InputEmbedderMultimer(**_hparams(case)))
+    m, z = module(x)
+    return module, {"m": m, "z": z}
+
+
+def _pair_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, template.TemplatePairEmbedderMultimer(**_hparams(case)))
+    return module, {"act": module(**{**x, "aatype_one_hot": x["aatype_one_hot"].to(case.dtype)})}
+
+
+def _single_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, template.TemplateSingleEmbedderMultimer(**_hparams(case)))
+    aatype, positions = x["template_aatype"], x["template_all_atom_positions"]
+    angles, mask = template.chi_angles(positions, x["template_all_atom_mask"], aatype)
+    rows = module(one_hot(aatype, 22, case.dtype), angles, mask)
+    return module, {
+        "template_single_embedding": rows,
+        "template_mask": mask[..., 0],
+        "chi_angles": angles * mask,  # the recording keeps those that count, as below
+        "chi_mask": mask,
+    }
+
+
+def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, template.TemplateEmbedderMultimer(**_hparams(case, "eps")))
+    pair, rows, mask = module(x, x["z"], x["padding_mask_2d"])
+    return module, {
+        "template_pair_embedding": pair,
+        "template_single_embedding": rows,
+        "template_mask": mask,
+    }
+
+
+def _backbone_affine(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    frames, mask = template.backbone_frames(
+        x["template_all_atom_positions"], x["template_all_atom_mask"]
+    )
+    pairs = mask[..., :, None] * mask[..., None, :]
+    return None, {
+        "backbone_4x4": to_4x4(frames) * mask[..., None, None],
+        "backbone_mask": mask,
+        "unit_vector": template.unit_vectors(frames) * pairs[..., None],
+    }
+
+
+def _ipa(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, ipa.InvariantPointAttentionMultimer(**_hparams(case)))
+    return module, {"out": module(x["s"], x["z"], from_4x4(x["frames4x4"]), x["mask"])}
+
+
+def _point_projection(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    h = case.meta["hparams"]
+    module = _load(case, ipa.PointProjection(h["c_hidden"], h["num_points"], h["no_heads"]))
+    local = module.linear(x["s"]).unflatten(-1, (h["no_heads"], 3, -1)).transpose(-1, -2)
+    frames = from_4x4(x["frames4x4"]).unsqueeze(-1).unsqueeze(-1)
+    return module, {"points": apply(frames, local)}
+
+
+def _quat_rigid(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = _load(case, BackboneUpdate(case.meta["hparams"]["c_hidden"]))
+    update = structure_module.update_to_rigid(module(x["s"]))
+    composed = compose(from_4x4(x["frames4x4"]), update)
+    return module, {"update": to_4x4(update), "composed": to_4x4(composed)}
+
+
+def _structure_module(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
+    module = structure_module.StructureModuleMultimer(**_hparams(case, "is_multimer"))
+    module = _load(case, module)
+    return module, module(x["single"], x["pair"], x["aatype"], x["mask"])
+
+
+def _tm(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    arguments = (x["logits"], x.get("residue_weights"))
+    # The recording has the best of the whole batch; ours is of each sample.
+    ptm = heads.compute_tm(*arguments).amax()
+    iptm = heads.compute_tm(*arguments, asym_id=x["asym_id"]).amax()
+    found = heads.compute_predicted_aligned_error(x["logits"])
+    score = h["ptm_weight"] * ptm + h["iptm_weight"] * iptm
+    return None, found | {"ptm": ptm, "iptm": iptm, "weighted_ptm_score": score}
+
+
+def _features(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    deletions = deletion_features(x["extra_deletion_matrix"])
+    return None, {"extra_msa_feat": build_extra_msa_feat(x["extra_msa"], *deletions)}
+
+
+def _fape(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    parts = [h["intra_chain_backbone"], h["interface_backbone"]]
+    intra, interface = fape.chain_fape(
+        x["traj"],
+        x["backbone_rigid_tensor"],
+        x["backbone_rigid_mask"],
+        x["asym_id"],
+        x.get("use_clamped_fape"),
+        clamp_distance=(parts[0]["clamp_distance"], parts[1]["clamp_distance"]),
+        length_scale=(parts[0]["loss_unit_distance"], parts[1]["loss_unit_distance"]),
+    )
+    loss = parts[0]["weight"] * intra + parts[1]["weight"] * interface
+    return None, {"intra": intra, "interface": interface, "loss": loss}
+
+
+def _center_of_mass(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    loss = chain_center_of_mass_loss(
+        **x, clamp_distance=h["clamp_distance"], scale=h["weight"], eps=h["eps"]
+    )
+    return None, {"loss": loss}
+
+
+def _violation(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    h = case.meta["hparams"]
+    config = LossConfig(
+        violation_tolerance_factor=h["violation_tolerance_factor"],
+        clash_overlap_tolerance=h["clash_overlap_tolerance"],
+        bonds_across_chains=True,
+        same_number_never_clashes=True,
+    )
+    # The recording lacks the table of atoms, which follows from the restypes.
+    from evofeed.trainer.model.constants import table
+
+    tables = table("ATOM14_TO_ATOM37", x["aatype"].device)
+    x = x | {"residx_atom14_to_atom37": tables[x["aatype"]]}
+    found = violation.find_structural_violations(x, x["pred_atom14"], config)
+    loss = violation.violation_loss(
+        found, x["atom14_atom_exists"], average_clashes=h["average_clashes"], eps=h["eps"]
+    )
+    return None, flatten({"loss": loss, "violations": found})
+
+
+def _total(case: Case, x: Inputs) -> tuple[None, Outputs]:
+    outputs = nest({k[5:]: v for k, v in x.items() if k.startswith("pred.")})
+    batch = {k[6:]: v for k, v in x.items() if k.startswith("batch.")}
+    batch |= {k: batch[k][None] for k in ("true_msa", "bert_mask")}
+    batch |= {k: v.to(case.dtype) for k, v in batch.items() if v.dtype == torch.int8}
+    loss, breakdown = AlphaFoldLoss(loss_config_from_openfold(case.meta["hparams"]))(outputs, batch)
+    return None, flatten({"loss": loss, "breakdown": breakdown})
+
+
+def whole_multimer(case: Case, x: Inputs) -> tuple[nn.Module, Outputs, Tensor, dict[str, Tensor]]:
+    """Module in train mode, flat outputs, scaled loss and its terms."""
+    module = _load(case, AlphaFold(model_config_from_openfold(case.meta["hparams"]["model"])))
+    batch = from_openfold_batch({k[6:]: v for k, v in x.items() if k.startswith("batch.")})
+    outputs = module.train()(batch)
+    labels = batch | {k[6:]: v for k, v in x.items() if k.startswith("label.")}
+    loss_config = loss_config_from_openfold(case.meta["loss_config"])
+    loss, breakdown = AlphaFoldLoss(loss_config)(outputs, labels)
+    cycles = torch.tensor(batch["msa_feat"].shape[0])
+    flat = flatten(outputs) | {"num_recycles": cycles, "asym_id": batch["asym_id"]}
+    return module, flat, loss, breakdown
+
+
+MULTIMER_RUNNERS: dict[str, Runner] = RUNNERS | {
+    "InputEmbedderMultimer": _input_embedder,
+    "TemplatePairEmbedderMultimer": _pair_embedder,
+    "TemplateSingleEmbedderMultimer": _single_embedder,
+    "TemplateEmbedderMultimer": _template_embedder,
+    "make_backbone_affine + unit_vector": _backbone_affine,
+    "InvariantPointAttentionMultimer": _ipa,
+    "PointProjection(is_multimer)": _point_projection,
+    "QuatRigid(full_quat=False)": _quat_rigid,
+    "StructureModule(is_multimer)": _structure_module,
+    "compute_tm(ptm, iptm)": _tm,
+    "MaskedMSAHead": _module(heads.MaskedMSAHead, "m", out="logits"),
+    "loss.fape.backbone multimer (intra + interface)": _fape,
+    "loss.chain_center_of_mass": _center_of_mass,
+    "loss.violation multimer": _violation,
+    "loss.AlphaFoldLoss multimer": _total,
+    "loss.masked_msa(22)": lambda case, x: (None, {"loss": cross_entropy.masked_msa_loss(**x)}),
+    "loss.tm (4x4 affine)": lambda case, x: (
+        None,
+        {"loss": cross_entropy.aligned_error_loss(**x)},
+    ),
+}
