@@ -21,9 +21,21 @@ from evofeed.service.state import Service
 
 
 async def admit(
-    service: Service, request: Request, scopes: Collection[str], *, counted: bool
+    service: Service,
+    request: Request,
+    scopes: Collection[str],
+    *,
+    counted: bool,
+    form: bool = False,
 ) -> Principal:
     """Who sends a request, once it is clear that it may.
+
+    Args:
+        service: whose request it is.
+        request: the request.
+        scopes: any of which will do.
+        counted: it counts for the rate limit.
+        form: a browser's session may send it; whoever calls then checks the form's word.
 
     Raises:
         Problem: 401, 403 and 429.
@@ -31,7 +43,7 @@ async def admit(
     if PUBLIC in scopes:
         return ANONYMOUS
     reads_bytes = not counted and "read" in scopes
-    principal = await _identify(service, request, reads_bytes)
+    principal = await _identify(service, request, reads_bytes, form)
     if principal is ANONYMOUS and not principal.scopes & set(scopes):
         raise await refuse(service, request, "this needs a token")
     principal.require(*scopes)
@@ -42,10 +54,10 @@ async def admit(
     return principal
 
 
-async def _identify(service: Service, request: Request, reads_bytes: bool) -> Principal:
+async def _identify(service: Service, request: Request, reads_bytes: bool, form: bool) -> Principal:
     if service.settings.auth == "off":
         return LOCAL
-    token, session = presented(request)
+    token, session = presented(request, form=form)
     if not token and not session and service.settings.auth == "read":
         return ANONYMOUS
     try:

@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from evofeed import __version__
 from evofeed.service.edge import Edge
 from evofeed.service.openapi import describe_api
+from evofeed.service.pages import ROUTERS as PAGES
+from evofeed.service.pages.page import problem_page
 from evofeed.service.problems import install_problems
 from evofeed.service.routes import ROUTERS
-from evofeed.service.routes.dashboard import problem_page
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.state import Service
 
@@ -54,9 +55,10 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     )
     app.state.service = service
     install_problems(app, problem_page)
-    for router in ROUTERS:
+    routers = (*ROUTERS, *PAGES)
+    for router in routers:
         app.include_router(router)
-    app.state.routes = [route for router in ROUTERS for route in router.routes]
+    app.state.routes = [route for router in routers for route in router.routes]
     describe_api(app)
     app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
     return app

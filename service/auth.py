@@ -2,7 +2,8 @@
 
 A token reads `evf_<id>_<secret>`; the secret has 256 random bits, so a plain
 sha256 is the right hash. It is shown once, may expire, and can be revoked. A browser
-hands it in once and gets a session, whose cookie only ever reads.
+hands it in once and gets a session, whose cookie reads; it writes through forms of our own
+pages only (`evofeed.service.forms`).
 """
 
 from __future__ import annotations
@@ -295,16 +296,22 @@ def _require_alive(row: TokenRow) -> None:
         raise unauthorized("the token has expired")
 
 
-def presented(request: Request) -> tuple[str, str]:
-    """The token and the session that a request carries, each empty if it does not."""
+def presented(request: Request, *, form: bool = False) -> tuple[str, str]:
+    """The token and the session that a request carries, each empty if it does not.
+
+    Args:
+        request: the request.
+        form: it is a form of our own pages, whose word is checked.
+    """
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip(), ""
     if kind.lower() == "basic":  # programs that know no tokens: any name, the token as password
         with contextlib.suppress(ValueError):
             return base64.b64decode(token, validate=True).decode("ascii").partition(":")[2], ""
-    # A cookie only ever reads: a foreign page that makes a browser POST gains nothing.
-    return "", request.cookies.get(COOKIE, "") if request.method in ("GET", "HEAD") else ""
+    # Elsewhere a cookie only reads: a foreign page that makes a browser POST gains nothing.
+    reads = request.method in ("GET", "HEAD")
+    return "", request.cookies.get(COOKIE, "") if reads or form else ""
 
 
 def _touch(database: Database, token_id: str, now: float) -> None:

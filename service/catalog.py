@@ -18,13 +18,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from evofeed.errors import StoreError
+from evofeed.features import ChainRecord
 from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.tables import DatasetRow, JobRow
-from evofeed.store import Diff
+from evofeed.store import Dataset, Diff
 from evofeed.store.inner import column_statistics, diff_indexes
 
 _K = TypeVar("_K")
@@ -46,6 +47,7 @@ class Catalog:
         self._database, self._grace = database, grace
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
+        self._datasets: OrderedDict[tuple[str, str], Dataset] = OrderedDict()
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
         self._uris: dict[str, tuple[str, float]] = {}
         # A digest says all about a snapshot, so these need no dataset in their key.
@@ -202,6 +204,22 @@ class Catalog:
             _MAX_SNAPSHOTS,
         )
 
+    def record(self, name: str, digest: str, chain_id: str) -> ChainRecord:
+        """A chain with all that is stored of it.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+            ChainMissing: no such chain.
+            StoreError: its bytes cannot be had, or are not what they were.
+        """
+        view = self.view(name)
+        snapshot = self.snapshot(name, digest)
+        # Few: the places of a million chains take 100 MB.
+        dataset = self._cached(
+            self._datasets, (view.uri, digest), lambda: view.dataset(snapshot), 4
+        )
+        return dataset[chain_id]
+
     def shard(self, name: str, shard: str) -> ShardFile:
         """A shard that some snapshot of the dataset lists.
 
@@ -237,6 +255,7 @@ class Catalog:
         """Let go of everything held open."""
         with self._lock:
             self._snapshots.clear()
+            self._datasets.clear()
             self._shards.clear()
             self._views.clear()
 

@@ -68,7 +68,7 @@ def page(
         found += len(hits)
         parts.append(piece.select(columns).take(hits))
         at += scan
-    return Page(_rows(pa.concat_tables(parts)) if parts else [], next_row)
+    return Page(rows_of(pa.concat_tables(parts)) if parts else [], next_row)
 
 
 def count(index: pa.Table, where: Any, *, scan: int = 65_536) -> int:
@@ -86,10 +86,10 @@ def one(index: pa.Table, chain_id: str) -> dict[str, Any] | None:
     row = pc.index(index["chain_id"], pa.scalar(chain_id, index["chain_id"].type)).as_py()
     if row < 0:
         return None
-    return _rows(index.select(columns_of(index, None)).slice(row, 1))[0]
+    return rows_of(index.select(columns_of(index, None)).slice(row, 1))[0]
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Rows with values JSON has: dates as text, no NaN, float32 in its own digits."""
     lists = [_values(table[name]) for name in table.column_names]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*lists, strict=True)]

@@ -15,7 +15,7 @@ _MAC = 16
 
 
 class CursorSigner:
-    """Writes and reads cursors with one secret key."""
+    """Writes and reads cursors with one secret key, and makes the words of forms."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -48,6 +48,11 @@ class CursorSigner:
         if asked != _hash(query):
             raise bad_cursor("the cursor belongs to another filter, dataset or set of columns")
         return int(row), digest.hex()
+
+    def word(self, text: str) -> str:
+        """A word that nobody without the key can make from `text`."""
+        body = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()  # no cursor's length
+        return base64.urlsafe_b64encode(self._mac(body)).decode().rstrip("=")
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")[:_MAC]

@@ -22,6 +22,7 @@ from evofeed.errors import EvofeedError
 from evofeed.service.admission import admit, caller_of
 from evofeed.service.auth import PUBLIC, SCOPES, Principal
 from evofeed.service.catalog import away
+from evofeed.service.forms import require_own_form
 from evofeed.service.idempotency import KEY_PATTERN, run_once
 from evofeed.service.problems import Problem
 from evofeed.service.state import Service
@@ -40,6 +41,7 @@ class _Mark:
     counted: bool
     repeatable: bool
     heavy: bool
+    form: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,11 @@ class _Caller:
 
 
 def scope(
-    *names: str, counted: bool = True, repeatable: bool = True, heavy: bool = False
+    *names: str,
+    counted: bool = True,
+    repeatable: bool = True,
+    heavy: bool = False,
+    form: bool = False,
 ) -> Callable[[_F], _F]:
     """Say which scope an endpoint needs.
 
@@ -62,13 +68,15 @@ def scope(
             go on for a while when the database is away.
         repeatable: False refuses an Idempotency-Key, for answers that must not be kept.
         heavy: it walks an index, so that few of them run at once.
+        form: a form of our own pages sends it: a browser's session will do, if the form
+            carries the word that only pages of that session know.
     """
     if not names or not set(names) <= {PUBLIC, *SCOPES}:
         raise ValueError(f"no scopes {names!r}")
 
     def mark(endpoint: _F) -> _F:
         endpoint.__scope__ = _Mark(  # type: ignore[attr-defined]
-            names, counted, repeatable, heavy
+            names, counted, repeatable and not form, heavy, form
         )
         return endpoint
 
@@ -124,12 +132,16 @@ class ScopedRoute(APIRoute):
         async def handle(request: Request) -> Response:
             service: Service = request.app.state.service
             request = _StrictRequest(request.scope, request.receive)
-            principal = await admit(service, request, marked.scopes, counted=marked.counted)
+            principal = await admit(
+                service, request, marked.scopes, counted=marked.counted, form=marked.form
+            )
             request.state.principal = principal
             dataset = str(request.path_params.get("name", ""))
             _caller.set(_Caller(service, caller_of(request, principal), dataset))
             if request.method in ("POST", "PUT", "PATCH"):
                 await request.body()  # too large or too slow is said before anything is parsed
+            if marked.form:
+                await require_own_form(service, request)
             try:
                 if request.method == "POST" and "idempotency-key" in request.headers:
                     if not marked.repeatable:

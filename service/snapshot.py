@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from evofeed.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
-from evofeed.store import Manifest, ShardEntry
+from evofeed.store import Dataset, Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
     Ref,
@@ -142,6 +142,10 @@ class StoreView:
             index=checked_index(self._storage, digest, manifest),
             read_index=self._reader(f"snapshots/{digest}/index.arrow"),
         )
+
+    def dataset(self, snapshot: OpenSnapshot) -> Dataset:
+        """A snapshot's chains, for reading whole records."""
+        return Dataset(self._storage, snapshot.digest, snapshot.manifest, snapshot.index)
 
     def find_shard(self, name: str) -> ShardFile:
         """A shard by name, if some snapshot lists it.

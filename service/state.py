@@ -14,6 +14,7 @@ from evofeed.service.authority import Authority
 from evofeed.service.catalog import Catalog
 from evofeed.service.cursor import CursorSigner
 from evofeed.service.database import Database
+from evofeed.service.find import Finder
 from evofeed.service.jobs import JobQueue
 from evofeed.service.limits import RateLimiter
 from evofeed.service.metrics import Metrics
@@ -35,6 +36,7 @@ class Service:
     settings: ServiceSettings
     database: Database
     catalog: Catalog
+    finder: Finder
     authority: Authority
     work: Work
     limiter: RateLimiter
@@ -77,6 +79,7 @@ class Service:
             settings=settings,
             database=database,
             catalog=catalog,
+            finder=Finder(catalog),
             authority=Authority(database, settings.grace_seconds),
             work=Work(settings.request_seconds, settings.heavy_requests),
             limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key
-    from evofeed.store.statistics import column_kinds, column_statistics, is_known, plain_values
+    from evofeed.store.statistics import (
+        column_kinds,
+        column_statistics,
+        is_known,
+        known_values,
+        plain_values,
+    )
     from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject, open_regular
     from evofeed.store.writer import MoveRef
 
@@ -70,6 +76,7 @@ __all__ = [
     "hold",
     "index_schema",
     "is_known",
+    "known_values",
     "join_chains",
     "list_refs",
     "move_ref",
@@ -109,7 +116,7 @@ _HOMES = {
     "refs": "Ref list_refs move_ref read_ref",
     "s3": "S3Storage",
     "shard": "part_key read_part shard_key",
-    "statistics": "column_kinds column_statistics is_known plain_values",
+    "statistics": "column_kinds column_statistics is_known known_values plain_values",
     "storage": "Keeping LocalStorage Storage StoredObject open_regular",
     "writer": "MoveRef",
 }

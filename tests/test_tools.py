@@ -14,8 +14,9 @@ import pytest
 from tests.conftest import forget_stale_loops
 from tests.test_features import tiny_record
 
+from evofeed.chain_numbers import pseudo_beta_distances
 from evofeed.doctor import advice
-from evofeed.pictures import draw_distogram, pseudo_beta_distances
+from evofeed.pictures import draw_distogram
 from evofeed.residues import ATOM_ORDER
 from evofeed.store import DatasetWriter
 

@@ -2,7 +2,6 @@
 
 from evofeed.service.routes import (
     chains,
-    dashboard,
     datasets,
     health,
     jobs,
@@ -20,7 +19,6 @@ ROUTERS = tuple(
     each.router
     for each in (
         health,
-        dashboard,
         datasets,
         refs,
         snapshots,

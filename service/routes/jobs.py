@@ -293,12 +293,7 @@ def get_log(
 ) -> PlainTextResponse:
     """The last 64 KiB the process of an attempt wrote."""
     row, _ = owned_job(service, principal, job_id)
-    number = attempt or row.attempts
-    text = service.scheduler.log(job_id, number)
-    if text is None:
-        kept = {one.number: one.log for one in service.jobs.attempts(job_id)}
-        text = kept.get(number, "")
-    return PlainTextResponse(text)
+    return PlainTextResponse(job_log(service, job_id, attempt or row.attempts))
 
 
 @router.get(
@@ -362,6 +357,15 @@ def dead_letters(
     number = attempt or row.attempts
     total, chains = service.jobs.chains(row.id, number, "broken", offset, limit)
     return DeadLetters(attempt=number, total=total, chains=[_word(chain) for chain in chains])
+
+
+def job_log(service: Service, job_id: str, attempt: int) -> str:
+    """The end of what the process of an attempt wrote."""
+    text = service.scheduler.log(job_id, attempt)
+    if text is None:
+        kept = {one.number: one.log for one in service.jobs.attempts(job_id)}
+        text = kept.get(attempt, "")
+    return text
 
 
 def _word(chain: JobChain) -> ChainWord:

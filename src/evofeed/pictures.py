@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
 from evofeed.features import ChainRecord
-from evofeed.residues import ATOM_ORDER, GAP, RESTYPES
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
     """Alignment rows sorted by identity to the query, and how many cover each column."""
     plt = _pyplot()
-    covered = record.msa != GAP
-    same = (record.msa == record.msa[0]) & covered
-    identity = same.sum(1) / np.maximum(covered.sum(1), 1)
-    order = np.argsort(identity, kind="stable")
-    cells = np.where(covered, identity[:, None], np.nan)[order]
+    covered, _ = msa_coverage(record)
+    cells = msa_cells(record)
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     first, last = 0.5, record.num_res + 0.5
@@ -35,7 +32,7 @@ def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
     )
     residues = np.arange(1, record.num_res + 1)
     label = "how many sequences cover the residue"
-    axes.plot(residues, covered.sum(0), color="black", linewidth=1.5, label=label)
+    axes.plot(residues, covered, color="black", linewidth=1.5, label=label)
     axes.set_title(f"{record.chain_id}: {record.num_alignments} sequences, white is a gap")
     axes.set_xlabel("residue")
     axes.set_ylabel("sequences, the query on top")
@@ -147,18 +144,6 @@ def _distance_map(axis: Any, values: np.ndarray) -> Any:
     axis.set_xlabel("residue")
     axis.set_ylabel("residue")
     return axis.imshow(values, cmap="viridis_r", vmin=2, vmax=22, extent=(0.5, last, last, 0.5))
-
-
-def pseudo_beta_distances(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
-    """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved."""
-    assert record.all_atom_positions is not None and record.all_atom_mask is not None
-    glycine = record.aatype == RESTYPES.index("G")
-    atom = np.where(glycine, ATOM_ORDER["CA"], ATOM_ORDER["CB"])
-    residue = np.arange(record.num_res)
-    beta = record.all_atom_positions[residue, atom]
-    resolved = record.all_atom_mask[residue, atom].astype(bool)
-    distance = np.linalg.norm(beta[:, None] - beta[None], axis=-1)
-    return distance, resolved[:, None] & resolved[None]
 
 
 def _pyplot() -> Any:

@@ -43,7 +43,8 @@ def test_a_page_looks_as_it_should(served, chromium: str, tmp_path: Path, path: 
     assert "Refused to" not in done.stderr and "Content Security Policy" not in done.stderr
     pixels = (imread(picture)[..., :3] * 255).round().astype(np.uint8)
     bars = (pixels == ACCENT).all(-1)
-    # Four charts in two columns: bars in each quarter of the upper half, none in the margins.
-    upper = bars[150:700]
-    assert upper[:270, :600].sum() > 2000 and upper[:270, 600:].sum() > 2000
-    assert upper[:, :50].sum() == 0 and (pixels == 255).all(-1).mean() > 0.2
+    # Charts in three columns: bars in each third of the upper half, none in the margins.
+    upper = bars[150:600]
+    for third in range(3):
+        assert upper[:, 50 + third * 370 : 400 + third * 370].sum() > 1000
+    assert upper[:, :45].sum() == 0 and (pixels == 255).all(-1).mean() > 0.2

@@ -51,7 +51,12 @@ def operations(served) -> list[tuple[str, str, list[str], list[str]]]:
             fields = list(schema["components"]["schemas"].get(name, {}).get("properties", {}))
             found.append((method.upper(), path, query, fields))
     found += [
-        ("GET", path, ["ref", "cursor", "min_length"], []) for path in ("/", "/ui/datasets/{name}")
+        ("GET", path, ["ref", "cursor", "min_length", "q", "sort", "page", "at", "where"], [])
+        for path in ("/", "/ui/datasets/{name}", "/ui/datasets/{name}/export.csv")
+    ]
+    chain = "/ui/datasets/{name}/snapshots/{digest}/chains/{chain_id}"
+    found += [
+        ("GET", f"{chain}{end}", [], []) for end in ("", "/alignment.png", "/files/{chain_id}.a3m")
     ]
     return [*found, ("GET", "/ui/jobs/{job_id}", [], []), ("POST", "/ui/login", [], [])]
 
@@ -62,7 +67,7 @@ def operations(served) -> list[tuple[str, str, list[str], list[str]]]:
 def test_no_request_is_answered_with_a_500(fuzzed, operations, data) -> None:
     client, digest = fuzzed
     method, path, query, fields = data.draw(st.sampled_from(operations))
-    known = {"name": "demo", "digest": digest, "ref": "main"}
+    known = {"name": "demo", "digest": digest, "ref": "main", "chain_id": "0003_A"}
 
     def value(match: re.Match[str]) -> str:
         good = known.get(match[1])

@@ -47,12 +47,20 @@ def routes(client: httpx.Client) -> list[tuple[str, str]]:
         filled = filled.replace("{name}", "demo").replace("{ref}", "main")
         filled = re.sub(r"\{[a-z_]+\}", "x", filled)
         found += [(method.upper(), filled) for method in operations]
-    pages = ["/", "/ui/datasets/demo", "/ui/jobs/0000000000000000", "/ui/api", "/ui/login"]
-    return found + [("GET", path) for path in [*pages, "/static/style.css", "/openapi.json"]]
+    pages = ["/", "/ui/datasets/demo", "/ui/jobs/0000000000000000"]
+    chain = f"/ui/datasets/demo/snapshots/{'0' * 64}/chains/x"
+    pages += [chain, f"{chain}/alignment.png", f"{chain}/files/x.a3m"]
+    pages += [f"/ui/datasets/demo/export.{kind}" for kind in ("csv", "parquet", "fasta")]
+    pages += sorted(PUBLIC - set(found_paths(found)))
+    return found + [("GET", path) for path in pages]
+
+
+def found_paths(found: list[tuple[str, str]]) -> list[str]:
+    return [path for _, path in found]
 
 
 PUBLIC = {"/healthz", "/readyz", "/v1/config", "/openapi.json", "/ui/api", "/ui/login"}
-PUBLIC |= {"/static/style.css"}
+PUBLIC |= {f"/static/{file}" for file in ("style.css", "drawing.css", "page.js", "structure.js")}
 NEEDS = {  # what a token must at least have; everything else only reads
     ("POST", "/v1/datasets"): "publish",
     ("DELETE", "/v1/datasets/demo"): "admin",
@@ -86,7 +94,7 @@ def test_every_route_wants_its_scope_and_no_other_will_do(guarded) -> None:
         jobs = "/jobs" in path and (method != "GET" or path.endswith("/log"))
         jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result"))
         needed = {NEEDS.get((method, path)) or ("jobs" if jobs else "read")}
-        if path.startswith("/v1/jobs") and not jobs:
+        if path.startswith(("/v1/jobs", "/ui/jobs")) and not jobs:
             needed.add("jobs")  # whoever submits may look
         if path == "/v1/me":
             needed = set(SCOPES)

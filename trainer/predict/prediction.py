@@ -13,12 +13,12 @@ from torch import Tensor
 
 from evofeed.features import ChainRecord
 from evofeed.loader import record_batch
+from evofeed.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.formats.openfold_checkpoint import (
     load_openfold_checkpoint,
     load_weights,
     read_weights,
 )
-from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.presets import initial_training

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.drawing.charts import RUNS, Curve, bars, chart
+from evofeed.drawing.structure_view import structure_view
 from evofeed.errors import InputError
 from evofeed.files import write_atomic
 from evofeed.trainer.log.clock import PARTS
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
-from evofeed.trainer.report.charts import RUNS, Curve, bars, chart
 from evofeed.trainer.report.run_report import (
     make_report,
     report_rows,
@@ -31,7 +32,6 @@ from evofeed.trainer.report.settings_table import (
     run_settings,
     table,
 )
-from evofeed.trainer.report.structure_view import structure_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,9 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
 
 
 def _page(runs: Sequence[_Run]) -> str:
-    here = files("evofeed.trainer.report")
-    style, script = ((here / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    own, drawing = files("evofeed.trainer.report"), files("evofeed.drawing")
+    style = (own / "page.css").read_text("utf-8") + (drawing / "drawing.css").read_text("utf-8")
+    script = (drawing / "structure.js").read_text("utf-8")
     heads = [f'<th class="run{i}">{escape(run.name)}</th>' for i, run in enumerate(runs)]
     heads = heads if len(runs) > 1 else []
     title = escape(" and ".join(run.name for run in runs))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from evofeed.cli import main
+from evofeed.drawing.charts import Curve, chart
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.report.charts import Curve, chart
 from evofeed.trainer.report.page import write_page
 from evofeed.trainer.report.settings_table import differences, preset_settings, run_settings
 

@@ -12,10 +12,10 @@ from tests.trainer.synthetic_batch import synthetic_batch
 from evofeed.features import ChainRecord
 from evofeed.loader import record_batch
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
+from evofeed.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer import AlphaFold, tiny
 from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
-from evofeed.trainer.formats.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.predict.plot import plot_prediction
 from evofeed.trainer.predict.prediction import (
     load_model,

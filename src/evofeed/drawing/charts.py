@@ -34,6 +34,7 @@ def chart(
     low: float | None = None,
     high: float | None = None,
     dots: bool = False,
+    last: bool = True,
 ) -> str:
     """A panel with one line for each run and the last value of each in words.
 
@@ -43,6 +44,7 @@ def chart(
         low: lower end of the axis; that of the data if None.
         high: upper end; values above are drawn along it.
         dots: mark every value.
+        last: say the last value of each.
 
     Returns:
         HTML; empty if there is no number to draw.
@@ -63,8 +65,9 @@ def chart(
         f'<span class="run{run}">{_number(float(y[np.isfinite(y)][-1]))}</span>'
         for run, _, y in drawn
     )
+    words = f" <small>last {lasts}</small>" if last else ""
     return (
-        f"<figure><figcaption>{escape(title)} <small>last {lasts}</small></figcaption>"
+        f"<figure><figcaption>{escape(title)}{words}</figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{axes.drawn()}{body}</svg></figure>"
     )

@@ -1,6 +1,7 @@
 // Turns the traces of every structure on the page; without it they stand still.
 for (const svg of document.querySelectorAll("svg[data-traces]")) {
   const traces = JSON.parse(svg.dataset.traces);
+  const lines = [...svg.querySelectorAll("polyline")];
   const half = svg.viewBox.baseVal.width / 2;
   let turn = [1, 0, 0, 0, 1, 0, 0, 0, 1];
   let last = null;
@@ -11,14 +12,19 @@ for (const svg of document.querySelectorAll("svg[data-traces]")) {
   function rotate(across, up) {
     const [c, s, d, t] = [Math.cos(across), Math.sin(across), Math.cos(up), Math.sin(up)];
     turn = times(times([1, 0, 0, 0, d, -t, 0, t, d], [c, 0, s, 0, 1, 0, -s, 0, c]), turn);
-    for (const name of Object.keys(traces)) {
-      const points = traces[name].map(([x, y, z]) => {
+    const depths = traces.map((trace, i) => {
+      let depth = 0;
+      const points = trace.map(([x, y, z]) => {
+        depth += turn[6] * x + turn[7] * y + turn[8] * z;
         const across = half + turn[0] * x + turn[1] * y + turn[2] * z;
         const down = half - (turn[3] * x + turn[4] * y + turn[5] * z);
         return across.toFixed(1) + "," + down.toFixed(1);
       });
-      svg.querySelector("." + name).setAttribute("points", points.join(" "));
-    }
+      lines[i].setAttribute("points", points.join(" "));
+      return [depth / trace.length, i];
+    });
+    // What is nearer is drawn later, and so over the rest.
+    if (svg.dataset.depth) for (const [, i] of depths.sort((a, b) => a[0] - b[0])) svg.append(lines[i]);
   }
 
   svg.addEventListener("pointerdown", (event) => {

@@ -1,0 +1,175 @@
+"""One chain: its sequence, alignment, distances, templates and structure, and its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import pyarrow.compute as pc
+from fastapi import Path, Request
+from pydantic import StringConstraints
+from starlette.responses import HTMLResponse, Response
+
+from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
+from evofeed.chain_numbers import ca_trace
+from evofeed.drawing.structure_view import chain_view
+from evofeed.features import ChainRecord
+from evofeed.service import chains
+from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
+from evofeed.service.pages import chain_pictures as pictures
+from evofeed.service.pages.page import render
+from evofeed.service.problems import Problem
+from evofeed.service.ranges import immutable_response
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.state import Service
+
+router = make_router("/ui/datasets/{name}/snapshots", tag="pages")
+ChainId = Annotated[str, Path(pattern=NAME_PATTERN, description="chain id; case matters")]
+Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN), Path(description="ref or digest")]
+_MAX_NBYTES: Final = 256 << 20  # of a chain that is unpacked for a page
+_FILES: Final[dict[str, tuple[str, Callable[[ChainRecord], str | bytes]]]] = {
+    "fasta": ("text/plain", to_fasta),
+    "a3m": ("text/plain", to_a3m),
+    "cif": ("text/plain", to_cif),
+    "npz": ("application/octet-stream", to_npz),
+}
+
+
+@router.get("/{snapshot}/chains/{chain_id}", response_class=HTMLResponse, include_in_schema=False)
+@scope("read", heavy=True)
+def chain_page(
+    request: Request,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    name: DatasetName,
+    snapshot: Either,
+    chain_id: ChainId,
+) -> HTMLResponse:
+    """All there is to see of a chain."""
+    digest = digest_of(service, name, snapshot)
+    row, (before, after) = _row(service, name, digest, chain_id)
+    record = _record(service, name, digest, row)
+    manifest = service.catalog.snapshot(name, digest).manifest
+    return render(
+        "chain.html",
+        request,
+        principal,
+        dataset=name,
+        digest=digest,
+        chain=row,
+        record=record,
+        before=before,
+        after=after,
+        blocks=pictures.sequence_blocks(record),
+        coverage=pictures.coverage_chart(record),
+        identity=pictures.identity_histogram(record),
+        scales=pictures.SCALES,
+        structure=chain_view(ca_trace(record), "structure, CA atoms"),
+        templates=pictures.template_rows(record),
+        config=manifest.config,
+        files=[kind for kind in _FILES if kind != "cif" or row["has_structure"]],
+    )
+
+
+@router.get("/{digest}/chains/{chain_id}/{picture}.png", include_in_schema=False)
+@scope("read", heavy=True)
+def chain_picture(
+    request: Request,
+    service: ServiceDep,
+    name: DatasetName,
+    digest: Digest,
+    chain_id: ChainId,
+    picture: Literal["alignment", "distances"],
+) -> Response:
+    """A map of a chain, without axes."""
+    row, _ = _row(service, name, digest, chain_id)
+    if picture == "distances" and not row["has_structure"]:
+        raise _no_structure(chain_id)
+    draw = pictures.alignment_png if picture == "alignment" else pictures.distances_png
+    data = draw(_record(service, name, digest, row))
+    return _immutable(request, f"{digest[:32]}-{chain_id}-{picture}", data, "image/png")
+
+
+@router.get("/{digest}/chains/{chain_id}/files/{file}", include_in_schema=False)
+@scope("read", heavy=True)
+def chain_file(
+    request: Request,
+    service: ServiceDep,
+    name: DatasetName,
+    digest: Digest,
+    chain_id: ChainId,
+    file: Annotated[str, Path(max_length=200)],
+) -> Response:
+    """A chain as a file for other programs: `ID.fasta`, `ID.a3m`, `ID.cif`, `ID.npz`."""
+    kind = file.rpartition(".")[2]
+    if kind not in _FILES or file != f"{chain_id}.{kind}":
+        raise Problem(
+            404, "not_found", "no such file", next=f"ask for {', '.join(_FILES)} of the chain's id"
+        )
+    row, _ = _row(service, name, digest, chain_id)
+    if kind == "cif" and not row["has_structure"]:
+        raise _no_structure(chain_id)
+    media, write = _FILES[kind]
+    written = write(_record(service, name, digest, row))
+    data = written.encode() if isinstance(written, str) else written
+    answer = _immutable(request, f"{digest[:32]}-{file}", data, media)
+    answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
+    return answer
+
+
+def digest_of(service: Service, name: str, either: str) -> str:
+    """The digest that a ref or a digest names.
+
+    Raises:
+        DatasetMissing: there is no such ref.
+    """
+    if re.fullmatch(DIGEST_PATTERN, either):
+        return either
+    return service.catalog.view(name).ref(either).digest
+
+
+def _row(
+    service: Service, name: str, digest: str, chain_id: str
+) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
+    """A chain's row of the index, and the ids before and after it."""
+    index = service.catalog.snapshot(name, digest).index
+    row = chains.one(index, chain_id)
+    if row is None:
+        raise Problem(
+            404,
+            "not_found",
+            f"no chain {chain_id[:80]!r} in this snapshot",
+            next="ids are case-sensitive; look for it on the dataset's page",
+        )
+    at = pc.index(index["chain_id"], chain_id).as_py()
+    ids = index["chain_id"]
+    before = ids[at - 1].as_py() if at > 0 else None
+    return row, (before, ids[at + 1].as_py() if at + 1 < len(ids) else None)
+
+
+def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> ChainRecord:
+    cells = row["num_res"] * (row["num_alignments"] + 37 * 13 * row["num_templates"])
+    if cells > _MAX_NBYTES:
+        raise Problem(
+            413,
+            "chain_too_large",
+            f"{row['chain_id']} would be {cells >> 20} MiB unpacked",
+            next="read it with evofeed.store.Dataset.open",
+        )
+    return service.catalog.record(name, digest, row["chain_id"])
+
+
+def _immutable(request: Request, tag: str, data: bytes, media: str) -> Response:
+    return immutable_response(
+        request,
+        etag=f'"{tag}"',
+        size=len(data),
+        read=lambda offset, length: data[offset : offset + length],
+        media_type=media,
+    )
+
+
+def _no_structure(chain_id: str) -> Problem:
+    what = f"{chain_id} has no structure"
+    return Problem(404, "no_structure", what, next="choose a chain with one")

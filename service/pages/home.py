@@ -1,0 +1,59 @@
+"""The first page: datasets and jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+from fastapi import Request
+from starlette.responses import HTMLResponse
+
+from evofeed.errors import DatasetMissing, EvofeedError
+from evofeed.service import jobs
+from evofeed.service.pages.page import render
+from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.state import Service
+from evofeed.service.tables import DatasetRow
+
+router = make_router(tag="pages")
+_LOOK_SECONDS: Final = 3.0  # a store may take for its row of the first page
+
+
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
+@scope("read")
+async def home(request: Request, service: ServiceDep, principal: PrincipalDep) -> HTMLResponse:
+    """Datasets and jobs; a store that does not answer is a word in its own row."""
+    work, only = service.work, principal.datasets
+    rows = await work.run(lambda: service.catalog.datasets(limit=200, only=only))
+    newest = await work.run(lambda: service.jobs.newest(only=only, limit=20))
+
+    async def overview(row: DatasetRow) -> dict[str, Any]:
+        place = {"name": row.name, "uri": row.uri if principal.sees_places else ""}
+        try:
+            look = partial(_overview, service, row.name)
+            return place | await work.run(look, dataset=row.name, seconds=_LOOK_SECONDS)
+        except (EvofeedError, OSError) as error:
+            why = error.message if isinstance(error, EvofeedError) else "cannot be read"
+            return place | {"trouble": why, "digest": ""}
+
+    datasets = await asyncio.gather(*map(overview, rows))
+    live = any(job.state not in jobs.ENDED for job, _ in newest)
+    return render("home.html", request, principal, datasets=datasets, jobs=newest, live=live)
+
+
+def _overview(service: Service, name: str) -> dict[str, Any]:
+    """A dataset's row, but for its name and place."""
+    try:
+        view = service.catalog.view(name)
+        ref = view.ref("main")
+        manifest = view.manifest(ref.digest)
+    except DatasetMissing:
+        return {"trouble": "", "digest": ""}
+    return {
+        "trouble": "",
+        "digest": ref.digest,
+        "updated_at": ref.updated_at,
+        "num_chains": manifest.num_chains,
+        "nbytes": sum(shard.nbytes for shard in manifest.shards),
+    }

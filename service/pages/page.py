@@ -1,0 +1,120 @@
+"""What every page is made with: its frame, its filters, its refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import jinja2
+from fastapi import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from evofeed import __version__
+from evofeed.service import charts
+from evofeed.service.auth import Principal
+from evofeed.service.clock import iso
+from evofeed.service.forms import make_word
+from evofeed.service.problems import Problem
+
+_HERE: Final = Path(__file__).resolve().parent.parent
+_PAGES: Final = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+_NAV: Final = (  # path, name, scope that it needs
+    ("/", "datasets", ""),
+    ("/ui/api", "HTTP interface", ""),
+)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024 or unit == "TiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError("the loop returns")
+
+
+def _when(time: str) -> str:
+    """An ISO time (UTC) as a person reads it, to the minute."""
+    return f"{time[:16].replace('T', ' ')} UTC"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _span(seconds: float) -> str:
+    """A time that something takes, in the two largest units."""
+    seconds = max(0, round(seconds))
+    for unit, name, below, small in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= unit:
+            return f"{seconds // unit} {name} {seconds % unit // below} {small}"
+    return f"{seconds} s"
+
+
+_PAGES.filters |= {
+    "size": _size,
+    "short": lambda digest: digest[:12],
+    "iso": iso,
+    "when": _when,
+    "count": _count,
+    "span": _span,
+    "part": lambda text: quote(str(text), safe=""),
+}
+_PAGES.globals |= {"version": __version__, "histogram": charts.histogram, "bars": charts.bars}
+
+
+def render(
+    template: str,
+    request: Request,
+    principal: Principal | None = None,
+    status: int = 200,
+    **values: Any,
+) -> HTMLResponse:
+    """A page, for somebody if they are known."""
+    frame = {
+        "who": principal.id if principal else "",
+        "may": principal.scopes if principal else frozenset(),
+        "everywhere": principal is not None and principal.datasets is None,
+        "places": principal is not None and principal.sees_places,
+        "nav": _NAV,
+        "word": make_word(request.app.state.service, request),
+    }
+    text = _PAGES.get_template(template).render(frame | values)
+    return HTMLResponse(text, status, {"Cache-Control": "no-store"})
+
+
+def see_other(path: str) -> Response:
+    """Where a form leads once it is done."""
+    return RedirectResponse(path, 303)
+
+
+def address(path: str, **query: Any) -> str:
+    """A path with a query; what is None is left out."""
+    there = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(there, doseq=True)}" if there else path
+
+
+def problem_page(request: Request, problem: Problem) -> Response | None:
+    """A refusal as a page, where a browser asked for one of ours; None elsewhere."""
+    path = request.url.path
+    if path != "/" and not path.startswith("/ui/"):
+        return None
+    if problem.status == 401 and path != "/ui/login":
+        asked = path + (f"?{request.url.query}" if request.url.query else "")
+        then = asked if request.method == "GET" else "/"
+        return RedirectResponse(f"/ui/login?then={quote(then, safe='')}", 303)
+    page = render("problem.html", request, None, problem.status, problem=problem)
+    page.headers.update(problem.headers)
+    return page

@@ -1,0 +1,104 @@
+"""A chain record as files that other programs read: FASTA, a3m, mmCIF, npz."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+import numpy as np
+
+from evofeed.features import RECORD, ChainRecord
+from evofeed.residues import RESTYPES
+from evofeed.structure_text import Structure, to_mmcif
+
+_LETTERS = np.frombuffer(f"{RESTYPES}X-".encode(), np.uint8)
+_WIDTH = 80
+
+
+def fasta_text(name: str, sequence: str, words: str = "") -> str:
+    """One FASTA entry, 80 letters a line."""
+    lines = [sequence[i : i + _WIDTH] for i in range(0, len(sequence), _WIDTH)]
+    return "\n".join([f">{name} {_one_line(words)}".rstrip(), *lines, ""])
+
+
+def to_fasta(record: ChainRecord) -> str:
+    """The chain's sequence."""
+    return fasta_text(record.chain_id, record.sequence, record.description)
+
+
+def to_a3m(record: ChainRecord) -> bytes:
+    """The chain's alignment, its rows in the record's order.
+
+    A record keeps how many residues were inserted and not which: each is written as `x`.
+    The rows' own names are not kept either; a name tells row, source and species.
+    """
+    rows = _LETTERS[record.msa]
+    inserted: dict[int, list[tuple[int, int]]] = {}
+    triples = zip(
+        record.deletion_row.tolist(),
+        record.deletion_column.tolist(),
+        record.deletion_count.tolist(),
+        strict=True,
+    )
+    for row, column, count in triples:
+        inserted.setdefault(row, []).append((column, count))
+    parts = []
+    for i in range(record.num_alignments):
+        parts.append(f">{_row_name(record, i)}\n".encode())
+        parts.append(_with_insertions(rows[i].tobytes(), inserted.get(i, ())))
+        parts.append(b"\n")
+    return b"".join(parts)
+
+
+def to_structure(record: ChainRecord) -> Structure:
+    """The chain's atoms; residues are numbered by the sequence, the B column is 0.
+
+    Raises:
+        ValueError: it has no structure.
+    """
+    if record.all_atom_positions is None or record.all_atom_mask is None:
+        raise ValueError(f"{record.chain_id} has no structure")
+    return Structure(
+        name=record.chain_id,
+        aatype=record.aatype,
+        residue_index=np.arange(record.num_res),
+        positions=record.all_atom_positions,
+        mask=record.all_atom_mask,
+        confidence=np.zeros(record.num_res),
+    )
+
+
+def to_cif(record: ChainRecord) -> str:
+    """The chain's structure as mmCIF; `ValueError` if it has none."""
+    return to_mmcif(to_structure(record))
+
+
+def to_npz(record: ChainRecord) -> bytes:
+    """Every field of the feature table's record, by its name, as a compressed `.npz`."""
+    arrays = {feature.name: getattr(record, feature.name) for feature in RECORD}
+    arrays = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def _row_name(record: ChainRecord, row: int) -> str:
+    if row == 0:
+        return record.chain_id
+    source = record.msa_sources[record.msa_source[row]] if record.msa_sources else ""
+    species = record.msa_species[row] if row < len(record.msa_species) else ""
+    words = [f"row{row}", f"source={source}" if source else ""]
+    words.append(f"species={species}" if species else "")
+    return _one_line(" ".join(word for word in words if word))
+
+
+def _with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
+    parts, last = [], 0
+    for column, count in sorted(insertions):
+        parts += [row[last:column], b"x" * count]
+        last = column
+    return b"".join([*parts, row[last:]])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,76 @@
+"""What there is to see of a chain, as plain arrays: coverage, identity, distances, a trace."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evofeed.features import ChainRecord
+from evofeed.residues import ATOM_ORDER, GAP, RESTYPES
+
+
+def msa_coverage(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that cover each residue `i64[L]`, and each row's identity to the query `f64[N]`.
+
+    The identity counts the residues that a row covers, so a short hit may be identical.
+    """
+    covered = record.msa != GAP
+    same = (record.msa == record.msa[0]) & covered
+    return covered.sum(0), same.sum(1) / np.maximum(covered.sum(1), 1)
+
+
+def msa_cells(record: ChainRecord, rows: int = 0, columns: int = 0) -> np.ndarray:
+    """Each row's identity where it covers a residue, NaN in gaps; the query comes last.
+
+    Args:
+        record: of the chain.
+        rows: thin the rows, sorted by identity, evenly to so many; 0 keeps all.
+        columns: likewise for the residues.
+
+    Returns:
+        `f64[rows, columns]`.
+    """
+    _, identity = msa_coverage(record)
+    order = thinned(np.argsort(identity, kind="stable"), rows)
+    at = thinned(np.arange(record.num_res), columns)
+    covered = record.msa[np.ix_(order, at)] != GAP
+    return np.where(covered, identity[order][:, None], np.nan)
+
+
+def pseudo_beta_distances(record: ChainRecord, residues: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved.
+
+    Args:
+        record: of a chain with a structure.
+        residues: thin them evenly to so many; 0 keeps all.
+    """
+    assert record.all_atom_positions is not None and record.all_atom_mask is not None
+    glycine = record.aatype == RESTYPES.index("G")
+    atom = np.where(glycine, ATOM_ORDER["CA"], ATOM_ORDER["CB"])
+    at = thinned(np.arange(record.num_res), residues)
+    beta = record.all_atom_positions[at, atom[at]]
+    resolved = record.all_atom_mask[at, atom[at]].astype(bool)
+    distance = np.linalg.norm(beta[:, None] - beta[None], axis=-1)
+    return distance, resolved[:, None] & resolved[None]
+
+
+def ca_trace(record: ChainRecord) -> np.ndarray:
+    """`f64[L, 3]` CA atoms in ångström, NaN where there is none."""
+    if record.all_atom_positions is None or record.all_atom_mask is None:
+        return np.full([record.num_res, 3], np.nan)
+    ca = ATOM_ORDER["CA"]
+    known = record.all_atom_mask[:, ca] > 0
+    return np.where(known[:, None], record.all_atom_positions[:, ca].astype(float), np.nan)
+
+
+def runs(flags: np.ndarray) -> list[tuple[int, int]]:
+    """First and last-plus-one index of every run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags.astype(bool), [False]])))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of the values, evenly spread, the first and the last kept; 0: all."""
+    if not most or len(values) <= most:
+        return values
+    at = np.linspace(0, len(values) - 1, most).round().astype(int)
+    return np.take(values, at)

@@ -1,0 +1,72 @@
+"""A record as files of others: what is written is read back as it was."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from tests.test_features import tiny_record
+
+from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
+from evofeed.chain_numbers import msa_cells, msa_coverage, runs, thinned
+from evofeed.features import RECORD
+from evofeed.residues import GAP, MSA_LETTER_TO_RESTYPE
+
+
+def test_an_alignment_comes_back_with_its_deletions() -> None:
+    from evofeed.featurize.a3m import parse_a3m
+
+    record = tiny_record()
+    assert len(record.deletion_count), "the test needs some"
+    back = parse_a3m(to_a3m(record))
+    assert np.array_equal(MSA_LETTER_TO_RESTYPE[back.letters], record.msa)
+    dense = np.zeros_like(record.msa, np.int32)
+    dense[back.deletion_row, back.deletion_column] = back.deletion_count
+    assert np.array_equal(dense, record.deletion_matrix())
+
+
+def test_a_sequence_is_wrapped_and_its_words_stay_on_one_line() -> None:
+    record = tiny_record().replace(description="two\nlines > and more")
+    head, *lines = to_fasta(record).splitlines()
+    assert head == f">{record.chain_id} two lines > and more"
+    assert "".join(lines) == record.sequence and all(len(line) <= 80 for line in lines)
+
+
+def test_an_archive_holds_every_array_of_the_record() -> None:
+    record = tiny_record()
+    with np.load(io.BytesIO(to_npz(record)), allow_pickle=False) as found:
+        for feature in RECORD:
+            value = getattr(record, feature.name)
+            if value is not None:
+                assert np.array_equal(found[feature.name], np.asarray(value)), feature.name
+
+
+def test_a_structure_is_written_with_its_atoms_and_refused_where_there_is_none() -> None:
+    record = tiny_record()
+    if record.all_atom_mask is None:
+        mask = np.zeros([record.num_res, 37], np.float32)
+        mask[:, 1] = 1
+        positions = np.zeros([record.num_res, 37, 3], np.float32)
+        record = record.replace(all_atom_positions=positions, all_atom_mask=mask)
+    assert record.all_atom_mask is not None
+    atoms = [line for line in to_cif(record).splitlines() if line.startswith("ATOM ")]
+    assert len(atoms) == int(record.all_atom_mask.sum())
+    with pytest.raises(ValueError, match="no structure"):
+        to_cif(record.replace(all_atom_positions=None, all_atom_mask=None))
+
+
+def test_coverage_counts_rows_and_identity_counts_what_a_row_covers() -> None:
+    record = tiny_record()
+    covered, identity = msa_coverage(record)
+    assert covered.tolist() == [int((record.msa[:, i] != GAP).sum()) for i in range(record.num_res)]
+    assert identity[0] == 1.0 and (identity <= 1).all()
+    cells = msa_cells(record)
+    assert np.array_equal(np.isnan(cells).sum(0), record.num_alignments - covered)
+    assert msa_cells(record, 2, 3).shape == (min(2, record.num_alignments), min(3, record.num_res))
+
+
+def test_runs_and_thinning() -> None:
+    assert runs(np.array([0, 1, 1, 0, 1], bool)) == [(1, 3), (4, 5)] and runs(np.zeros(3)) == []
+    kept = thinned(np.arange(1000), 10)
+    assert len(kept) == 10 and kept[0] == 0 and kept[-1] == 999
