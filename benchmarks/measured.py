@@ -42,9 +42,10 @@ def store() -> list[Row]:
         ),
         (
             "one crop of 1152 x 256 with templates by `Dataset.read`, CPU",
-            f"{ms['evofeed']} ms, checksum included (the loader decodes on the device instead)",
-            f"raw Arrow {ms['Arrow IPC raw']}, lz4 {ms['Arrow IPC lz4']}, "
-            f"zstd {ms['Arrow IPC zstd']} ms, same run",
+            f"{ms['evofeed']} ms, checksum included (training on a GPU decodes there instead)",
+            f"raw Arrow {ms['Arrow IPC raw']}, MosaicML MDS {ms['MosaicML MDS']}, "
+            f"Arrow lz4 {ms['Arrow IPC lz4']}, zstd {ms['Arrow IPC zstd']}, "
+            f"Lance {ms['Lance']} ms, same run",
             "store_crop",
         ),
     ]

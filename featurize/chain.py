@@ -15,7 +15,8 @@ from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.fasta import nucleic_acid, parse_fasta
 from evofeed.featurize.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from evofeed.featurize.msa import MergedMsa, Msa, merge, single_row
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256
+from evofeed.featurize.reading import FileRef, file_ref, sha256
+from evofeed.featurize.roads.parts import read_part
 from evofeed.featurize.sources import ChainSource, Role, why_unread
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.structure import Structure
@@ -37,7 +38,7 @@ class _Inputs:
     dropped: list[str] = field(default_factory=list)
 
     def read(self, ref: FileRef) -> bytes:
-        data = read_bytes(ref, self.config.caps)
+        data = read_part(ref, self.config.caps)
         self.digests[ref.name] = sha256(data)
         return data
 

@@ -16,6 +16,7 @@ from evofeed.featurize.discovery import discover
 from evofeed.featurize.layouts import first_file
 from evofeed.featurize.queries import query_of
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.roads.parts import read_part
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, why_unread
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
@@ -230,7 +231,7 @@ def _check_queries(
             return
         sequence = chains[name]
     for role, file in alignments:
-        query = query_of(read_bytes(file, config.caps), role, path=file.path)
+        query = query_of(read_part(file, config.caps), role, path=file.path)
         sequence = sequence or query
         where = f"{source.chain_id}: {file.name}"
         if len(query) != len(sequence):
@@ -256,7 +257,7 @@ def _structure(
     if key not in last:
         last.clear()
         try:
-            data = read_bytes(ref, config.caps)
+            data = read_part(ref, config.caps)
             last[key] = parse_structure(data, ref.plain_name, path=ref.path, config=config)
         except InputError as error:
             last[key] = error

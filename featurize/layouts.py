@@ -14,6 +14,7 @@ from typing import Any, Final
 from evofeed.errors import InputError
 from evofeed.featurize.alignment_db import DbEntry, read_index
 from evofeed.featurize.fasta import parse_fasta
+from evofeed.featurize.listing import list_chains
 from evofeed.featurize.queries import query_of
 from evofeed.featurize.reading import PACKED, file_ref, plain, read_bytes, read_head
 from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
@@ -21,7 +22,7 @@ from evofeed.featurize.roads.colabfold import assembly_in, from_complex
 from evofeed.featurize.roads.molecules import Molecule, is_other, molecule_of, no_protein
 from evofeed.featurize.roads.tables import alignment_file, alignment_named, chai_name, stem
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, is_alignment
-from evofeed.featurize.structure_files import entry_of, parse_structure
+from evofeed.featurize.structure_files import entry_of
 from evofeed.featurize.structure_places import structures_by_entry
 
 _PACKED: Final = ("", *PACKED)
@@ -325,15 +326,13 @@ def _alignments_of(
 def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
     """Every protein chain of structure files; the files are parsed to know them."""
     sources = []
-    for path in paths:
-        ref = file_ref(path)
-        entry = entry_of(ref.plain_name)
-        try:
-            structure = parse_structure(read_bytes(ref), ref.plain_name, path=str(path))
-        except InputError as error:
-            beside.faults.append(error)
+    files = list(paths)
+    for path, listed in zip(files, list_chains(files), strict=True):
+        if isinstance(listed, InputError):
+            beside.faults.append(listed)
             continue
-        for chain in structure.sequences:
+        entry = entry_of(plain(path.name))
+        for chain in listed:
             source = beside.source(f"{entry}_{chain}" if chain else entry, str(path))
             if source is not None:
                 sources.append(

@@ -95,6 +95,7 @@ def parse_pdb(
         file_id=file_id,
         method=header.method,
         release_date=header.release_date,
+        is_deposition=header.is_deposition,
         resolution=header.resolution,
         sequences={name: part.sequence for name, part in proteins.items()},
         place=place,

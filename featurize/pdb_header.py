@@ -25,7 +25,8 @@ class PdbHeader:
         seqres: residue names by chain, columns 11 and 12 without blanks.
         unseen: by chain, residues of REMARK 465: number, insertion code, name.
         modified: names that MODRES gives a parent among the amino acids.
-        release_date: ISO, of the oldest REVDAT, else of HEADER (the deposition).
+        release_date: ISO, of the oldest REVDAT, else of HEADER.
+        is_deposition: that is HEADER's, so the entry was released some time later.
         resolution: ångström, 0.0 if REMARK 2 has none.
         method: of EXPDTA, lower case, comma between several.
     """
@@ -34,6 +35,7 @@ class PdbHeader:
     unseen: dict[str, list[tuple[int, str, str]]]
     modified: frozenset[str]
     release_date: str
+    is_deposition: bool
     resolution: float
     method: str
 
@@ -63,11 +65,13 @@ def read_pdb_header(data: bytes) -> PdbHeader:
         elif kind == "REMARK" and (found := _UNSEEN.match(line.rstrip())):
             residue = (int(found[3]), found[4] or " ", found[1])
             unseen.setdefault(found[2].strip(), []).append(residue)
+    revisions = [date for date in revisions if date]
     return PdbHeader(
         seqres=seqres,
         unseen=unseen,
         modified=frozenset(modified),
-        release_date=min(filter(None, revisions), default=header_date),
+        release_date=min(revisions, default=header_date),
+        is_deposition=bool(header_date) and not revisions,
         resolution=resolution,
         method=",".join(part.strip() for part in method.split(";") if part.strip()),
     )

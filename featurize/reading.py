@@ -33,7 +33,8 @@ class FileRef(NamedTuple):
         path: the file that holds it.
         offset: where it starts in the file.
         size: its bytes; None is the rest of the file.
-        part: which chain's rows of a file that holds those of several, as `roads` names it.
+        part: which chain's rows of a file that holds those of several, as `roads` names it:
+            such an input is read by `roads.parts.read_part`.
     """
 
     name: str
@@ -73,12 +74,16 @@ def read_bytes(ref: FileRef, caps: InputCaps | None = None) -> bytes:
     Raises:
         InputError: not there, too large, a decompression bomb, or a damaged stream.
     """
+    assert not ref.part, "read_part knows which rows of a file a part is"
     caps = caps or InputCaps()
-    if ref.part:
-        from evofeed.featurize.roads import part_of
-
-        return part_of(_unpacked(file_ref(ref.path), caps), ref)
-    return _unpacked(ref, caps)
+    raw = _read_span(ref, caps)
+    if ref.name.endswith(".gz"):
+        return _gather(ref, _gzip_pieces(raw), len(raw), caps)
+    if ref.name.endswith(".zst"):
+        return _gather(ref, _zst_pieces(raw), len(raw), caps)
+    if ref.name.endswith(".xz"):
+        return _gather(ref, _xz_pieces(raw), len(raw), caps)
+    return raw
 
 
 def read_head(ref: FileRef, nbytes: int) -> bytes:
@@ -98,17 +103,6 @@ def read_head(ref: FileRef, nbytes: int) -> bytes:
             return lzma.LZMADecompressor().decompress(raw, nbytes)
     except Exception:  # zlib, lzma and zstandard each have errors of their own
         return b""
-    return raw
-
-
-def _unpacked(ref: FileRef, caps: InputCaps) -> bytes:
-    raw = _read_span(ref, caps)
-    if ref.name.endswith(".gz"):
-        return _gather(ref, _gzip_pieces(raw), len(raw), caps)
-    if ref.name.endswith(".zst"):
-        return _gather(ref, _zst_pieces(raw), len(raw), caps)
-    if ref.name.endswith(".xz"):
-        return _gather(ref, _xz_pieces(raw), len(raw), caps)
     return raw
 
 

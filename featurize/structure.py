@@ -47,7 +47,8 @@ class Structure:
     Attributes:
         file_id: name of the entry, usually its PDB id.
         method: experimental methods, lower case, comma between them.
-        release_date: oldest revision, ISO; '' if the file does not tell.
+        release_date: oldest revision, ISO; '' if the file does not say.
+        is_deposition: `release_date` is when the entry was deposited, for its file says no more.
         resolution: ångström, 0.0 if unknown or without one (NMR).
         sequences: by author's chain id, in the order of the file.
         place: makes the chain of an author's id; `chain` keeps what it made.
@@ -61,6 +62,7 @@ class Structure:
     sequences: dict[str, str]
     place: Callable[[str], Chain]
     kind: Literal["mmcif", "pdb", "proteinnet"] = "mmcif"
+    is_deposition: bool = False
     _placed: dict[str, Chain] = field(default_factory=dict)
 
     @property

@@ -154,15 +154,19 @@ def _template(
     assert name is not None
     pdb_id = library.current_id(name[1].lower())
     structure = library.structure(pdb_id)
-    if not structure.release_date:
-        raise TemplateError("its entry does not tell when it was released")
-    if structure.release_date > cutoff:
+    released = structure.release_date
+    if structure.is_deposition:  # months before the release: no proof that it was in time
+        released = library.release_dates.get(pdb_id, "")
+    if not released:
+        only = ", only when it was deposited" if structure.is_deposition else ""
+        raise TemplateError(
+            f"its entry does not say when it was released{only}; mmcif_cache.json beside it may"
+        )
+    if released > cutoff:
         raise TemplateError("released too late")
     match = match_hit(hit, name[2], query.sequence, structure, config)
     positions, mask, center = _centred(structure.chain(match.chain_id))
-    return _on_query(
-        match, positions, mask, center, hit, pdb_id, structure.release_date, len(query.sequence)
-    )
+    return _on_query(match, positions, mask, center, hit, pdb_id, released, len(query.sequence))
 
 
 def _centred(

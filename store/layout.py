@@ -114,12 +114,6 @@ def pack_column(chain_id: str, column: str, packed: PackedColumn) -> bytes:
     return _HEADER.pack(*fields, total) + bytes(packed.payload)
 
 
-def plain_header(column: PackedColumn) -> bytes:
-    """Header of an uncompressed column, without a checksum: for bytes that stay in memory."""
-    nbytes = len(column.payload)
-    return _HEADER.pack(int(column.codec), 0, 0, nbytes, nbytes, 0, 0)
-
-
 def unpack_column(
     data: memoryview, chain_id: str, column: str, path: str, *, verify: bool = True
 ) -> PackedColumn:

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes, sha256, xxh3
+from evofeed.featurize.reading import FileRef, file_ref, sha256, xxh3
+from evofeed.featurize.roads.parts import read_part
 from evofeed.featurize.sources import ChainSource
 
 
@@ -136,7 +137,7 @@ def stamp_of(
     if known is None or not known.sha256 or nbytes != known.nbytes:
         return Stamp(name, nbytes, mtime_ns)
     try:
-        found = digest(read_bytes(ref, config.caps))
+        found = digest(read_part(ref, config.caps))
     except InputError:
         return Stamp(name, nbytes, mtime_ns)
     if found == known.sha256:

@@ -19,7 +19,8 @@ from typing import Any
 from evofeed.errors import InputError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, input_key, stamp_of
-from evofeed.featurize.reading import FileRef, file_ref, read_bytes, xxh3
+from evofeed.featurize.reading import FileRef, file_ref, xxh3
+from evofeed.featurize.roads.parts import read_part
 from evofeed.featurize.template_library import FolderUse, TemplateLibrary
 
 TemplateUse = dict[str, FolderUse]
@@ -77,7 +78,7 @@ def look_again(
             return ""
         if not stamp.sha256:  # it lay elsewhere, or had another size
             try:
-                stamp = dataclasses.replace(stamp, sha256=xxh3(read_bytes(ref, config.caps)))
+                stamp = dataclasses.replace(stamp, sha256=xxh3(read_part(ref, config.caps)))
             except InputError:
                 return ""
         now[key] = stamp

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import zstandard
 from tests.conftest import golden_files
+from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.golden import INPUTS, openfold_record
 
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
-from evofeed.featurize.alignment_db import read_index, write_alignment_db
+from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.caches import (
     chain_data_cache,
     mmcif_cache,

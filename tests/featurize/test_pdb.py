@@ -289,9 +289,11 @@ def test_dates_method_and_resolution_are_read(tmp_path: Path) -> None:
     structure = parsed(header + protein())
     assert structure.method == "x-ray diffraction,neutron diffraction"
     assert (structure.release_date, structure.resolution) == ("2001-10-19", 1.74)
+    assert not structure.is_deposition
     undated = re.sub("REVDAT.*\n", "", header).replace("1.74 ANGSTROMS", "NOT APPLICABLE")
     structure = parsed(undated + protein())
     assert (structure.release_date, structure.resolution) == ("1984-07-17", 0.0)
+    assert structure.is_deposition
     theirs = parsed(header + protein(), config=OPENFOLD)
     assert (theirs.method, theirs.release_date, theirs.resolution) == ("", "", 0.0)
 

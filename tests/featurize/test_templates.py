@@ -181,6 +181,23 @@ def test_what_is_passed_over_is_counted_with_its_reason() -> None:
     assert template.center.tolist() == [6.5, 6.5, 6.5]
 
 
+def test_a_deposition_date_does_not_pass_a_cut_off_on_release_dates() -> None:
+    entry = dataclasses.replace(structure({"A": PIECE}), is_deposition=True)
+    shelf = Shelf({"1abc": entry})
+
+    def found() -> tuple[list[str], str]:
+        templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, CONFIG)
+        return [template.release_date for template in templates], "\n".join(dropped)
+
+    dates, why = found()
+    assert not dates and "only when it was deposited; mmcif_cache.json" in why
+    shelf.release_dates = {"1abc": "2001-09-01"}
+    assert found() == (["2001-09-01"], "")
+    shelf.release_dates = {"1abc": "2022-01-01"}
+    dates, why = found()
+    assert not dates and "released too late" in why
+
+
 def test_a_structure_is_parsed_once_however_many_hits_it_has(golden: Path) -> None:
     source = next(s for s in sources().values() if openfold_record(s.chain_id).num_templates > 2)
     library = TemplateLibrary(str(INPUTS[0] / "template_mmcif"), CONFIG)

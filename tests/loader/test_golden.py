@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import golden_files
+from tests.loader.plain_clusters import nearest_clusters_reference
 from tests.loader.recorded import Case, RecordedDraws, chain_from_raw, load_case
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import constant_features, recycle_features, sample_msa
 from evofeed.loader.transforms import structure
-from evofeed.loader.transforms.clusters import nearest_clusters_reference, summarize_clusters
+from evofeed.loader.transforms.clusters import summarize_clusters
 
 DRAWS = golden_files("data/golden/*.draws.npz")
 STRUCTURES = golden_files("data/golden/**/*.det.npz")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.featurize.alignment_dbs import write_alignment_db
 from tests.featurize.job.stage import checksums, on_stage, run, small_units
 
 from evofeed.featurize import FeaturizeConfig, discover
-from evofeed.featurize.alignment_db import write_alignment_db
 from evofeed.featurize.job import JobProgress, Ledger, inputs, run_job, template_use
 from evofeed.featurize.job.inputs import KnownInputs
 from evofeed.featurize.job.units import make_plan
