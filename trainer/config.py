@@ -72,7 +72,9 @@ class TrainConfig:
     steps: int = 1_000
     """Weight updates in all, those before a resume included."""
     accumulate: int = 1
-    """Backward passes per rank and step; the batch is `accumulate * ranks * batch_size`."""
+    """Backward passes per rank and step; the batch is `accumulate * ranks / axial * batch_size`."""
+    axial: int = 1
+    """Ranks that share a sample (dynamic axial parallelism); must divide the ranks. 1: none do."""
     precision: str = "bf16"
     """`bf16`: autocast, master weights in float32; `tf32`; `fp32`."""
     kernels: str = "fused"
@@ -121,7 +123,14 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
-        for name in ("steps", "accumulate", "keep_checkpoints", "max_skipped", "validate_batches"):
+        for name in (
+            "steps",
+            "accumulate",
+            "axial",
+            "keep_checkpoints",
+            "max_skipped",
+            "validate_batches",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("checkpoint_every", "validate_every", "profile_steps", "fixed_batches"):

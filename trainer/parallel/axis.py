@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evofeed.errors import TrainerError
 
-__all__ = ["Axis", "axial_group"]
+__all__ = ["Axis", "axial_group", "check_divides"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,10 +169,9 @@ def _speed(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict
     if "forward" not in flops:
         return speed | flops
     passes = sum(line.get("recycles", 1.0) - 1 for line in steps)
-    # Counted for a batch of one rank, all its samples; every rank does as much.
-    per_rank = facts["config"]["accumulate"] * (
-        passes * flops["forward"] + len(steps) * flops["forward_backward"]
-    )
+    # Counted for a batch of one rank, all its samples; every rank does as much, or shares it.
+    of_batch = passes * flops["forward"] + len(steps) * flops["forward_backward"]
+    per_rank = facts["config"]["accumulate"] * of_batch / facts["config"].get("axial", 1)
     peak = peak_flops(str(facts["device"]), facts["config"]["precision"])
     return speed | {
         "flops_per_second": per_rank * facts["world_size"] / seconds,

@@ -16,6 +16,8 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint, load_weights
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.fixed import FixedBatches
@@ -37,7 +39,10 @@ def build_plain(config: TrainConfig) -> AlphaFold:
 
 
 def build_model(
-    config: TrainConfig, device: torch.device, weights: Path | None = None
+    config: TrainConfig,
+    device: torch.device,
+    weights: Path | None = None,
+    axis: Axis | None = None,
 ) -> tuple[nn.Module, LossFunction]:
     """Model and loss of a run; the same weights for the same seed on every rank.
 
@@ -46,6 +51,7 @@ def build_model(
         device: where the model shall be.
         weights: what to start from instead of random weights: a run's or a checkpoint's folder
             (its averaged weights), or a file that `load_openfold_checkpoint` takes.
+        axis: the ranks that share a sample, if any do.
 
     Raises:
         CheckpointError: `weights` cannot be read or are of another model.
@@ -59,6 +65,8 @@ def build_model(
         from evofeed.kernels import to_fused
 
         model = to_fused(model)
+    if axis is not None:
+        parallelize(model, axis)
     return model, AlphaFoldLoss(loss_config(config))
 
 
@@ -94,8 +102,8 @@ def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
     loader: Loader = FeatureLoader(
         [(_opened(one), share) for one, share in zip(several, shares, strict=True)],
         loader_config(config, world),
-        rank=world.rank,
-        world_size=world.size,
+        rank=world.reader,
+        world_size=world.readers,
         seed=config.seed,
         device=world.device,
     )

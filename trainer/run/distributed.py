@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evofeed.errors import TrainerError
+from evofeed.trainer.parallel.axis import Axis, axial_group, check_divides
 
 _PATIENCE: Final = timedelta(minutes=20)
 """How long a rank waits for another: a loader waits 15 for a storage that does not answer."""
@@ -26,11 +27,29 @@ _PATIENCE: Final = timedelta(minutes=20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who takes part, and which of them this process is."""
+    """Who takes part, and which of them this process is.
+
+    Attributes:
+        rank: number of this process.
+        size: how many they are.
+        device: where this one computes.
+        axis: the ranks that share this one's samples; None: it has its own.
+    """
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    axis: Axis | None = None
+
+    @property
+    def readers(self) -> int:
+        """How many different samples the ranks have at a time."""
+        return self.size // (self.axis.size if self.axis else 1)
+
+    @property
+    def reader(self) -> int:
+        """Which of them is this rank's."""
+        return self.rank // (self.axis.size if self.axis else 1)
 
     @property
     def is_first(self) -> bool:
@@ -47,6 +66,12 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor)
             tensor.div_(self.size)
+
+    def mean_of_sample(self, tensor: Tensor) -> None:
+        """Average over the ranks that share this one's samples, in place."""
+        if self.axis:
+            dist.all_reduce(tensor, group=self.axis.group)
+            tensor.div_(self.axis.size)
 
     def share(self, value: Any) -> Any:
         """The first rank's value, for everybody; any object that pickles."""
@@ -71,25 +96,27 @@ class World:
 
 
 @contextmanager
-def join_world(device: str | None = None) -> Iterator[World]:
+def join_world(device: str | None = None, axial: int = 1) -> Iterator[World]:
     """This process's place among those torchrun started; alone where it started none.
 
     `nccl` on GPUs, `gloo` elsewhere. Leaves the group at the end.
 
+    Args:
+        device: `cpu` or `cuda`; the GPU of this rank if there is one.
+        axial: ranks that share a sample: neighbours.
+
     Raises:
-        TrainerError: torchrun's variables are broken, or there are more ranks than GPUs.
+        TrainerError: torchrun's variables are broken, there are more ranks than GPUs, or `axial`
+            does not divide the ranks.
     """
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal():
         raise TrainerError(f"WORLD_SIZE is {text!r} and must be a whole number: use torchrun")
     size = int(text)
+    check_divides(size, axial)
     place = torch.device(device) if device else _default_device()
     if size == 1 or dist.is_initialized():
-        yield World(
-            rank=dist.get_rank() if dist.is_initialized() else 0,
-            size=dist.get_world_size() if dist.is_initialized() else 1,
-            device=place,
-        )
+        yield _world(place, axial) if dist.is_initialized() else World(device=place)
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -105,9 +132,15 @@ def join_world(device: str | None = None) -> Iterator[World]:
         device_id=place if place.type == "cuda" else None,
     )
     try:
-        yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=place)
+        yield _world(place, axial)
     finally:
         dist.destroy_process_group()
+
+
+def _world(device: torch.device, axial: int) -> World:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    axis = axial_group(size, axial, device) if axial > 1 else None
+    return World(rank=rank, size=size, device=device, axis=axis)
 
 
 def _default_device() -> torch.device:

@@ -169,7 +169,7 @@ class Loop:
         if was != wanted:
             raise TrainerError(
                 f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "
-                "x loader.batch_size): with other ranks change accumulate, too",
+                "/ axial x loader.batch_size): with other ranks change accumulate, too",
                 path=str(checkpoint.path),
             )
         self.loader.load_state_dict(state["loader"])
@@ -268,6 +268,8 @@ class Loop:
                 self._overlapped.finish()
             else:
                 self.optimizer.backward(loss)
+        if self.config.optim.clip == "per_example":  # of the sample, not of a rank's part
+            self.world.mean_of_sample(self.optimizer.grad)
         self.optimizer.end_sample()
         return announced(numbers, stop=bool(self._asked), recycles=num_recycles(batch))
 
@@ -303,7 +305,9 @@ class Loop:
         A recorded backward pass has no such moments: it is one launch.
         """
         config = self.config
-        return config.overlap and config.accumulate == 1 and config.optim.clip != "per_example"
+        alone = config.axial == 1  # two kinds of exchange at a time could wait for each other
+        once = config.accumulate == 1 and config.optim.clip != "per_example"
+        return config.overlap and once and alone
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
@@ -407,7 +411,7 @@ class Loop:
 
     def _sample_seed(self, step: int, micro: int) -> int:
         """Seed of one sample's dropout; the same however a batch is spread over ranks."""
-        number = (step * self.config.accumulate + micro) * self.world.size + self.world.rank
+        number = (step * self.config.accumulate + micro) * self.world.readers + self.world.reader
         return (self.config.seed * 1_000_003 + number) % 2**63
 
 

@@ -100,7 +100,7 @@ def loader_config(config: TrainConfig, world: World) -> LoaderConfig:
             f"optim.clip is per_example, but a pass of loader.batch_size {base.batch_size} has one "
             f"gradient for all: use batch_size 1 and accumulate {base.batch_size} passes"
         )
-    batch = config.accumulate * world.size * base.batch_size
+    batch = config.accumulate * world.readers * base.batch_size
     return base if base.global_batch_size else base.replace(global_batch_size=batch)
 
 

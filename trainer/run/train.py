@@ -81,9 +81,9 @@ def train(
         CheckpointError: a checkpoint does not fit, or cannot be written.
     """
     began = time.perf_counter()
-    with join_world(device) as world, ExitStack() as cleanup:
+    with join_world(device, config.axial) as world, ExitStack() as cleanup:
         set_precision(config)
-        model, loss = build_model(config, world.device, weights)
+        model, loss = build_model(config, world.device, weights, world.axis)
         if resume:
             dataset = as_begun(dataset, out, world)
         loader = build_loader(config, dataset, world)
@@ -209,7 +209,8 @@ def _run_explained(loop: Loop) -> TrainResult:
             raise
         raise TrainerError(
             f"out of memory ({first}); recompute activations with "
-            "`model: {activation_checkpointing: true}`, or lower loader.crop_size or batch_size"
+            "`model: {activation_checkpointing: true}`, share each sample among more ranks with a "
+            "larger `axial`, or lower loader.crop_size or batch_size"
         ) from error
 
 
@@ -224,7 +225,7 @@ def _facts(config: TrainConfig, model: nn.Module, loader: Loader, world: World) 
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "dataset": loader.state_dict().get("snapshots"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "samples_per_step": config.accumulate * world.size * _batch_size(loader),
+        "samples_per_step": config.accumulate * world.readers * _batch_size(loader),
         "samples_per_epoch": getattr(getattr(loader, "planner", None), "epoch_len", None),
     }  # fmt: skip
 

@@ -100,7 +100,7 @@ def held_out(
     from evofeed.loader import FeatureLoader
 
     settings = loader_config(config, world)
-    batches = max(1, config.validate_batches // world.size)
+    batches = max(1, config.validate_batches // world.readers)
     loader = FeatureLoader(
         dataset,
         settings.replace(
@@ -115,8 +115,8 @@ def held_out(
             epoch_len=None,
             drop_last=False,
         ),
-        rank=world.rank,
-        world_size=world.size,
+        rank=world.reader,
+        world_size=world.readers,
         seed=config.seed + 1,
         device=world.device,
         reader="thread",

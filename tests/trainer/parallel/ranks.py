@@ -1,6 +1,8 @@
 """The model on the ranks of one axis and whole on each of them: run by torchrun, says what differs.
 
-torchrun --standalone --nproc-per-node 4 tests/trainer/parallel/ranks.py OUT
+torchrun --standalone --nproc-per-node 4 tests/trainer/parallel/ranks.py OUT DATASET
+
+Then it trains on the dataset, in pairs of ranks and all together (see `train_ranks.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.trainer.parallel.train_ranks import train_shared
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor, nn
 
@@ -128,8 +131,8 @@ def fused_block(axis: Axis) -> dict[str, float]:
     return found
 
 
-def main(out: Path) -> None:
-    """Every case on 2, 3 and 4 ranks; the first rank writes what differs."""
+def main(out: Path, dataset: str) -> None:
+    """Every case on 2, 3 and 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_default_dtype(torch.float32)
@@ -165,10 +168,11 @@ def main(out: Path) -> None:
             compare("fused 2", fused_block, axis)
             compare("other 2", differences, _exact(**other), odd, axis)
     if rank == 0:
-        out.write_text(json.dumps(found))
+        (out / "found.json").write_text(json.dumps(found))
+    train_shared(dataset, out / "run")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

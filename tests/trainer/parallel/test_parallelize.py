@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,27 +11,14 @@ import torch
 from evofeed.errors import TrainerError
 from evofeed.trainer.parallel.axis import Axis, axial_group
 
-ROOT = Path(__file__).parents[3]
-
 # Of the largest value; the models of the first are in float64, the fused block in float32.
 EXACT, FUSED = 1e-12, 2e-4
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    """What differs, by case: all cases in one start of four processes."""
-    out = tmp_path_factory.mktemp("ranks") / "found.json"
-    environment = {
-        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1",
-        "TRITON_INTERPRET": "1",
-    }  # fmt: skip
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run(
-        [sys.executable, *command, str(Path(__file__).with_name("ranks.py")), str(out)],
-        env=environment, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    cases: dict[str, dict[str, float]] = json.loads(out.read_text())
+@pytest.fixture
+def found(four_ranks: Path) -> dict[str, dict[str, float]]:
+    """What differs, by case."""
+    cases: dict[str, dict[str, float]] = json.loads((four_ranks / "found.json").read_text())
     return cases
 
 
