@@ -1,0 +1,211 @@
+"""Chains are assigned as brute force does it: recorded cases, and a thousand random ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import golden_files
+from torch import Tensor
+
+from evofeed.trainer.losses.permutation import ChainAlignment, align_chains, gather_labels
+from evofeed.trainer.losses.rigid_fit import fit_rmsd, fit_sums
+
+CASES = golden_files("multimer/permutation/*.npz")
+LABELS = golden_files("multimer/permutation/labels/*.npz")
+IDS = ("asym_id", "entity_id", "residue_index")
+EXACT, GROWN = 5040, 1
+
+
+def _recorded(path: Path, most: int) -> tuple[ChainAlignment, dict[str, np.ndarray]]:
+    with np.load(path) as file:
+        z = {name: file[name] for name in file.files}
+
+    def ids(prefix: str) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(z[f"in.{prefix}{name}"]).long()[None] for name in IDS}
+
+    atoms = [
+        torch.from_numpy(z[f"in.{name}"])[None]
+        for name in ("pred_ca", "pred_mask", "true_ca", "true_mask")
+    ]
+    no_chains = int(max(z["in.true_asym_id"].max(), z["in.asym_id"].max()))
+    return (
+        align_chains(
+            *atoms[:2], ids(""), *atoms[2:], ids("true_"),
+            no_chains=no_chains, most_assignments=most,
+        ),
+        z,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [EXACT, GROWN])
+def test_every_recorded_case_is_right(most: int) -> None:
+    assert CASES
+    wrong = []
+    for path in CASES:
+        found, z = _recorded(path, most)
+        chosen = [int(found.chain[0, p - 1]) + 1 for p in z["out.pred_asym"]]
+        right = chosen in z["out.ties"].tolist()
+        if not right or abs(float(found.rmsd) - float(z["out.rmsd"])) > 1e-4:
+            wrong.append(path.stem)
+        if chosen == z["out.true_asym"].tolist():
+            truth = {name: torch.from_numpy(z[f"in.true_{name}"])[None] for name in ("ca", "mask")}
+            labels = gather_labels(truth, found)
+            assert np.array_equal(labels["ca"][0].numpy(), z["out.label_ca"]), path.stem
+            assert np.array_equal(labels["mask"][0].numpy(), z["out.label_mask"]), path.stem
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", LABELS, ids=lambda path: str(path.stem))
+def test_labels_of_a_given_assignment_are_the_recorded_ones(golden: Path, path: Path) -> None:
+    with np.load(path) as file:
+        z = {name: file[name] for name in file.files}
+    meta: dict[str, Any] = json.loads(str(z["meta"]))
+    folder = golden / "multimer" / "data" / "golden"
+    with np.load(folder / Path(meta["ground_truth"]).name) as file:
+        truth = {n[3:]: torch.from_numpy(file[n])[None] for n in file.files if n[:3] == "gt."}
+    asym = torch.from_numpy(z["in.asym_id"]).long()
+    index = torch.from_numpy(z["in.residue_index"]).long()
+    to = dict(zip(z["in.pred_asym"].tolist(), z["in.true_asym"].tolist(), strict=True))
+    starts = {a: int(torch.argmax((truth["asym_id"][0] == a).int())) for a in to.values()}
+    rows = torch.tensor([starts[to[int(a)]] + int(r) if a else 0 for a, r in zip(asym, index)])  # noqa: B905
+    given = ChainAlignment(torch.empty(0), torch.empty(0), rows[None], (asym > 0)[None])
+    whole = truth["asym_id"].shape[1]
+    labels = gather_labels({n: v for n, v in truth.items() if v.shape[1:2] == (whole,)}, given)
+    compared = 0
+    for name, want in z.items():
+        if name.startswith("out.") and name[4:] in labels:
+            assert np.array_equal(labels[name[4:]][0].numpy(), want), name
+            compared += 1
+    assert compared > 5
+
+
+def _kabsch(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    u, s, vt = np.linalg.svd(x.T @ y)
+    s[2] *= np.sign(np.linalg.det(u @ vt))
+    return float(np.sqrt(max((x**2).sum() + (y**2).sum() - 2 * s.sum(), 0) / len(x)))
+
+
+def _pose(rng: np.random.Generator, sizes: list[int]) -> dict[str, np.ndarray]:
+    """A ring of each entity's copies, slightly unlike; a moved, noisy, cropped prediction."""
+    truth, ids = [], []
+    chain = 0
+    for entity, copies in enumerate(sizes):
+        shape = rng.normal(size=(12 + entity, 3)) * 6
+        for copy in range(copies):
+            angle = 2 * np.pi * copy / copies
+            turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0],
+                             [0, 0, 1]])  # fmt: skip
+            chain += 1
+            away = np.array([12.0, 3.0 * entity, 15.0 * entity])
+            truth.append((shape + rng.normal(size=shape.shape) * 0.4 + away) @ turn.T)
+            ids += [(chain, entity + 1, i) for i in range(len(shape))]
+    true_ids, true_ca = np.array(ids), np.concatenate(truth)
+    swapped = np.empty(chain + 1, int)
+    for entity in range(len(sizes)):
+        mine = np.unique(true_ids[true_ids[:, 1] == entity + 1, 0])
+        swapped[mine] = rng.permutation(mine)
+    rows = [
+        np.flatnonzero((true_ids[:, 0] == swapped[c]) & (true_ids[:, 2] == i))[0]
+        for c, _, i in true_ids
+    ]
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    rotation *= np.sign(np.linalg.det(rotation))
+    pred = true_ca[rows] @ rotation + rng.normal(size=3) * 30
+    pred += rng.normal(size=pred.shape) * rng.uniform(0, 3)
+    keep = rng.random(len(pred)) < rng.choice([1.0, 0.7, 0.4])
+    keep[:4] = True
+    order = np.flatnonzero(keep)
+    return {
+        "pred_ca": pred[order],
+        "pred_mask": (rng.random(len(order)) < 0.95).astype(float),
+        "pred": true_ids[order],
+        "true_ca": true_ca,
+        "true_mask": (rng.random(len(true_ca)) < 0.9).astype(float),
+        "true": true_ids,
+    }
+
+
+def _brute_force(pose: dict[str, np.ndarray], sizes: list[int]) -> dict[tuple[int, ...], float]:
+    """RMSD of every assignment of all chains, of which some may be absent."""
+    first = np.cumsum([0, *sizes])
+    groups = [itertools.permutations(range(a + 1, b + 1)) for a, b in itertools.pairwise(first)]
+    place = {(int(c), int(i)): row for row, (c, _, i) in enumerate(pose["true"])}
+    found = {}
+    for parts in itertools.product(*groups):
+        to = (0, *itertools.chain(*parts))
+        rows = np.array([place[to[c], int(i)] for c, _, i in pose["pred"]])
+        both = (pose["pred_mask"] * pose["true_mask"][rows]) > 0
+        found[to[1:]] = _kabsch(pose["pred_ca"][both], pose["true_ca"][rows[both]])
+    return found
+
+
+def _together(poses: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+    length = max(len(p["pred_ca"]) for p in poses)
+
+    def padded(name: str) -> Tensor:
+        found = [torch.from_numpy(p[name]) for p in poses]
+        return torch.stack(
+            [torch.cat([v, v.new_zeros(length - len(v), *v.shape[1:])]) for v in found]
+        )
+
+    true = torch.from_numpy(np.stack([p["true"] for p in poses]))
+    pred = padded("pred")
+    return {
+        "pred_ca": padded("pred_ca"),
+        "pred_mask": padded("pred_mask"),
+        "pred": {name: pred[..., i] for i, name in enumerate(IDS)},
+        "true_ca": torch.from_numpy(np.stack([p["true_ca"] for p in poses])),
+        "true_mask": torch.from_numpy(np.stack([p["true_mask"] for p in poses])),
+        "true": {name: true[..., i] for i, name in enumerate(IDS)},
+    }
+
+
+SIZES = {
+    "C2": [2], "C3": [3], "C4": [4], "C5": [5], "C6": [6], "A2B2": [2, 2], "A3B3": [3, 3],
+}  # fmt: skip
+COUNTS = {"C5": 60, "C6": 12}  # brute force takes its time: the others make up the thousand
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_random_poses_are_assigned_as_brute_force_does(name: str) -> None:
+    sizes, count = SIZES[name], COUNTS.get(name, 186)
+    rng = np.random.default_rng(sum(map(ord, name)))
+    poses = [_pose(rng, sizes) for _ in range(count)]
+    found = align_chains(**_together(poses), no_chains=sum(sizes))
+    for i, pose in enumerate(poses):
+        rmsds = _brute_force(pose, sizes)
+        present = {int(c) for c in pose["pred"][:, 0]}
+        best = min(rmsds.values())
+        chosen = [int(c) + 1 for c in found.chain[i]]
+        agreeing = [
+            value for to, value in rmsds.items() if all(to[c - 1] == chosen[c - 1] for c in present)
+        ]
+        assert agreeing, (name, i, chosen)
+        assert min(agreeing) <= best + 1e-6
+        assert abs(float(found.rmsd[i]) - best) < 1e-6
+
+
+def test_the_fit_of_sums_is_that_of_points_also_of_mirror_images_and_planes() -> None:
+    rng = np.random.default_rng(0)
+    for i in range(50):
+        x = rng.normal(size=(20, 3)) * 10
+        y = rng.normal(size=(20, 3)) * 10 if i % 2 else x * [1, 1, -1] + rng.normal(size=(20, 3))
+        if i % 5 == 0:
+            x[:, 2:], y[:, 2:] = 0, 0
+        one = torch.ones(20, dtype=torch.float64)
+        sums = fit_sums(torch.from_numpy(x), torch.from_numpy(y), one).sum(0)
+        assert abs(float(fit_rmsd(sums)) - _kabsch(x, y)) < 1e-6
+
+
+def test_a_chain_beyond_the_last_slot_and_padding_keep_their_own() -> None:
+    pose = _together([_pose(np.random.default_rng(1), [2])])
+    found = align_chains(**pose, no_chains=4)
+    assert found.chain[0, 2:].tolist() == [2, 3]
+    assert not found.known[pose["pred"]["asym_id"] == 0].any()
