@@ -153,9 +153,9 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         description=structure.description(name),
         positions=chain.positions,
         mask=chain.mask,
-        resolution=structure.resolution,
-        release_date=structure.release_date,
-        method=structure.method,
+        resolution=structure.resolution or source.resolution,
+        release_date=structure.release_date or source.release_date,
+        method=structure.method or source.method,
     )
 
 

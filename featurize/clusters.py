@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -10,6 +11,7 @@ from evofeed.errors import InputError
 from evofeed.featurize.atom_loop import cut_atom_loop
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.reading import file_ref, read_bytes
+from evofeed.featurize.roads.published import boltz_clusters
 from evofeed.featurize.sources import ChainSource
 from evofeed.store.inner import parse_clusters
 
@@ -31,9 +33,9 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
     """Size of the cluster of each chain, -1 for those in none.
 
     Args:
-        path: a cluster a line, or mmseqs' `_cluster.tsv`. The ids are chains whatever their
-            case (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`): then each chain's mmCIF
-            file says which entity it is of.
+        path: a cluster a line, mmseqs' `_cluster.tsv`, or a `manifest.json` of Boltz. The ids
+            are chains whatever their case (`4HHB_A`), or RCSB's polymer entities (`4HHB_1`):
+            then each chain's mmCIF file says which entity it is of.
         sources: the chains.
 
     Raises:
@@ -66,10 +68,24 @@ def cluster_sizes(path: str, sources: Sequence[ChainSource]) -> dict[str, int]:
 
 
 def _read(path: str) -> list[list[str]]:
-    groups = parse_clusters(read_bytes(file_ref(path)).decode("utf-8", "replace"))
+    text = read_bytes(file_ref(path)).decode("utf-8", "replace")
+    groups = _of_manifest(text, path) if text[:1] in ("{", "[") else parse_clusters(text)
     if not groups:
         raise InputError("no cluster in it", path=path)
     return groups
+
+
+def _of_manifest(text: str, path: str) -> list[list[str]]:
+    """The clusters in a `manifest.json` of Boltz."""
+    try:
+        return boltz_clusters(json.loads(text)) or []
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"neither clusters nor a manifest of Boltz: {error!r}", path=path
+        ) from None
+    except InputError as error:
+        error.path = error.path or path
+        raise
 
 
 def _sizes(groups: Sequence[Sequence[str]], path: str) -> dict[str, int]:

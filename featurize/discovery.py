@@ -7,6 +7,7 @@ alignments/<chain>/*            OpenFold's flattened folders, structures beside 
 *.a3m                           ColabFold results, models beside them
 *.json, *.yaml                  jobs of AlphaFold 3, Protenix and Boltz
 *_a3m.ffindex, *_a3m.ffdata     databases of hh-suite
+manifest.json, *.npz, *.pkl.gz  published sets of Boltz, OpenFold3 and Protenix
 proteins.fasta                  sequences, alignments by name beside them
 *.cif, *.pdb                    structures alone, every protein chain
 """
@@ -32,6 +33,7 @@ from evofeed.featurize.roads.complexes import from_job, is_job
 from evofeed.featurize.roads.ffindex import from_ffindex, index_files
 from evofeed.featurize.roads.protenix import FOLDERS as PROTENIX_FOLDERS
 from evofeed.featurize.roads.protenix import with_sequences
+from evofeed.featurize.roads.published import published_set
 from evofeed.featurize.roads.survey import no_input, nothing_here
 from evofeed.featurize.roads.tables import SUFFIXES as TABLES
 from evofeed.featurize.roads.tables import alignment_file
@@ -153,6 +155,7 @@ def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainS
     if index is not None:
         return layouts.from_db(read_index(str(index)), beside)
     tries: list[Callable[[], list[ChainSource]]] = [
+        lambda: published_set(root, beside),
         lambda: _from_named_folder(alignments, beside),
         lambda: _each(filter(is_job, _files(root, JOB_FILES)), from_job, beside),
         lambda: _chains_here(root, beside),

@@ -58,6 +58,8 @@ class ChainSource:
         sequence: the sequence itself, if it is in no file of its own.
         description: header of that sequence.
         is_distillation: the structure is a prediction; its B factors are pLDDT.
+        release_date, resolution, method: of its entry, as a list of the input tells them;
+            they count where the structure's own file does not say.
         notes: what its input holds that is left out, in words; they come into the record.
     """
 
@@ -75,6 +77,9 @@ class ChainSource:
     sequence: str = ""
     description: str = ""
     is_distillation: bool = False
+    release_date: str = ""
+    resolution: float = 0.0
+    method: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from evofeed.shapes import Bool, Float, UInt8
+
+_NAMED: Final = ("mmcif", "arrays")
+"""Formats whose chains are called after entry and chain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +64,7 @@ class Structure:
     resolution: float
     sequences: dict[str, str]
     place: Callable[[str], Chain]
-    kind: Literal["mmcif", "pdb", "proteinnet"] = "mmcif"
+    kind: Literal["mmcif", "pdb", "proteinnet", "arrays"] = "mmcif"
     is_deposition: bool = False
     _placed: dict[str, Chain] = field(default_factory=dict)
 
@@ -72,7 +75,7 @@ class Structure:
 
     def description(self, chain_id: str) -> str:
         """OpenFold's name of a chain: entry and chain, or the name of a PDB file alone."""
-        return f"{self.file_id}_{chain_id}" if self.kind == "mmcif" else self.file_id.upper()
+        return f"{self.file_id}_{chain_id}" if self.kind in _NAMED else self.file_id.upper()
 
     def chain(self, chain_id: str) -> Chain:
         """The chain of that author id.

@@ -6,6 +6,8 @@ import re
 from typing import Final
 
 from evofeed.errors import MmcifError
+from evofeed.featurize.atom_arrays import SUFFIXES as ARRAYS
+from evofeed.featurize.atom_arrays import parse_atom_arrays
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.mmcif import parse_bcif, parse_mmcif
 from evofeed.featurize.pdb import parse_pdb
@@ -58,6 +60,10 @@ def parse_structure(
     if suffix in ("pdb", "ent"):
         return parse_pdb(
             data, file_id=stem, path=path, config=config, is_distillation=is_distillation
+        )
+    if name.endswith(ARRAYS):
+        return parse_atom_arrays(
+            data, name, path=path, config=config, is_distillation=is_distillation
         )
     if suffix == "core":
         return parse_proteinnet(data, file_id=stem, path=path, config=config)

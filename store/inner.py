@@ -43,9 +43,11 @@ if TYPE_CHECKING:
         plain_values,
     )
     from evofeed.store.storage import Keeping, LocalStorage, Storage, StoredObject, open_regular
+    from evofeed.store.unpickle import ArrayUnpickler
     from evofeed.store.writer import MoveRef
 
 __all__ = [
+    "ArrayUnpickler",
     "COLUMNS",
     "COLUMN_NUMBER",
     "DIGEST",
@@ -118,6 +120,7 @@ _HOMES = {
     "shard": "part_key read_part shard_key",
     "statistics": "column_kinds column_statistics is_known known_values plain_values",
     "storage": "Keeping LocalStorage Storage StoredObject open_regular",
+    "unpickle": "ArrayUnpickler",
     "writer": "MoveRef",
 }
 

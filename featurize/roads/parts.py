@@ -11,11 +11,12 @@ from typing import Final
 
 from evofeed.featurize.config import InputCaps
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes
-from evofeed.featurize.roads import colabfold, complexes, tables
+from evofeed.featurize.roads import colabfold, complexes, published, tables
 
 _ROWS_OF: Final[dict[str, Callable[[bytes, str, str], bytes]]] = {
     "complex": colabfold.rows_of,
     "job": complexes.rows_of,
+    "published": published.rows_of,
     "table": tables.rows_of,
 }
 

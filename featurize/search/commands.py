@@ -220,12 +220,13 @@ def export(
     out: Annotated[str, typer.Argument(metavar="SEARCH", help="Folder of `evofeed search`.")],
     to: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
     form: Annotated[
-        str, typer.Option("--format", help="`openfold`, `af3`, `boltz` or `protenix`.")
+        str, typer.Option("--format", help="`openfold`, `openfold3`, `af3`, `boltz` or `protenix`.")
     ] = "openfold",
 ) -> None:
     """Write the results of a search as another program reads them.
 
-    `openfold`: alignments/<chain>/ and fasta/. `af3`: a JSON job a chain with its MSA in it.
+    `openfold`: alignments/<chain>/ and fasta/. `openfold3`: preparsed_alignments/<chain>.npz,
+    query.json and runner.yml. `af3`: a JSON job a chain with its MSA in it.
     `boltz`: <chain>.yaml and <chain>.csv with taxon ids. `protenix`: msa/<number>/pairing.a3m
     and non_pairing.a3m with seq_to_pdb_index.json.
 

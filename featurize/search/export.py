@@ -8,15 +8,20 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from evofeed.errors import InputError
+from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.discovery import discover
+from evofeed.featurize.msa import Msa, single_row
 from evofeed.featurize.reading import read_bytes
 from evofeed.featurize.search.aligned_text import read_any, to_a3m
 from evofeed.featurize.search.pairing import records_of
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.species import organism_of
+from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.files import write_atomic
 
 _ACCESSION: Final = re.compile(r"(?:UniRef[0-9]+_|(?:tr|sp)\|)?([A-Za-z0-9]+)")
@@ -133,10 +138,61 @@ def _with_taxa(a3m: bytes) -> Iterator[bytes]:
             yield f">UniRef100_{name[1]}_{taxon}/\n{letters}\n".encode()
 
 
+def _openfold3(sources: list[ChainSource], to: Path) -> None:
+    """`preparsed_alignments/<chain>.npz`, `query.json` that names them, and `runner.yml`.
+
+    In an archive there is a table a database: letters, deletions and names of its rows, as
+    OpenFold3's own `preparse_alignments_of3.py` makes them; in `runner.yml` their order.
+    """
+    folder = to / "preparsed_alignments"
+    folder.mkdir(exist_ok=True)
+    queries: dict[str, Any] = {}
+    order: dict[str, None] = {}
+    for source in sources:
+        tables = {}
+        for role, ref in source.alignment_files():
+            if role in ("a3m", "stockholm"):
+                parse = parse_a3m if role == "a3m" else parse_stockholm
+                name = ref.plain_name.rpartition(".")[0].removeprefix("search_")
+                tables[name] = _table_of(parse(read_bytes(ref)))
+        if not tables:
+            tables["dummy"] = _table_of(single_row(source.sequence))
+        order |= dict.fromkeys(tables)
+        out = io.BytesIO()
+        np.savez_compressed(out, allow_pickle=True, **tables)
+        path = folder / f"{source.chain_id}.npz"
+        write_atomic(path, out.getvalue())
+        chain = {
+            "molecule_type": "protein",
+            "chain_ids": ["A"],
+            "sequence": source.sequence,
+            "main_msa_file_paths": [str(path.absolute())],
+        }
+        queries[source.chain_id] = {"chains": [chain]}
+    write_atomic(to / "query.json", json.dumps({"queries": queries}, indent=1).encode())
+    names = "".join(f"      - {name}\n" for name in order)
+    counts = "".join(f"      {name}: 10000000\n" for name in order)
+    pairing = [name for name in order if name.startswith("uniprot")]
+    text = (
+        f"dataset_config_kwargs:\n  msa:\n    max_seq_counts:\n{counts}"
+        f"    msas_to_pair: {json.dumps(pairing)}\n    aln_order:\n{names}"
+    )
+    write_atomic(to / "runner.yml", text.encode())
+
+
+def _table_of(msa: Msa) -> Any:
+    """An alignment as OpenFold3 keeps it, in an array of one object."""
+    letters = msa.letters.astype(np.uint32).view("<U1")
+    names = np.array(msa.descriptions() if len(msa.text) else ["query"])
+    whole = {"msa": letters, "deletion_matrix": msa.deletion_matrix(), "metadata": names}
+    return np.array(whole, object)
+
+
 FORMATS: Final[dict[str, Callable[[list[ChainSource], Path], None]]] = {
     "openfold": _openfold,
     "af3": _af3,
     "boltz": _boltz,
+    "openfold3": _openfold3,
     "protenix": _protenix,
 }
 """Layouts by name."""

@@ -6,7 +6,9 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 from tests.featurize.search_programs import family, fasta
 
 from evofeed.errors import InputError
@@ -61,6 +63,26 @@ def test_taxa_stay_with_their_rows(found: Path, tmp_path: Path) -> None:
     folder = tmp_path / "protenix" / "msa" / str(number[FAMILIES[1][0]])
     names = [line for line in (folder / "pairing.a3m").read_text().splitlines() if line[0] == ">"]
     assert ">UniRef100_X10_5/" in names and len(names) > 5
+
+
+def test_openfold3_gets_a_table_a_database_and_settings_that_name_them(
+    found: Path, tmp_path: Path
+) -> None:
+    export_search(str(found), str(tmp_path / "of3"), "openfold3")
+    with np.load(tmp_path / "of3" / "preparsed_alignments" / "c0.npz", allow_pickle=True) as file:
+        tables = {name: file[name].item() for name in file}
+    assert sorted(tables) == ["one_hits", "two_hits"]
+    for table in tables.values():  # as `MsaArray.to_dict` has them
+        assert sorted(table) == ["deletion_matrix", "metadata", "msa"]
+        assert table["msa"].dtype == np.dtype("<U1") and table["msa"].shape[1] == 70
+        assert table["deletion_matrix"].shape == table["msa"].shape
+        assert len(table["metadata"]) == len(table["msa"])
+        assert "".join(table["msa"][0]) == FAMILIES[0][0]
+    settings = yaml.safe_load((tmp_path / "of3" / "runner.yml").read_text())
+    settings = settings["dataset_config_kwargs"]["msa"]
+    assert settings["aln_order"] == ["one_hits", "two_hits"] == sorted(settings["max_seq_counts"])
+    query = json.loads((tmp_path / "of3" / "query.json").read_text())["queries"]["c0"]["chains"]
+    assert Path(query[0]["main_msa_file_paths"][0]).is_file()
 
 
 def test_a_folder_that_is_no_search_is_refused(tmp_path: Path) -> None:
