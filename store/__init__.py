@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from evofeed.store.garbage import GcReport, gc
     from evofeed.store.history import Diff, Snapshot
     from evofeed.store.manifest import Manifest, ShardEntry
+    from evofeed.store.selection import Selection, select_chains, split_chains
     from evofeed.store.shard import write_shard
     from evofeed.store.snapshots import (
         add_shards,
@@ -31,6 +32,9 @@ __all__ = [
     "dataset_card",
     "DatasetWriter",
     "write_shard",
+    "Selection",
+    "select_chains",
+    "split_chains",
     "ShardEntry",
     "Manifest",
     "Snapshot",
@@ -56,6 +60,9 @@ __getattr__ = names_from(
         "dataset_card": "card",
         "DatasetWriter": "writer",
         "write_shard": "shard",
+        "Selection": "selection",
+        "select_chains": "selection",
+        "split_chains": "selection",
         "ShardEntry": "manifest",
         "Manifest": "manifest",
         "Snapshot": "history",

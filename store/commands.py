@@ -201,6 +201,92 @@ def overlap(
 
 
 @snapshots.command()
+def select(
+    uri: Uri,
+    into: Annotated[str, typer.Argument(help="The ref to make or move.")],
+    snapshot: RefName = "main",
+    released_from: Annotated[str, typer.Option(help="ISO date, the first day.")] = "",
+    released_before: Annotated[str, typer.Option(help="ISO date, the first day too late.")] = "",
+    max_resolution: Annotated[float | None, typer.Option(help="Ångström.")] = None,
+    min_residues: Annotated[int, typer.Option(min=0)] = 0,
+    max_residues: Annotated[int | None, typer.Option(min=1)] = None,
+    min_alignments: Annotated[int, typer.Option(min=0, help="Rows of the alignment.")] = 0,
+    max_aa_fraction: Annotated[
+        float | None, typer.Option(help="Share of the commonest residue; AF2: 0.8.")
+    ] = None,
+    with_structure: Annotated[bool, typer.Option("--with-structure")] = False,
+    apart_from: Annotated[
+        list[str] | None, typer.Option(help="Dataset, or DATASET@REF; repeatable.")
+    ] = None,
+    clusters: Annotated[str, typer.Option(help="Clusters, for --apart-from and sizes.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The chains that pass limits, under a name of their own; the others with their reasons.
+
+    Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
+    """
+    from evofeed.store import Dataset, Selection, select_chains
+    from evofeed.store.overlap import Clusters
+
+    limits = Selection(
+        released_from=released_from,
+        released_before=released_before,
+        max_resolution=max_resolution,
+        min_residues=min_residues,
+        max_residues=max_residues,
+        min_alignments=min_alignments,
+        max_aa_fraction=max_aa_fraction,
+        with_structure=with_structure,
+    )
+    with wrong_call():
+        others = [Dataset.open(*_at(text)) for text in apart_from or ()]
+        known = Clusters(clusters) if clusters else None
+        made = select_chains(
+            uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known
+        )
+    _parts({into: made}, as_json)
+
+
+@snapshots.command()
+def split(
+    uri: Uri,
+    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")],
+    share: Annotated[list[str], typer.Option(help="REF=FRACTION, repeatable.")],
+    snapshot: RefName = "main",
+    seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
+
+    Example: evofeed snapshots split data/ --clusters clusters.tsv --share valid=0.1
+    """
+    from evofeed.store import split_chains
+    from evofeed.store.overlap import Clusters
+
+    with wrong_call():
+        shares = {name: float(value) for name, _, value in (s.partition("=") for s in share)}
+        made = split_chains(uri, Clusters(clusters), shares, snapshot=snapshot, seed=seed)
+    _parts(made, as_json)
+
+
+def _at(text: str) -> tuple[str, str]:
+    """Address and ref of `DATASET@REF`, `main` if none is named."""
+    uri, mark, ref = text.rpartition("@")
+    return (uri, ref) if mark and "/" not in ref else (text, "main")
+
+
+def _parts(parts: dict[str, Any], as_json: bool) -> None:
+    rows = {
+        name: {"digest": made.digest, "chains": made.manifest.num_chains}
+        for name, made in parts.items()
+    }
+    lines = [
+        f"{name} -> {row['digest'][:12]}  {row['chains']:,} chains" for name, row in rows.items()
+    ]
+    show(as_json, rows, [*lines, "`evofeed snapshots card` says what was left out and why"])
+
+
+@snapshots.command()
 def tag(
     uri: Uri,
     name: Annotated[str, typer.Argument(help="The new ref.")],

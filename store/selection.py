@@ -1,0 +1,240 @@
+"""Parts of a snapshot under names of their own: filtered, and divided so that no cluster is torn.
+
+No shard is written: a part is an index of the same shards. What is left out stands in its
+manifest with the reason, so `dataset_card` tells it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from evofeed.errors import DatasetMissing
+from evofeed.store.dataset import Dataset
+from evofeed.store.history import Snapshot
+from evofeed.store.manifest import canonical_json, check_name
+from evofeed.store.overlap import Clusters, overlap
+from evofeed.store.refs import move_ref, read_ref
+from evofeed.store.writer import with_cluster_sizes, write_snapshot
+
+REST: Final = "train"
+"""Where `split_chains` puts what no share asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which chains a training set takes. What is unknown of a chain does not pass a limit on it."""
+
+    released_from: str = ""
+    """ISO date of the first day; empty is any."""
+    released_before: str = ""
+    """ISO date of the first day that is too late; empty is any."""
+    max_resolution: float | None = None
+    """Ångström; chains without one (NMR, predictions) do not pass."""
+    min_residues: int = 0
+    max_residues: int | None = None
+    min_alignments: int = 0
+    """Rows of the alignment, the query included."""
+    max_aa_fraction: float | None = None
+    """Share of the commonest residue: AF2 takes chains up to 0.8 (SI 1.2.5)."""
+    with_structure: bool = False
+    """Only chains with a structure."""
+
+    def why_not(self, row: Mapping[str, Any]) -> str:
+        """Why a chain does not pass, '' if it does.
+
+        Args:
+            row: of the index.
+        """
+        date, resolution = row["release_date"], row["resolution"]
+        tests = (
+            (self.released_from, date < self.released_from, f"released {date or 'nobody knows'}"),
+            (
+                self.released_before,
+                not date or date >= self.released_before,
+                f"released {date or 'nobody knows when'}",
+            ),
+            (
+                self.max_resolution is not None,
+                not 0 < resolution <= (self.max_resolution or 0),
+                f"resolution {resolution:.4g} Å" if resolution else "resolution unknown",
+            ),
+            (True, row["num_res"] < self.min_residues, f"{row['num_res']} residues"),
+            (
+                self.max_residues is not None,
+                row["num_res"] > (self.max_residues or 0),
+                f"{row['num_res']} residues",
+            ),
+            (
+                True,
+                row["num_alignments"] < self.min_alignments,
+                f"{row['num_alignments']} alignment rows",
+            ),
+            (
+                self.max_aa_fraction is not None,
+                row["max_aa_fraction"] > (self.max_aa_fraction or 0),
+                f"{row['max_aa_fraction']:.3g} of it one residue",
+            ),
+            (self.with_structure, not row["has_structure"], "no structure"),
+        )
+        return next((why for asked, fails, why in tests if asked and fails), "")
+
+
+def select_chains(
+    uri: str,
+    into: str,
+    selection: Selection | None = None,
+    *,
+    snapshot: str = "main",
+    apart_from: Sequence[Dataset] = (),
+    clusters: Clusters | None = None,
+) -> Snapshot:
+    """The chains of a snapshot that pass, under the ref `into`; the others with their reasons.
+
+    Args:
+        uri: the dataset.
+        into: the ref to make or move.
+        selection: limits; none if empty.
+        snapshot: where to take them from.
+        apart_from: other datasets: chains that are there, or in a cluster with one there, are
+            left out, and so are those in no cluster if clusters are given.
+        clusters: at a sequence identity of your choice; the sizes in the new index count what
+            is in it.
+
+    Raises:
+        DatasetMissing: no such dataset or snapshot.
+        RefConflict: somebody else moved `into` meanwhile.
+    """
+    base, selection = Dataset.open(uri, snapshot), selection or Selection()
+    reasons = {
+        row["chain_id"]: why
+        for row in base.index.drop_columns(["column_offsets"]).to_pylist()
+        if (why := selection.why_not(row))
+    }
+    for other in apart_from:
+        found = overlap(base, other, clusters)
+        reasons = {mine: f"like {theirs} of {other.uri}" for mine, theirs in found.shared} | reasons
+        unknown = set(found.unclustered) & set(base)
+        reasons = dict.fromkeys(unknown, "in no cluster: nobody can tell what it is like") | reasons
+    config = {"of": base.digest, "apart_from": [other.digest for other in apart_from]}
+    told = {k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, False, 0)}
+    return _part(base, into, lambda name: reasons.get(name, ""), {**config, **told}, clusters)
+
+
+def split_chains(
+    uri: str,
+    clusters: Clusters,
+    shares: Mapping[str, float],
+    *,
+    snapshot: str = "main",
+    seed: int = 0,
+) -> dict[str, Snapshot]:
+    """A snapshot divided by cluster: no two parts have chains of one cluster.
+
+    Clusters are taken in an order that only their members and `seed` decide; each part is
+    filled until it has its share of the chains. Chains in several clusters join these.
+
+    Args:
+        uri: the dataset.
+        clusters: at a sequence identity of your choice. Chains in none are in no part.
+        shares: fraction of the chains by name of the ref, such as `{"valid": 0.1}`; the
+            rest goes to `train`.
+        snapshot: where to take them from.
+        seed: of the order.
+
+    Raises:
+        ValueError: a share is none, or they leave nothing.
+        RefConflict: somebody else moved a ref meanwhile.
+    """
+    if not shares or min(shares.values()) <= 0 or sum(shares.values()) >= 1 or REST in shares:
+        raise ValueError(f"shares {dict(shares)}: want fractions above 0, together below 1")
+    base = Dataset.open(uri, snapshot)
+    groups = _groups(list(base), clusters)
+    order = sorted(groups, key=lambda g: hashlib.sha256(f"{seed} {min(g)}".encode()).digest())
+    total = sum(map(len, groups))
+    home: dict[str, str] = {}
+    filled: Counter[str] = Counter()
+    for group in order:
+        open_parts = (name for name, share in shares.items() if filled[name] < share * total)
+        part = next(open_parts, REST)
+        home |= dict.fromkeys(group, part)
+        filled[part] += len(group)
+    alone = "in no cluster: nobody can tell what it is like"
+
+    def why(part: str) -> Callable[[str], str]:
+        def of(name: str) -> str:
+            there = home.get(name)
+            return alone if there is None else "" if there == part else f"in {there}"
+
+        return of
+
+    config = {"of": base.digest, "seed": seed, "shares": dict(shares)}
+    return {
+        part: _part(base, part, why(part), {**config, "part": part}, clusters)
+        for part in (*shares, REST)
+    }
+
+
+def _groups(names: Iterable[str], clusters: Clusters) -> list[list[str]]:
+    """Chains that share a cluster, directly or by way of others."""
+    parent: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        while parent.setdefault(number, number) != number:
+            number = parent[number]
+        return number
+
+    members: list[tuple[str, int]] = []
+    for name in names:
+        numbers = sorted(clusters.of(name))
+        if numbers:
+            first = root(numbers[0])
+            for number in numbers[1:]:
+                parent[root(number)] = first
+            members.append((name, numbers[0]))
+    groups: dict[int, list[str]] = {}
+    for name, number in members:
+        groups.setdefault(root(number), []).append(name)
+    return list(groups.values())
+
+
+def _part(
+    base: Dataset,
+    into: str,
+    why_not: Callable[[str], str],
+    settings: dict[str, Any],
+    clusters: Clusters | None,
+) -> Snapshot:
+    check_name(into, "ref")
+    names = list(base)
+    reasons = [why_not(name) for name in names]
+    table = base.index.filter(pa.array([not why for why in reasons], pa.bool_()))
+    table = table.combine_chunks()
+    if clusters is not None:
+        kept = table["chain_id"].to_pylist()
+        groups = _groups(kept, clusters)
+        sizes = {name: len(group) for group in groups for name in group}
+        table = with_cluster_sizes(table, sizes)
+    live = set(table["shard"].unique().to_pylist())
+    out = [{"chain_id": n, "reason": why} for n, why in zip(names, reasons, strict=True) if why]
+    snapshot = write_snapshot(
+        base.storage,
+        table,
+        [entry for entry in base.manifest.shards if entry.name in live],
+        parent=base.digest,
+        config={**base.manifest.config, "selection": settings},
+        dropped=tuple(sorted([*base.manifest.dropped, *out], key=canonical_json)),
+    )
+    try:
+        now: str | None = read_ref(base.storage, into).digest
+    except DatasetMissing:
+        now = None
+    if now != snapshot.digest:
+        move_ref(base.storage, into, snapshot.digest, now)
+    return snapshot

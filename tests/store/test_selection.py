@@ -1,0 +1,143 @@
+"""Parts of a snapshot: limits hold, reasons are kept, no cluster is torn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.store.records import random_record
+from typer.testing import CliRunner
+
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    Selection,
+    Snapshot,
+    dataset_card,
+    select_chains,
+    split_chains,
+)
+from evofeed.store.commands import snapshots
+from evofeed.store.overlap import Clusters, overlap
+
+COUNT = 60
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    writer = DatasetWriter(str(tmp_path / "pdb"), shard_nbytes=200_000)
+    for seed in range(COUNT):
+        record = random_record(seed, chain_id=f"c{seed:03d}_A", has_structure=seed % 5 > 0)
+        date = f"20{10 + seed % 12}-06-0{1 + seed % 9}" if seed % 7 else ""
+        writer.add(record.replace(release_date=date, resolution=(seed % 6) * 1.5))
+    writer.commit(config={"featurize": {"x": 1}}, dropped=[{"chain_id": "bad", "reason": "bad"}])
+    return str(tmp_path / "pdb")
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Path:
+    """Clusters of four; two of them share a chain; the last three chains are in none."""
+    names = [f"c{n:03d}_A" for n in range(COUNT - 3)]
+    lines = [" ".join(names[n : n + 4]) for n in range(0, len(names), 4)]
+    lines.append("c000_A c005_A")
+    path = tmp_path / "clusters.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def chains(uri: str, part: Snapshot) -> set[str]:
+    return set(Dataset.open(uri, part.digest))
+
+
+def test_each_limit_leaves_out_what_it_says_and_nothing_else(uri: str) -> None:
+    rows = {row["chain_id"]: row for row in Dataset.open(uri).index.to_pylist()}
+    for limits, passes in (
+        (Selection(released_from="2015-06-03"), lambda r: r["release_date"] >= "2015-06-03"),
+        (
+            Selection(released_before="2015-06-03"),
+            lambda r: "" < r["release_date"] < "2015-06-03",
+        ),
+        (Selection(max_resolution=3.0), lambda r: 0 < r["resolution"] <= 3.0),
+        (Selection(min_residues=30), lambda r: r["num_res"] >= 30),
+        (Selection(max_residues=30), lambda r: r["num_res"] <= 30),
+        (Selection(min_alignments=20), lambda r: r["num_alignments"] >= 20),
+        (Selection(max_aa_fraction=0.12), lambda r: r["max_aa_fraction"] <= 0.12),
+        (Selection(with_structure=True), lambda r: r["has_structure"]),
+    ):
+        part = select_chains(uri, "part", limits)
+        want = {name for name, row in rows.items() if passes(row)}
+        assert chains(uri, part) == want and 0 < len(want) < COUNT, limits
+        assert {d["chain_id"] for d in part.manifest.dropped} == {*rows, "bad"} - want
+        found = Dataset.open(uri, "part")
+        assert found.digest == part.digest
+    assert not found.verify()
+
+
+def test_reasons_stand_in_the_card_of_the_part(uri: str) -> None:
+    part = select_chains(uri, "train", Selection(max_resolution=3.0, with_structure=True))
+    card = dataset_card(Dataset.open(uri, "train"))
+    assert card.chains + card.num_left_out == COUNT + 1
+    assert {kind.reason for kind in card.left_out} >= {"no structure", "resolution unknown", "bad"}
+    assert card.settings["selection.max_resolution"] == "3.0"
+    assert part.manifest.parent == Dataset.open(uri).digest
+    # The same again is the same snapshot.
+    again = select_chains(uri, "train", Selection(max_resolution=3.0, with_structure=True))
+    assert again.digest == part.digest
+
+
+def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Path) -> None:
+    known = Clusters(clusters)
+    for seed in range(5):
+        parts = split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=seed)
+        held = {name: chains(uri, part) for name, part in parts.items()}
+        assert sum(map(len, held.values())) == COUNT - 3 == len(set().union(*held.values()))
+        for one in held:
+            for other in set(held) - {one}:
+                assert not overlap(held[one], held[other], known).shared
+        assert 11 <= len(held["valid"]) <= 18 and 5 <= len(held["test"]) <= 13
+        whole = next(part for part in held.values() if "c000_A" in part)
+        assert {"c000_A", "c003_A", "c004_A", "c007_A"} <= whole  # joined by c005_A
+    assert split_chains(uri, known, {"valid": 0.2, "test": 0.1}, seed=4)["valid"].digest == (
+        parts["valid"].digest
+    )
+    first = Dataset.open(uri, "valid").index.to_pylist()[0]
+    assert first["cluster_size"] in (4, 8)
+    left_out = {d["reason"] for d in parts["valid"].manifest.dropped}
+    assert left_out == {
+        "bad",
+        "in train",
+        "in test",
+        "in no cluster: nobody can tell what it is like",
+    }
+
+
+def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path / "casp"))
+    writer.add(random_record(99, chain_id="C001_a"))
+    writer.commit()
+    casp, known = Dataset.open(str(tmp_path / "casp")), Clusters(clusters)
+    assert chains(uri, select_chains(uri, "one", apart_from=[casp])) == (
+        set(Dataset.open(uri)) - {"c001_A"}
+    )
+    part = chains(uri, select_chains(uri, "two", apart_from=[casp], clusters=known))
+    gone = {f"c{n:03d}_A" for n in (0, 1, 2, 3, 57, 58, 59)}
+    assert part == set(Dataset.open(uri)) - gone
+    assert not overlap(part, casp, known)
+
+
+def test_the_commands_make_parts_and_refuse_nonsense(uri: str, clusters: Path) -> None:
+    runner = CliRunner()
+    command = ["split", uri, "--clusters", str(clusters), "--share", "valid=0.2", "--json"]
+    done = runner.invoke(snapshots, command)
+    assert done.exit_code == 0, done.output
+    assert sorted(json.loads(done.output)) == ["train", "valid"]
+    command = ["select", uri, "small", "--snapshot", "train", "--max-residues", "40"]
+    command += ["--apart-from", f"{uri}@valid", "--clusters", str(clusters), "--json"]
+    done = runner.invoke(snapshots, command)
+    assert done.exit_code == 0, done.output
+    sizes = Dataset.open(uri, "small").index["num_res"].to_pylist()
+    assert sizes and max(sizes) <= 40
+    for share in ("valid=1.5", "valid=0", "train=0.1", "valid=x"):
+        command = ["split", uri, "--clusters", str(clusters), "--share", share]
+        assert runner.invoke(snapshots, command).exit_code == 2
