@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from evofeed.loader.config import LoaderConfig
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.loader.from_record import record_batch, sample_batch
-    from evofeed.loader.plan import plan_samples
+    from evofeed.loader.plan import RunPlan, plan_samples
     from evofeed.loader.transforms.structure import pseudo_beta
 
 __all__ = [
     "FeatureLoader",
     "LoaderConfig",
+    "RunPlan",
     "openfold_batch",
     "plan_samples",
     "pseudo_beta",
@@ -30,6 +31,7 @@ __getattr__ = names_from(
     {
         "FeatureLoader": "feature_loader",
         "LoaderConfig": "config",
+        "RunPlan": "plan",
         "openfold_batch": "batch",
         "plan_samples": "plan",
         "pseudo_beta": "transforms.structure",

@@ -9,6 +9,7 @@ ranks' batches is the same for every number of ranks that divides the step.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import recycling_iters, sample_key
 from evofeed.loader.order import epoch_order, window_order
 
-__all__ = ["BatchPlan", "Planner", "SamplePlan", "plan_samples"]
+__all__ = ["BatchPlan", "Planner", "RunPlan", "SamplePlan", "plan_samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Planner:
             for number, catalog in enumerate(self.catalogs):
                 here = which == number
                 rows[here] = catalog.rows[chain[here]]
-            for old in [e for e in self._orders if e < epoch - 1]:
+            for old in [e for e in self._orders if abs(e - epoch) > 1]:
                 del self._orders[old]
             self._orders[epoch] = which, rows
         return self._orders[epoch]
@@ -201,8 +202,6 @@ def plan_samples(
 ) -> list[dict[str, Any]]:
     """Which rank reads which chains: what a `FeatureLoader` of these arguments will ask for.
 
-    Only the order of the epoch is made for all ranks; samples are made for those wanted.
-
     Args:
         index: of the snapshot.
         config: of the loader; decides which chains are eligible.
@@ -221,29 +220,73 @@ def plan_samples(
         LoaderError: no chain passes the filters.
         ValueError: rank, world size and batch sizes do not fit each other; no such batch.
     """
-    catalog = ChainCatalog(index, 0, config)
-    nbytes = index["nbytes"]
-    rows = []
-    planner = Planner([catalog], [1.0], config, rank=rank or 0, world_size=world_size, seed=seed)
-    if not 0 <= start < planner.batches_per_epoch:
-        raise ValueError(f"batch {start}: an epoch has {planner.batches_per_epoch} of each rank")
-    for one in range(world_size) if rank is None else (rank,):
-        stream = planner.batches(epoch, start * planner.width, rank=one)
-        for batch in itertools.islice(stream, batches):
-            for sample in batch.samples:
-                place = catalog.place(sample.row)
-                rows.append(
-                    {
-                        "epoch": batch.epoch,
-                        "batch": batch.consumed // planner.width - 1,
-                        "step": batch.step,
-                        "rank": one,
-                        "position": sample.position,
-                        "chain_id": place.chain_id,
-                        "recycling_iters": batch.recycles - 1,
-                        "shard": place.key.removeprefix("shards/"),
-                        "offset": place.offset,
-                        "nbytes": nbytes[sample.row].as_py(),
-                    }
-                )
-    return sorted(rows, key=lambda row: [row[n] for n in ("epoch", "batch", "rank", "position")])
+    run = RunPlan(index, config, world_size=world_size, seed=seed)
+    return run.samples(rank, epoch=epoch, start=start, batches=batches)
+
+
+class RunPlan:
+    """The samples of every rank of one run; safe to use from many threads.
+
+    The order of an epoch costs time for each chain, and is made once for all ranks: what is
+    asked of it afterwards costs time for each sample in the answer.
+
+    Args:
+        index: of the snapshot.
+        config: of the loader.
+        world_size: ranks that load together.
+        seed: of the run.
+
+    Raises:
+        LoaderError: no chain passes the filters.
+        ValueError: world size and batch sizes do not fit each other.
+    """
+
+    def __init__(
+        self, index: pa.Table, config: LoaderConfig, *, world_size: int, seed: int
+    ) -> None:
+        self._world_size = world_size
+        self._catalog = ChainCatalog(index, 0, config)
+        self._nbytes = index["nbytes"]
+        self._planner = Planner(
+            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed
+        )
+        self._lock = threading.Lock()
+
+    def samples(
+        self, rank: int | None, *, epoch: int = 0, start: int = 0, batches: int = 1
+    ) -> list[dict[str, Any]]:
+        """As `plan_samples`.
+
+        Raises:
+            ValueError: no such rank or batch.
+        """
+        planner = self._planner
+        if rank is not None and not 0 <= rank < self._world_size:
+            raise ValueError(f"rank {rank} is not one of {self._world_size}")
+        if not 0 <= start < planner.batches_per_epoch:
+            raise ValueError(
+                f"batch {start}: an epoch has {planner.batches_per_epoch} of each rank"
+            )
+        rows = []
+        with self._lock:  # the planner keeps the orders of two epochs
+            for one in range(self._world_size) if rank is None else (rank,):
+                stream = planner.batches(epoch, start * planner.width, rank=one)
+                for batch in itertools.islice(stream, batches):
+                    rows += [self._row(batch, one, sample) for sample in batch.samples]
+        key = ("epoch", "batch", "rank", "position")
+        return sorted(rows, key=lambda row: [row[name] for name in key])
+
+    def _row(self, batch: BatchPlan, rank: int, sample: SamplePlan) -> dict[str, Any]:
+        place = self._catalog.place(sample.row)
+        return {
+            "epoch": batch.epoch,
+            "batch": batch.consumed // self._planner.width - 1,
+            "step": batch.step,
+            "rank": rank,
+            "position": sample.position,
+            "chain_id": place.chain_id,
+            "recycling_iters": batch.recycles - 1,
+            "shard": place.key.removeprefix("shards/"),
+            "offset": place.offset,
+            "nbytes": self._nbytes[sample.row].as_py(),
+        }

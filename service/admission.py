@@ -60,6 +60,8 @@ async def _identify(service: Service, request: Request, reads_bytes: bool, form:
     token, session = presented(request, form=form)
     if not token and not session and service.settings.auth == "read":
         return ANONYMOUS
+    if (known := service.authority.known(token, session)) is not None:
+        return known
     try:
         return await run_in_threadpool(service.authority.principal, token, session, reads_bytes)
     except Problem as problem:

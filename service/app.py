@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from evofeed import __version__
+from evofeed.service.direct import Direct
 from evofeed.service.edge import Edge
 from evofeed.service.openapi import describe_api
 from evofeed.service.pages import ROUTERS as PAGES
@@ -54,11 +55,12 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         redirect_slashes=False,  # a path has one spelling, and nothing undocumented answers
     )
     app.state.service = service
-    install_problems(app, problem_page)
+    on_error = install_problems(app, problem_page)
     routers = (*ROUTERS, *PAGES)
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]
     describe_api(app)
-    app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(Direct, owner=app, answer_error=on_error)
+    app.add_middleware(Edge, settings=service.settings, metrics=service.metrics)  # outermost
     return app

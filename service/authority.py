@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from evofeed.service.auth import Principal, authenticate_text
 from evofeed.service.database import Database
 
+_ASKED_EVERY: Final = 60.0  # seconds: when a token was last used is kept to the minute
 _KNOWN: Final = 10_000  # tokens remembered for when the database is away
 
 
@@ -28,8 +29,20 @@ class Authority:
     def __init__(self, database: Database, grace: float) -> None:
         self._database, self._grace = database, grace
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._unchanged: dict[bytes, tuple[Principal, int, float]] = {}
         self._away_until = 0.0
         self._lock = threading.Lock()
+
+    def known(self, token: str, session: str) -> Principal | None:
+        """Who a token stands for, if the database says the same as when it was last asked.
+
+        None where it has to be asked. This waits for nothing.
+        """
+        found = self._unchanged.get(_key(token, session))
+        if found is None or self._database.state() != found[1] or time.monotonic() > found[2]:
+            return None
+        expires = found[0].expires_at
+        return found[0] if expires is None or expires > time.time() else None
 
     def principal(self, token: str, session: str, reads_bytes: bool) -> Principal:
         """Who a token or a browser's session stands for.
@@ -38,10 +51,11 @@ class Authority:
             Problem: 401.
             DBAPIError: the database is away, and nothing is known of them.
         """
-        key = hashlib.sha256(f"{token}\n{session}".encode()).digest()
+        key = _key(token, session)
         remembered = self._remembered(key) if reads_bytes else None
         if remembered is not None and time.monotonic() < self._away_until:
             return remembered  # it did not answer a moment ago: do not wait for it again
+        state = self._database.state()
         try:
             principal = authenticate_text(self._database, token, session)
         except (DBAPIError, PoolTimeout):
@@ -50,6 +64,10 @@ class Authority:
                 raise
             return remembered
         with self._lock:
+            if state is not None and token:  # sessions end by themselves
+                if len(self._unchanged) >= _KNOWN:
+                    self._unchanged.clear()
+                self._unchanged[key] = (principal, state, time.monotonic() + _ASKED_EVERY)
             self._known[key] = (principal, time.monotonic())
             self._known.move_to_end(key)
             while len(self._known) > _KNOWN:
@@ -63,3 +81,7 @@ class Authority:
             return None
         ended = principal.expires_at is not None and principal.expires_at <= time.time()
         return None if ended else principal
+
+
+def _key(token: str, session: str) -> bytes:
+    return hashlib.sha256(f"{token}\n{session}".encode()).digest()

@@ -10,13 +10,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
+from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.errors import StoreError
 from evofeed.features import ChainRecord
 from evofeed.service.audit import record
@@ -28,10 +29,14 @@ from evofeed.service.tables import DatasetRow, JobRow
 from evofeed.store import Dataset, Diff
 from evofeed.store.inner import column_statistics, diff_indexes
 
+if TYPE_CHECKING:
+    from evofeed.loader import LoaderConfig, RunPlan
+
 _K = TypeVar("_K")
 _T = TypeVar("_T")
 _URI_SECONDS = 1.0
 _MAX_URIS = 10_000
+_MAX_PLANS = 4  # 24 bytes a chain each, twice where a run goes from one epoch to the next
 _MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
 
 
@@ -53,6 +58,7 @@ class Catalog:
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
         self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
+        self._plans: OrderedDict[tuple[str, LoaderConfig, int, int], RunPlan] = OrderedDict()
         self._lock = threading.Lock()
 
     def register(
@@ -220,6 +226,11 @@ class Catalog:
         )
         return dataset[chain_id]
 
+    def has_snapshot(self, name: str, digest: str) -> bool:
+        """True if a snapshot is open already, so that nothing is waited for."""
+        uri, until = self._uris.get(name, ("", 0.0))
+        return time.monotonic() < until and (uri, digest) in self._snapshots
+
     def shard(self, name: str, shard: str) -> ShardFile:
         """A shard that some snapshot of the dataset lists.
 
@@ -249,6 +260,24 @@ class Catalog:
         old, new = self.snapshot(name, before), self.snapshot(name, after)
         return self._cached(
             self._differences, (before, after), lambda: diff_indexes(old.index, new.index), 8
+        )
+
+    def run_plan(
+        self, name: str, digest: str, config: LoaderConfig, *, world_size: int, seed: int
+    ) -> RunPlan:
+        """The plan of one run, kept for its next rank.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+            LoaderError: no chain passes the filters.
+            ValueError: world size and batch sizes do not fit each other.
+        """
+        index = self.snapshot(name, digest).index
+        return self._cached(
+            self._plans,
+            (digest, config, world_size, seed),
+            lambda: loader.RunPlan(index, config, world_size=world_size, seed=seed),
+            _MAX_PLANS,
         )
 
     def close(self) -> None:

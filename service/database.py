@@ -6,23 +6,22 @@ plain synchronous sessions in worker threads.
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, create_engine, event, inspect, text
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from evofeed.errors import ServiceError
 from evofeed.service.database_url import parse_url
 
+_MIGRATIONS = Path(__file__).parent / "migrations"
 # A database that is away is noticed within seconds, not when TCP gives up.
 _POSTGRES: dict[str, Any] = {
     "pool_pre_ping": True,
@@ -55,8 +54,26 @@ class Database:
             self._make_folder()
         options: dict[str, Any] = {} if self.is_sqlite else _POSTGRES
         self.engine = create_engine(self._url, **options)
+        self._watch: sqlite3.Connection | None = None
+        self._watching = threading.Lock()
         if self.is_sqlite:
             _prepare_sqlite(self.engine)
+
+    def state(self) -> int | None:
+        """A number that is another one once anybody has written; None where none is cheap.
+
+        What was read while it stood at this number holds as long as it does. SQLite keeps it in
+        memory that its processes share; to ask PostgreSQL costs as much as to read.
+        """
+        if not self.is_sqlite:
+            return None
+        with self._watching:
+            if self._watch is None:
+                self._watch = sqlite3.connect(self._url.database or "", check_same_thread=False)
+            try:
+                return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+            except sqlite3.Error:
+                return None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -83,13 +100,15 @@ class Database:
 
     def upgrade(self) -> None:
         """Apply the migrations that are missing."""
+        if self.is_current():
+            return
+        from alembic import command  # here: it takes as long to load as all the rest of a start
+
         try:
             with self.engine.execution_options(immediate=True).begin() as connection:
                 if not self.is_sqlite:  # two services may start at once
                     connection.execute(text("SELECT pg_advisory_xact_lock(4046203)"))
-                config = _alembic()
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                command.upgrade(_alembic(connection), "head")
         except DatabaseError as error:
             raise self._unusable(str(error.orig or "no answer")) from None
 
@@ -101,10 +120,12 @@ class Database:
         """
         try:
             with self.engine.connect() as connection:
-                at = MigrationContext.configure(connection).get_current_revision()
+                if not inspect(connection).has_table("alembic_version"):
+                    return False
+                found = connection.scalar(text("SELECT version_num FROM alembic_version"))
         except DatabaseError as error:
             raise self._unusable(str(error.orig or "no answer")) from None
-        return at == ScriptDirectory.from_config(_alembic()).get_current_head()
+        return bool(found == newest_tables())
 
     def require_current(self) -> None:
         """Refuse a database whose tables are not the newest.
@@ -120,6 +141,10 @@ class Database:
 
     def close(self) -> None:
         """Close every connection."""
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
         self.engine.dispose()
 
     def _make_folder(self) -> None:
@@ -138,10 +163,19 @@ class Database:
         return ServiceError(f"the database {what} ({reason}); {hint}", path=shown)
 
 
-def _alembic() -> Config:
+def newest_tables() -> str:
+    """The last migration, by its file's name: each begins with its revision."""
+    names = sorted(path.name for path in (_MIGRATIONS / "versions").glob("r[0-9]*.py"))
+    return names[-1].partition("_")[0].removeprefix("r")
+
+
+def _alembic(connection: Connection) -> Any:
+    from alembic.config import Config
+
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(_MIGRATIONS))
     config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
     return config
 
 

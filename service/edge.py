@@ -14,7 +14,7 @@ import secrets
 import time
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evofeed.service.metrics import Metrics
@@ -23,6 +23,7 @@ from evofeed.service.settings import ServiceSettings
 
 _log = logging.getLogger("evofeed.service.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PORT = re.compile(r":\d+$")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -33,6 +34,7 @@ _HEADERS: Final = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
 }
+_RAW_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
 class Edge:
@@ -40,6 +42,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._hosts = frozenset(settings.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,7 +53,7 @@ class Edge:
             scope["path"] = f"/v1{scope['path']}"
         exchange = _Exchange(scope, send)
         if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
-            scope["method"], scope["evofeed.head"] = "GET", True
+            scope = {**scope, "method": "GET", "evofeed.head": True}  # the server's own says HEAD
         try:
             if problem := self._refusal(scope):
                 await problem.response()(scope, receive, exchange.send)
@@ -68,8 +71,8 @@ class Edge:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
-        host = re.sub(r":\d+$", "", headers.get("host", ""))
-        if self._settings.hosts and host not in self._settings.hosts:
+        host = _PORT.sub("", headers.get("host", ""))
+        if self._hosts and host not in self._hosts:
             return Problem(
                 421,
                 "wrong_host",
@@ -113,10 +116,11 @@ class _Exchange:
         """Pass a message on, with our headers on its head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self.request_id
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
+            headers = list(message["headers"])
+            there = {name for name, _ in headers}
+            headers.append((b"x-request-id", self.request_id.encode()))
+            headers += [header for header in _RAW_HEADERS if header[0] not in there]
+            message["headers"] = headers
         else:
             if self._head:
                 message = {

@@ -12,6 +12,7 @@ date, cluster size -1, null) is false; `{"op": "known"}` asks for that itself.
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from typing import Any, Final
 
@@ -37,19 +38,22 @@ OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 _ANY_CASE: Final = ("method",)  # as mmCIF files write it, or in lower case
 
 
-def match(table: pa.Table, node: Any) -> pa.ChunkedArray | pa.Array:
+def match(
+    table: pa.Table | pa.RecordBatch, node: Any, kinds: dict[str, str] | None = None
+) -> pa.ChunkedArray | pa.Array:
     """A boolean for each row of the index: does the chain pass?
 
     Args:
         table: index rows.
         node: the filter, as parsed JSON; None passes every row.
+        kinds: `column_kinds` of it, from whoever knows it already.
 
     Raises:
         Problem: the filter is malformed, too large, or names an unknown column; says where.
     """
     if node is None:
         return pa.repeat(pa.scalar(True), table.num_rows)
-    return _Evaluator(table).node(node, "where", 0)
+    return _Evaluator(table, kinds).node(node, "where", 0)
 
 
 def check(schema: pa.Schema, node: Any) -> None:
@@ -64,9 +68,9 @@ def check(schema: pa.Schema, node: Any) -> None:
 class _Evaluator:
     """One walk over a filter; counts nodes so that no filter is endless."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table | pa.RecordBatch, kinds: dict[str, str] | None) -> None:
         self._table = table
-        self._kinds = column_kinds(table.schema)
+        self._kinds = column_kinds(table.schema) if kinds is None else kinds
         self._nodes = 0
 
     def node(self, node: Any, where: str, depth: int) -> Any:
@@ -85,10 +89,10 @@ class _Evaluator:
     def _combine(self, nodes: Any, combine: Any, empty: bool, where: str, depth: int) -> Any:
         if not isinstance(nodes, list):
             raise _bad(where, f"expected a list, got {_shown(nodes)}")
-        mask: Any = pa.repeat(pa.scalar(empty), self._table.num_rows)
-        for i, child in enumerate(nodes):
-            mask = combine(mask, self.node(child, f"{where}[{i}]", depth + 1))
-        return mask
+        masks = [self.node(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(nodes)]
+        if not masks:
+            return pa.repeat(pa.scalar(empty), self._table.num_rows)
+        return functools.reduce(combine, masks)
 
     def _compare(self, node: dict[str, Any], where: str) -> Any:
         column, op = node.get("column"), node.get("op")
@@ -111,7 +115,8 @@ class _Evaluator:
             raise _bad(f"{where}.op", f"{_shown(op)} is none of {[*_COMPARE, 'in', 'known']}")
         value = _value(node.get("value"), kind, f"{where}.value")
         left, right = _comparable(values, value, kind)
-        return pc.and_(known, pc.fill_null(_COMPARE[op](left, right), False))
+        matching = _COMPARE[op](left, right)
+        return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
 
     def _in(self, values: Any, wanted: Any, kind: str, where: str) -> Any:
         if not isinstance(wanted, list) or len(wanted) > MAX_VALUES:

@@ -169,12 +169,17 @@ def unexpected(error: Exception, request_id: str) -> Problem:
     )
 
 
-def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response | None]) -> None:
+def install_problems(
+    app: FastAPI, page: Callable[[Request, Problem], Response | None]
+) -> Callable[[Request, Exception], Response | None]:
     """Make every refusal of `app` answer as a problem; `Edge` answers for the rest.
 
     Args:
         app: the application.
         page: the problem as a page where a browser asked for one, else None.
+
+    Returns:
+        The answer to an error, None for one that is our own bug.
     """
 
     def answer(request: Request, problem: Problem) -> Response:
@@ -200,3 +205,12 @@ def install_problems(app: FastAPI, page: Callable[[Request, Problem], Response |
     app.add_exception_handler(EvofeedError, on_evofeed)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+
+    def on_error(request: Request, error: Exception) -> Response | None:
+        for kind, handler in app.exception_handlers.items():
+            if isinstance(kind, type) and kind is not Exception and isinstance(error, kind):
+                answered: Response = handler(request, error)  # type: ignore[assignment]
+                return answered
+        return None
+
+    return on_error

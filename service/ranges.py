@@ -7,12 +7,13 @@ answered with the whole object, as the RFC allows.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
+import gzip
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+import orjson
+import xxhash
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -23,6 +24,8 @@ from evofeed.service.state import Service
 CHUNK = 1 << 20
 WHOLE = 8 << 20  # up to here a body is read at once: one read, one write
 ARROW: Final = "application/vnd.apache.arrow.file"
+_WORTH_IT: Final = 2048  # bytes of JSON that are worth compressing
+_LEVEL: Final = 1  # of gzip: a third of the time of 6, and 15 % more bytes
 _FOREVER: Final = "max-age=31536000, immutable"
 
 NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {
@@ -48,15 +51,31 @@ def cache_control(request: Request) -> str:
 
 
 def immutable_json(request: Request, value: Any) -> Response:
-    """A JSON answer that only depends on digests in its URL, or 304."""
-    data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    """A JSON answer that only depends on digests in its URL, or 304; bytes are JSON already."""
+    data = value if isinstance(value, bytes) else orjson.dumps(value)
     return immutable_response(
         request,
-        etag=f'"{hashlib.sha256(data).hexdigest()}"',
+        etag=f'"{xxhash.xxh3_128_hexdigest(data)}"',
         size=len(data),
         read=lambda offset, length: data[offset : offset + length],
         media_type="application/json",
     )
+
+
+def json_response(request: Request, data: bytes, headers: Mapping[str, str]) -> Response:
+    """JSON that may change, compressed for whoever takes that."""
+    more = dict(headers) | {"Vary": "Accept-Encoding"}
+    if len(data) >= _WORTH_IT and _takes_gzip(request):
+        data, more["Content-Encoding"] = gzip.compress(data, _LEVEL), "gzip"
+    return Response(data, 200, more, "application/json")
+
+
+def _takes_gzip(request: Request) -> bool:
+    for item in request.headers.get("accept-encoding", "").split(","):
+        name, _, weight = item.partition(";")
+        if name.strip().lower() == "gzip":
+            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
+    return False
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
@@ -105,9 +124,20 @@ def immutable_response(
         Problem: 416.
     """
     headers = {"ETag": etag, "Cache-Control": cache_control(request), "Accept-Ranges": "bytes"}
-    if (known := request.headers.get("if-none-match")) and matches(known, etag):
+    is_json = media_type == "application/json"
+    if is_json:
+        headers["Vary"] = "Accept-Encoding"
+    packed = f'{etag[:-1]}-gzip"' if is_json else etag
+    if (known := request.headers.get("if-none-match")) and (
+        matches(known, etag) or matches(known, packed)
+    ):
         return Response(status_code=304, headers=headers)
     span = _wanted(request.headers, etag, size)
+    if is_json and not span and size >= _WORTH_IT and _takes_gzip(request):
+        service: Service = request.app.state.service
+        data = service.packed.get(etag, lambda: gzip.compress(read(0, size), _LEVEL))
+        headers |= {"ETag": packed, "Content-Encoding": "gzip", "Accept-Ranges": "none"}
+        return Response(data, 200, headers, media_type)
     start, stop = span or (0, size)
     status = 206 if span else 200
     if span:
@@ -116,7 +146,7 @@ def immutable_response(
     if request.scope.get("evofeed.head"):  # nobody will read the body, so we do not either
         return Response(status_code=status, headers=headers, media_type=media_type)
     if stop - start <= WHOLE:
-        return Response(bytes(read(start, stop - start)), status, headers, media_type)
+        return Response(memoryview(read(start, stop - start)), status, headers, media_type)
     return StreamingResponse(_chunks(request, read, start, stop), status, headers, media_type)
 
 

@@ -34,7 +34,7 @@ _caller: contextvars.ContextVar[_Caller] = contextvars.ContextVar("evofeed_calle
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class Mark:
     """What `@scope` says of an endpoint."""
 
     scopes: tuple[str, ...]
@@ -75,7 +75,7 @@ def scope(
         raise ValueError(f"no scopes {names!r}")
 
     def mark(endpoint: _F) -> _F:
-        endpoint.__scope__ = _Mark(  # type: ignore[attr-defined]
+        endpoint.__scope__ = Mark(  # type: ignore[attr-defined]
             names, counted, repeatable and not form, heavy, form
         )
         return endpoint
@@ -114,7 +114,7 @@ class ScopedRoute(APIRoute):
     """A route that admits, counts and de-duplicates before its endpoint runs in its threads."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        marked: _Mark | None = getattr(endpoint, "__scope__", None)
+        marked: Mark | None = getattr(endpoint, "__scope__", None)
         if marked:
             described = _described(marked, options.get("methods") or ())
             options["openapi_extra"] = (options.get("openapi_extra") or {}) | described
@@ -125,7 +125,7 @@ class ScopedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with admission in front."""
         answer = super().get_route_handler()
-        marked: _Mark | None = getattr(self.endpoint, "__scope__", None)
+        marked: Mark | None = getattr(self.endpoint, "__scope__", None)
         if marked is None:
             raise TypeError(f"{self.path} has no @scope: say who may call it")
 
@@ -142,43 +142,87 @@ class ScopedRoute(APIRoute):
                 await request.body()  # too large or too slow is said before anything is parsed
             if marked.form:
                 await require_own_form(service, request)
-            try:
-                if request.method == "POST" and "idempotency-key" in request.headers:
-                    if not marked.repeatable:
-                        raise _not_kept()
-                    return await run_once(service.database, principal.id, request, answer)
-                response = await answer(request)
-                if marked.counted:
-                    response.headers.update(service.limiter.headers(caller_of(request, principal)))
-                return response
-            except EvofeedError:
-                if not marked.counted:  # bytes are free, guesses at names are not
-                    service.limiter.spend(caller_of(request, principal))
-                raise
+            if request.method == "POST" and "idempotency-key" in request.headers:
+                if not marked.repeatable:
+                    raise _not_kept()
+                return await run_once(service.database, principal.id, request, answer)
+            return await _counted(answer(request), marked, service, caller_of(request, principal))
 
         return handle
 
 
-def _in_thread(endpoint: Callable[..., Any], marked: _Mark) -> Callable[..., Any]:
+def mark_of(endpoint: Callable[..., Any]) -> Mark:
+    """What `@scope` says of an endpoint."""
+    mark: Mark = endpoint.__scope__  # type: ignore[attr-defined]
+    return mark
+
+
+async def run_endpoint(
+    run: Callable[[], Response],
+    mark: Mark,
+    service: Service,
+    caller: str,
+    dataset: str,
+    *,
+    here: bool = False,
+) -> Response:
+    """The answer of an endpoint that was admitted, from its dataset's threads.
+
+    Args:
+        run: the endpoint, with all its arguments.
+        mark: its own.
+        service: whose threads.
+        caller: for whom.
+        dataset: on which.
+        here: it waits for nothing, so it needs no thread.
+    """
+
+    async def answer() -> Response:
+        if here:
+            return run()
+        response: Response = await _in_work(run, mark, service, caller, dataset)
+        return response
+
+    return await _counted(answer(), mark, service, caller)
+
+
+async def _counted(
+    answer: Coroutine[Any, Any, Response], mark: Mark, service: Service, caller: str
+) -> Response:
+    """An answer with the limits it counts against."""
+    try:
+        response = await answer
+    except EvofeedError:
+        if not mark.counted:  # bytes are free, guesses at names are not
+            service.limiter.spend(caller)
+        raise
+    if mark.counted:
+        response.headers.update(service.limiter.headers(caller))
+    return response
+
+
+async def _in_work(
+    run: Callable[[], Any], mark: Mark, service: Service, caller: str, dataset: str
+) -> Any:
+    try:
+        return await service.work.run(run, dataset=dataset, caller=caller, heavy=mark.heavy)
+    except OSError as error:
+        if not dataset:
+            raise
+        raise away(dataset, error) from None
+
+
+def _in_thread(endpoint: Callable[..., Any], marked: Mark) -> Callable[..., Any]:
     @functools.wraps(endpoint)
     async def run(**values: Any) -> Any:
         caller = _caller.get()
-        try:
-            return await caller.service.work.run(
-                functools.partial(endpoint, **values),
-                dataset=caller.dataset,
-                caller=caller.name,
-                heavy=marked.heavy,
-            )
-        except OSError as error:
-            if not caller.dataset:
-                raise
-            raise away(caller.dataset, error) from None
+        bound = functools.partial(endpoint, **values)
+        return await _in_work(bound, marked, caller.service, caller.name, caller.dataset)
 
     return run
 
 
-def _described(marked: _Mark, methods: Collection[str]) -> dict[str, Any]:
+def _described(marked: Mark, methods: Collection[str]) -> dict[str, Any]:
     """What OpenAPI is to say of a route's mark."""
     if PUBLIC in marked.scopes:
         return {"security": []}

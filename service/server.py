@@ -13,12 +13,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from pydantic import SecretStr
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evofeed.errors import ServiceError
 from evofeed.service.app import create_app
+from evofeed.service.protocol import punctual
 from evofeed.service.settings import ServiceSettings
 
 _START_SECONDS = 30.0
@@ -57,7 +58,7 @@ def make_server(app: FastAPI) -> uvicorn.Server:
     """A server for `app`, without signal handlers of its own choosing."""
     config = uvicorn.Config(
         app,
-        http=_protocol(app.state.service.settings.request_seconds),
+        http=punctual(app.state.service.settings.request_seconds),
         access_log=False,  # it would log query strings; `Edge` writes the access lines
         log_config=None,
         server_header=False,
@@ -67,36 +68,6 @@ def make_server(app: FastAPI) -> uvicorn.Server:
     )
     logging.getLogger("uvicorn.access").disabled = True
     return uvicorn.Server(config)
-
-
-def _protocol(seconds: float) -> type[H11Protocol]:
-    """The server's HTTP, but for connections whose head does not come within `seconds`."""
-
-    class Punctual(H11Protocol):
-        late: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.expect_head()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self.expect_head()
-
-        def expect_head(self) -> None:
-            waits = self.cycle is None or self.cycle.response_complete
-            if waits and self.late is None:
-                self.late = self.loop.call_later(seconds, self.transport.close)
-            elif not waits and self.late is not None:
-                self.late.cancel()
-                self.late = None
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            if self.late is not None:
-                self.late.cancel()
-
-    return Punctual
 
 
 @contextmanager
@@ -144,7 +115,8 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
 
 def _start(server: uvicorn.Server, listener: socket.socket) -> threading.Thread:
     def run() -> None:
-        asyncio.run(server.serve(sockets=[listener]))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
 
     thread = threading.Thread(target=run, name="evofeed-serve", daemon=True)
     thread.start()

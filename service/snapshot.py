@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.problems import Problem
@@ -19,6 +20,7 @@ from evofeed.store.inner import (
     S3Storage,
     Storage,
     checked_index,
+    column_kinds,
     list_refs,
     move_ref,
     open_storage,
@@ -57,7 +59,9 @@ class OpenSnapshot:
         digest: its name.
         manifest_bytes: the canonical bytes.
         manifest: the same, parsed.
-        index: one row per chain, sorted by id.
+        index: one row per chain.
+        ordered: its rows are sorted by id, as they should be.
+        kinds: the columns that filters may name.
         read_index: reads a span of the index file.
     """
 
@@ -65,7 +69,15 @@ class OpenSnapshot:
     manifest_bytes: bytes
     manifest: Manifest
     index: pa.Table
+    ordered: bool
+    kinds: dict[str, str]
     read_index: ReadAt
+
+
+def is_ordered(index: pa.Table) -> bool:
+    """True if the rows are sorted by id, none twice."""
+    ids = index["chain_id"]
+    return bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py()) or len(ids) < 2
 
 
 class StoreView:
@@ -135,11 +147,14 @@ class StoreView:
             ShardCorrupt: the index does not match the manifest.
         """
         manifest = self.manifest(digest)
+        index = checked_index(self._storage, digest, manifest)
         return OpenSnapshot(
             digest=digest,
             manifest_bytes=manifest.to_bytes(),
             manifest=manifest,
-            index=checked_index(self._storage, digest, manifest),
+            index=index,
+            ordered=is_ordered(index),
+            kinds=column_kinds(index.schema),
             read_index=self._reader(f"snapshots/{digest}/index.arrow"),
         )
 

@@ -18,6 +18,8 @@ from evofeed.service.find import Finder
 from evofeed.service.jobs import JobQueue
 from evofeed.service.limits import RateLimiter
 from evofeed.service.metrics import Metrics
+from evofeed.service.noticed import Noticed
+from evofeed.service.packed import Packed
 from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
@@ -37,6 +39,7 @@ class Service:
     database: Database
     catalog: Catalog
     finder: Finder
+    noticed: Noticed
     authority: Authority
     work: Work
     limiter: RateLimiter
@@ -48,6 +51,7 @@ class Service:
     scheduler: Scheduler
     notifier: Notifier
     tickets: Tickets
+    packed: Packed
     stopping: threading.Event
 
     @classmethod
@@ -80,6 +84,7 @@ class Service:
             database=database,
             catalog=catalog,
             finder=Finder(catalog),
+            noticed=Noticed(catalog, database),
             authority=Authority(database, settings.grace_seconds),
             work=Work(settings.request_seconds, settings.heavy_requests),
             limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),
@@ -91,6 +96,7 @@ class Service:
             scheduler=Scheduler(jobs, settings),
             notifier=Notifier(database, settings.webhook_hosts),
             tickets=Tickets(settings),
+            packed=Packed(),
             stopping=threading.Event(),
         )
 

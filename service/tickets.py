@@ -24,18 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from evofeed.errors import EvofeedError, InputError
-from evofeed.featurize.search import (
-    Database,
-    Search,
-    SearchCache,
-    SearchConfig,
-    SearchExecutor,
-    SearchOptions,
-    open_executor,
-    pair,
-    read_any,
-    to_a3m,
-)
+from evofeed.featurize import search  # each name loads its own module when it is first used
 from evofeed.files import write_atomic
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
@@ -88,17 +77,17 @@ class Tickets:
         self.settings = settings
         self.folder = settings.home / "tickets"
         self.databases = {
-            name: dataclasses.replace(Database.parse(text), name=name)
+            name: dataclasses.replace(search.Database.parse(text), name=name)
             for name, text in settings.msa_databases.items()
         }
-        self.config = SearchConfig.colabfold()
+        self.config = search.SearchConfig.colabfold()
         self._tickets: dict[str, Ticket] = {}
         self._queues: OrderedDict[str, deque[str]] = OrderedDict()
         self._spent: dict[str, deque[tuple[float, int]]] = {}
         self._lock = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._cache: SearchCache | None = None
+        self._cache: search.SearchCache | None = None
 
     def start(self) -> None:
         """Take up what an earlier service left, and begin."""
@@ -110,7 +99,7 @@ class Tickets:
     def open(self) -> None:
         """Take up what an earlier service left."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._cache = SearchCache(self.settings.msa_cache or self.settings.home / "msa")
+        self._cache = search.SearchCache(self.settings.msa_cache or self.settings.home / "msa")
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(ValueError, TypeError, OSError):
                 self._remember(Ticket(**json.loads(path.read_text())))
@@ -212,35 +201,37 @@ class Tickets:
     def _save(self, ticket: Ticket) -> None:
         write_atomic(self.folder / f"{ticket.id}.json", json.dumps(dataclasses.asdict(ticket)))
 
-    def _databases(self, ticket: Ticket) -> list[Database]:
+    def _databases(self, ticket: Ticket) -> list[search.Database]:
         wanted = ["uniref", *(["env"] if ticket.with_env else [])]
         return [self.databases[name] for name in wanted if name in self.databases]
 
-    def _search(self, tickets: Sequence[Ticket], executor: SearchExecutor | None) -> Search:
+    def _search(
+        self, tickets: Sequence[Ticket], executor: search.SearchExecutor | None
+    ) -> search.Search:
         """A search of what tickets of one kind ask for."""
         assert self._cache is not None
         sequences = dict.fromkeys(s for ticket in tickets for s in ticket.sequences)
         databases = self._databases(tickets[0])
-        options = SearchOptions(workers=self.settings.msa_workers)
-        return Search(
+        options = search.SearchOptions(workers=self.settings.msa_workers)
+        return search.Search(
             list(sequences), databases, self.config, options, self._cache, executor=executor
         )
 
     def _found(self, ticket: Ticket) -> dict[tuple[str, str], bytes] | None:
         """Its results by sequence and database, if the cache has all."""
         assert self._cache is not None
-        search = self._search([ticket], None)
-        found = search.known()
+        asked = self._search([ticket], None)
+        found = asked.known()
         if found is None:
             return None
-        names = [database.name for database in search.databases]
+        names = [database.name for database in asked.databases]
         return {(s, names[i]): self._cache.read(one) for (s, i), one in found.items()}
 
     # the thread
 
     def _work(self) -> None:
-        options = SearchOptions(workers=self.settings.msa_workers)
-        with open_executor(options) as executor:
+        options = search.SearchOptions(workers=self.settings.msa_workers)
+        with search.open_executor(options) as executor:
             while (batch := self.next_batch()) is not None:
                 try:
                     self._do(batch, executor)
@@ -276,10 +267,9 @@ class Tickets:
                     self._queues[principal] = queue  # behind all others
             return batch
 
-    def _do(self, batch: list[Ticket], executor: SearchExecutor) -> None:
-        search = self._search(batch, executor)
-        with contextlib.closing(search):
-            _, broken = search.run()
+    def _do(self, batch: list[Ticket], executor: search.SearchExecutor) -> None:
+        with contextlib.closing(self._search(batch, executor)) as asked:
+            _, broken = asked.run()
         why = {sequence: reason["message"] for sequence, reason in broken.items()}
         self._end(
             batch,
@@ -308,7 +298,7 @@ class Tickets:
         databases = self._databases(ticket)
         if ticket.mode.startswith("pair"):
             a3ms = [_joined(s, databases, found) for s in ticket.sequences]
-            blocks = pair(a3ms, complete="complete" in ticket.mode)
+            blocks = search.pair(a3ms, complete="complete" in ticket.mode)
             yield "pair.a3m", _blocks(ticket.names, blocks)
         else:
             for database in databases:
@@ -320,7 +310,7 @@ class Tickets:
             yield "pdb70.m8", b""  # templates are not searched
         yield "msa.sh", self._script(databases)
 
-    def _script(self, databases: Sequence[Database]) -> bytes:
+    def _script(self, databases: Sequence[search.Database]) -> bytes:
         """What clients keep beside results to know how they were made."""
         lines = ["#!/bin/sh", "# Made by evofeed; settings that the results depend on:"]
         lines += [f"# {database.name}: {Path(database.path).name}" for database in databases]
@@ -354,11 +344,11 @@ def _alike(one: Ticket, other: Ticket) -> bool:
 
 def _a3m(data: bytes) -> bytes:
     """A result as A3M, whatever program wrote it."""
-    return data if data.startswith(b">") else to_a3m(read_any(data))
+    return data if data.startswith(b">") else search.to_a3m(search.read_any(data))
 
 
 def _joined(
-    sequence: str, databases: Sequence[Database], found: dict[tuple[str, str], bytes]
+    sequence: str, databases: Sequence[search.Database], found: dict[tuple[str, str], bytes]
 ) -> bytes:
     """The hits of all databases below one query."""
     parts = [_a3m(found[sequence, db.name]) for db in databases]

@@ -9,12 +9,13 @@ waited for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 from evofeed.service.problems import Problem
 
@@ -60,22 +61,36 @@ class Work:
             raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
         if self._waiting[keys[0]] >= _MAX_WAITING:
             raise _too_many(503, f"{_MAX_WAITING} requests wait already")
-        context = contextvars.copy_context()
-        context.run(_until.set, time.monotonic() + seconds)
-        future: Future[_T] = self._pool(dataset, heavy).submit(context.run, function)
-        self._waiting.update(keys)
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        late = loop.call_later(seconds, _give_up, answer, seconds)
+        until = time.monotonic() + seconds
 
-        def done(_: Future[_T]) -> None:  # also when nobody waits for it any more
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._waiting.subtract, keys)
+        def finish(value: _T | None, error: BaseException | None) -> None:
+            self._waiting.subtract(keys)  # also when nobody waits for it any more
+            late.cancel()
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)  # type: ignore[arg-type]
 
-        future.add_done_callback(done)
-        try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            raise too_slow(seconds) from None
+        def work() -> None:
+            value, error = None, None
+            token = _until.set(until)
+            try:
+                value = function()
+            except BaseException as raised:
+                error = raised
+            finally:
+                _until.reset(token)
+            with contextlib.suppress(RuntimeError):  # the service has stopped meanwhile
+                loop.call_soon_threadsafe(finish, value, error)
+
+        self._pool(dataset, heavy).submit(work)
+        self._waiting.update(keys)
+        return await answer
 
     def close(self) -> None:
         """Take no more work; do not wait for what is stuck."""
@@ -91,6 +106,11 @@ class Work:
                 self._pools.popitem(last=False)[1].shutdown(wait=False)
         self._pools.move_to_end(key)
         return self._pools[key]
+
+
+def _give_up(answer: asyncio.Future[Any], seconds: float) -> None:
+    if not answer.done():
+        answer.set_exception(too_slow(seconds))
 
 
 def require_time() -> None:

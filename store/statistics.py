@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import numpy as np
@@ -127,11 +128,13 @@ def _kind(field: pa.Field) -> str:
 
 def is_known(values: Any, column: str, kind: str) -> Any:
     """A boolean for each value of a column: resolution 0, size -1 and empty text are unknown."""
-    known = pc.is_valid(values)
+    known = []
     if column in _UNKNOWN:
-        known = pc.and_(known, pc.fill_null(pc.not_equal(values, _UNKNOWN[column]), False))
+        known.append(pc.not_equal(values, _UNKNOWN[column]))
     elif kind == "text" or (kind == "date" and not pa.types.is_date(values.type)):
-        known = pc.and_(known, pc.fill_null(pc.not_equal(values, ""), False))
+        known.append(pc.not_equal(values, ""))
     if kind == "number":
-        known = pc.and_(known, pc.fill_null(pc.invert(pc.is_nan(values)), False))
-    return known
+        known.append(pc.invert(pc.is_nan(values)))
+    if not known or values.null_count:
+        known = [pc.is_valid(values), *(pc.fill_null(mask, False) for mask in known)]
+    return functools.reduce(pc.and_, known)

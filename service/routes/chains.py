@@ -6,6 +6,7 @@ import datetime
 import json
 from typing import Annotated, Any
 
+import orjson
 from fastapi import Path, Query, Request
 from pydantic import (
     AfterValidator,
@@ -21,7 +22,7 @@ from evofeed.service import chains
 from evofeed.service.body import Body
 from evofeed.service.names import DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import NOT_MODIFIED, immutable_json
+from evofeed.service.ranges import NOT_MODIFIED, immutable_json, json_response
 from evofeed.service.routing import ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
@@ -139,10 +140,10 @@ def list_chains(
 @router.post("/snapshots/{digest}/chains/search", response_model=ChainPage)
 @scope("read", repeatable=False, heavy=True)
 def search_chains(
-    service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
+    request: Request, service: ServiceDep, name: DatasetName, digest: Digest, search: ChainSearch
 ) -> Response:
     """The same with the filter as a JSON body, for long ones."""
-    return _answer(_page(service, name, digest, search))
+    return _answer(request, _page(service, name, digest, search))
 
 
 class RefChainQuery(ChainQuery):
@@ -154,10 +155,13 @@ class RefChainQuery(ChainQuery):
 @router.get("/chains", response_model=ChainPage)
 @scope("read", heavy=True)
 def list_ref_chains(
-    service: ServiceDep, name: DatasetName, query: Annotated[RefChainQuery, Query()]
+    request: Request,
+    service: ServiceDep,
+    name: DatasetName,
+    query: Annotated[RefChainQuery, Query()],
 ) -> Response:
     """Chains of the snapshot a ref points at; later pages stay on that snapshot."""
-    return _answer(page_of_chains(service, name, query))
+    return _answer(request, _page_of_ref(service, name, query))
 
 
 @router.get(
@@ -174,7 +178,10 @@ def get_chain(
     chain_id: Annotated[str, Path(description="chain id; case matters")],
 ) -> Response:
     """One chain's row of the index."""
-    row = chains.one(service.catalog.snapshot(name, digest).index, chain_id)
+    snapshot = service.catalog.snapshot(name, digest)
+    row = chains.one_as_json(
+        snapshot.index, chain_id, ordered=snapshot.ordered, kinds=snapshot.kinds
+    )
     if row is None:
         raise Problem(
             404,
@@ -185,8 +192,7 @@ def get_chain(
     return immutable_json(request, row)
 
 
-def page_of_chains(service: Service, name: str, query: RefChainQuery) -> dict[str, Any]:
-    """A `ChainPage` of the snapshot a ref points at, or that the cursor is pinned to."""
+def _page_of_ref(service: Service, name: str, query: RefChainQuery) -> bytes:
     search = query.search()
     if search.cursor:
         _, digest = service.signer.read(search.cursor, _query(name, search))
@@ -195,8 +201,9 @@ def page_of_chains(service: Service, name: str, query: RefChainQuery) -> dict[st
     return _page(service, name, digest, search)
 
 
-def _page(service: Service, name: str, digest: str, search: ChainSearch) -> dict[str, Any]:
-    index = service.catalog.snapshot(name, digest).index
+def _page(service: Service, name: str, digest: str, search: ChainSearch) -> bytes:
+    snapshot = service.catalog.snapshot(name, digest)
+    index, kinds = snapshot.index, snapshot.kinds
     query = _query(name, search)
     start = 0
     if search.cursor:
@@ -205,20 +212,19 @@ def _page(service: Service, name: str, digest: str, search: ChainSearch) -> dict
             raise Problem(
                 422, "bad_cursor", "the cursor belongs to another snapshot", next="begin anew"
             )
-    columns = chains.columns_of(index, search.columns)
-    found = chains.page(index, search.where, columns, start, search.limit)
+    columns = chains.columns_of(index, search.columns, kinds)
+    found = chains.page(index, search.where, columns, start, search.limit, kinds=kinds)
     more = found.next_row
-    return {
+    rest = {
         "snapshot": digest,
-        "chains": found.rows,
         "next": None if more is None else service.signer.write(more, digest, query),
         "matched": chains.count(index, search.where) if search.count else None,
     }
+    return orjson.dumps({"chains": orjson.Fragment(found.json), **rest})
 
 
-def _answer(page: dict[str, Any]) -> Response:
-    text = json.dumps(page, allow_nan=False, separators=(",", ":"))
-    return Response(text, media_type="application/json", headers={"Cache-Control": "private"})
+def _answer(request: Request, page: bytes) -> Response:
+    return json_response(request, page, {"Cache-Control": "private"})
 
 
 def _query(name: str, search: ChainSearch) -> str:

@@ -8,8 +8,8 @@ from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.errors import LoaderError
-from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import NOT_MODIFIED, immutable_json
@@ -97,9 +97,12 @@ def get_plan(
 
 def _samples(service: ServiceDep, name: str, digest: str, query: PlanQuery) -> list[dict[str, Any]]:
     sizes = {"batch_size": query.batch_size, "global_batch_size": query.global_batch_size}
-    asked = query.model_dump(include={"world_size", "rank", "seed", "epoch", "start", "batches"})
+    asked = query.model_dump(include={"rank", "epoch", "start", "batches"})
     try:
-        config = LoaderConfig.preset(query.preset, **sizes)
-        return plan_samples(service.catalog.snapshot(name, digest).index, config, **asked)
+        config = loader.LoaderConfig.preset(query.preset, **sizes)
+        run = service.catalog.run_plan(
+            name, digest, config, world_size=query.world_size, seed=query.seed
+        )
+        return run.samples(**asked)
     except (ValueError, LoaderError) as error:
         raise Problem(422, "bad_request", str(error), next="see `evofeed plan --help`") from None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
+import orjson
 from fastapi import Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from evofeed.errors import RefConflict
 from evofeed.service.auth import Principal
 from evofeed.service.body import Body
 from evofeed.service.clock import iso
-from evofeed.service.history import known_ref, note_ref, ref_history
+from evofeed.service.history import known_ref, ref_history
 from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
 from evofeed.service.places import Uri, require_root
 from evofeed.service.policies import Policy, policy_of, require_filters, set_policy
@@ -130,19 +131,16 @@ def list_refs(service: ServiceDep, name: DatasetName) -> RefList:
     )
 
 
-@router.get("/{ref}")
+@router.get("/{ref}", response_model=RefView)
 @scope("read")
-def get_ref(
-    request: Request, service: ServiceDep, name: DatasetName, ref: RefName, response: Response
-) -> RefView:
+def get_ref(request: Request, service: ServiceDep, name: DatasetName, ref: RefName) -> Response:
     """Where a ref points now; send its ETag back in If-None-Match to poll cheaply."""
-    view = service.catalog.view(name)
-    found = note_ref(service.database, service.catalog.dataset(name).id, view, ref)
+    found = service.noticed.ref(name, ref)
     headers = {"ETag": f'"{found.digest}"', "Cache-Control": "no-cache"}
     if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
-        return Response(status_code=304, headers=headers)  # type: ignore[return-value]
-    response.headers.update(headers)
-    return RefView(name=ref, digest=found.digest, updated_at=found.updated_at)
+        return Response(status_code=304, headers=headers)
+    view = {"name": ref, "digest": found.digest, "updated_at": found.updated_at}
+    return Response(orjson.dumps(view), 200, headers, "application/json")
 
 
 @router.put("/{ref}")
@@ -230,7 +228,7 @@ def get_history(
 ) -> History:
     """Where the ref has been, newest first."""
     row = service.catalog.dataset(name)
-    note_ref(service.database, row.id, service.catalog.view(name), ref)
+    service.noticed.ref(name, ref)
     moves = ref_history(service.database, row.id, ref, limit + 1, before)
     return History(
         moves=[

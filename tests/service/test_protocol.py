@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import Any
@@ -171,3 +172,31 @@ def test_a_head_that_does_not_come_is_given_up(start: Start) -> None:
         slow.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\nGET /heal".encode())
         answer = b"".join(iter(lambda: slow.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200") and time.monotonic() - began < 60
+
+
+def test_what_the_server_itself_refuses_is_problem_json_too(served) -> None:
+    host, port = served.client.base_url.host, served.client.base_url.port
+
+    def sent(data: bytes) -> bytes:
+        with socket.create_connection((host, port), timeout=60) as raw:
+            with contextlib.suppress(OSError):  # it may hang up before all of it went out
+                raw.sendall(data)
+            return b"".join(iter(lambda: raw.recv(65536), b""))
+
+    head = b"HTTP/1.1\r\nHost: x\r\n"
+    for data, status, code in (
+        (b"GET /" + b"a" * 70_000 + b" " + head + b"\r\n", 431, b"head_too_long"),
+        (b"GET / " + head + b"X-Long: " + b"a" * 70_000, 431, b"head_too_long"),
+        (b"GET / " + head + b"X-Odd: a" + b"\r\nX: b" * 30_000, 431, b"head_too_long"),
+        (b"no http at all\r\n\r\n", 400, b"bad_http"),
+        (b"GET / " + head + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, b"bad_http"),
+    ):
+        answer = sent(data)
+        assert answer.split()[1] == str(status).encode(), (data[:30], answer)
+        assert b"application/problem+json" in answer and code in answer
+    fine = (
+        b"GET /healthz?"
+        + b"a" * 60_000
+        + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    )
+    assert sent(fine).startswith(b"HTTP/1.1 200")

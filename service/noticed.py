@@ -1,0 +1,49 @@
+"""Refs as they are in the store, noticed in the history; and what the database need not be asked
+again, because nobody has written to it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from evofeed.service.catalog import Catalog
+from evofeed.service.database import Database
+from evofeed.service.history import note_ref
+from evofeed.store.inner import Ref
+
+_MAX: Final = 10_000
+
+
+class Noticed:
+    """Reads refs from their stores; a move made past the service is entered when it is seen.
+
+    Args:
+        catalog: the datasets.
+        database: their history.
+    """
+
+    def __init__(self, catalog: Catalog, database: Database) -> None:
+        self._catalog, self._database = catalog, database
+        # What the history's last entry was, and the state of the database in which it was.
+        self._last: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+
+    def ref(self, name: str, ref: str) -> Ref:
+        """Where a ref points.
+
+        Raises:
+            Problem: 404, no such dataset.
+            DatasetMissing: no such ref.
+        """
+        state = self._database.state()
+        digest, then = self._last.get((name, ref), ("", -1))
+        view = self._catalog.view(name)
+        if state is not None and state == then:
+            found = view.ref(ref)
+            if found.digest == digest:
+                return found
+        found = note_ref(self._database, self._catalog.dataset(name).id, view, ref)
+        if state is not None:
+            self._last[name, ref] = found.digest, state
+            while len(self._last) > _MAX:
+                self._last.popitem(last=False)
+        return found

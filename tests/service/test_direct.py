@@ -1,0 +1,134 @@
+"""The short way answers as the framework does, to whoever may ask and to nobody else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+from tests.service.conftest import Served, Start, open_client
+
+from evofeed.service import direct
+from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.packed import Packed
+
+
+def _questions(served: Served) -> list[tuple[str, dict[str, str]]]:
+    """Requests for every hot route: plain ones, odd ones, wrong ones."""
+    base, snapshot = "/v1/datasets/demo", f"/v1/datasets/demo/snapshots/{served.second}"
+    manifest = served.get(f"/snapshots/{served.second}").json()
+    shard = f"{base}/shards/{manifest['shards'][0]['name']}"
+    etag = {"If-None-Match": f'"{served.second}"'}
+    return [
+        *((path, {}) for path in (
+            snapshot, f"{base}/snapshots/{'0' * 64}", f"/v1/datasets/none/snapshots/{'0' * 64}",
+            f"{base}/snapshots/xyz", shard, f"{base}/shards/{'0' * 64}.arrow", f"{base}/shards/..",
+            f"{base}/refs/main", f"{base}/refs/none", f"{base}/refs/a%2Fb", f"{base}/refs/main?x=1",
+            f"{snapshot}/chains/0001_A", f"{snapshot}/chains/none", f"{snapshot}/chains/a%22b",
+            f"{snapshot}/chains", f"{snapshot}/chains?limit=7&count=true&max_length=100",
+            f"{snapshot}/chains?method=X-RAY%20DIFFRACTION&method=SOLUTION%20NMR&columns=chain_id",
+            f"{snapshot}/chains?limit=0", f"{snapshot}/chains?limit=1&limit=2",
+            f"{snapshot}/chains?odd=1", f"{snapshot}/chains?cursor=abc",
+            f"{snapshot}/chains?columns=none", f"{snapshot}/chains?where=%7B",
+            f"{snapshot}/chains?where=%FF", f"{snapshot}/chains?limit=",
+            f"{snapshot}/plan?world_size=4&rank=1", f"{snapshot}/plan?world_size=4",
+            f"{snapshot}/plan?world_size=4&rank=4", f"{snapshot}/plan",
+        )),
+        (snapshot, etag), (f"{base}/refs/main", etag), (snapshot, {"Accept-Encoding": "gzip"}),
+        (shard, {"Range": "bytes=3-9"}), (shard, {"Range": "bytes=999999999-"}),
+        (f"{snapshot}/chains/none", {"Accept": "text/html"}),
+    ]  # fmt: skip
+
+
+def _said(client: httpx.Client, method: str, path: str, headers: dict[str, str]) -> object:
+    answer = client.request(method, path, headers=headers)
+    kept = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
+    return answer.status_code, kept, answer.content
+
+
+def test_the_short_way_says_what_the_framework_says(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [(m, *q) for q in _questions(served) for m in ("GET", "HEAD")]
+    short = [_said(served.client, *question) for question in questions]
+    monkeypatch.setattr(direct, "_HOT", ())
+    for question, said in zip(questions, short, strict=True):
+        assert _said(served.client, *question) == said, question
+
+
+def test_the_short_way_is_taken(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    serve = direct.Direct._serve
+
+    async def noted(self: direct.Direct, hot: direct._Hot, *rest: object) -> None:
+        taken.append(hot.endpoint.__name__)
+        await serve(self, hot, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(direct.Direct, "_serve", noted)
+    for path, headers in _questions(served):
+        served.client.get(path, headers=headers)
+    assert set(taken) == {hot.endpoint.__name__ for hot in direct._HOT}
+
+
+def test_the_short_way_admits_whom_the_framework_admits(
+    start_any: Start, served: Served, folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start_any(auth="on", datasets={"demo": str(folder[0])})
+    database = start_any.database()
+
+    def token(*scopes: str, **options: object) -> tuple[str, str]:
+        return create_token(database, label="x", scopes=list(scopes), **options)  # type: ignore[arg-type]
+
+    revoked = token("read")
+    tokens = ["", "evf_wrong", token("read")[1], token("jobs")[1], revoked[1],
+              token("read", datasets=["other"])[1]]  # fmt: skip
+    asked = [path for path, headers in _questions(served) if not headers]
+    paths = [
+        next(p for p in asked if hot.path.fullmatch(p.partition("?")[0])) for hot in direct._HOT
+    ]
+    for text in (revoked[1], tokens[2]):  # both are known before one of them is revoked
+        with open_client(str(client.base_url), text) as own:
+            assert own.get(paths[0]).status_code == 200
+    revoke_token(database, revoked[0])
+
+    def statuses() -> list[int]:
+        found = []
+        for text in tokens:
+            with open_client(str(client.base_url), text) as own:
+                found += [own.get(path).status_code for path in paths]
+        return found
+
+    short = statuses()
+    monkeypatch.setattr(direct, "_HOT", ())
+    assert statuses() == short
+    denied = [401, 401, 200, 403, 401, 403]
+    assert [short[i * len(paths)] for i in range(len(tokens))] == denied
+
+
+def test_json_is_compressed_for_whoever_takes_that(served: Served) -> None:
+    snapshot = f"{served.base}/snapshots/{served.second}"
+    path = f"{snapshot}/stats"
+    plain = served.client.get(path, headers={"Accept-Encoding": "identity"})
+    packed = served.client.get(path, headers={"Accept-Encoding": "br;q=1, gzip;q=0.5"})
+    assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
+    assert packed.content == plain.content and packed.headers["etag"] != plain.headers["etag"]
+    assert int(packed.headers["content-length"]) < len(plain.content) / 2
+    assert {a.headers["vary"] for a in (plain, packed)} == {"Accept-Encoding"}
+    for tag in (plain.headers["etag"], packed.headers["etag"]):
+        assert served.client.get(path, headers={"If-None-Match": tag}).status_code == 304
+    refused = served.client.get(path, headers={"Accept-Encoding": "gzip;q=0"})
+    assert "content-encoding" not in refused.headers
+    part = served.client.get(path, headers={"Range": "bytes=0-9", "Accept-Encoding": "gzip"})
+    assert part.status_code == 206 and part.content == plain.content[:10]
+    page = served.client.get(f"{snapshot}/chains", headers={"Accept-Encoding": "gzip"})
+    assert page.headers["content-encoding"] == "gzip" and len(json.loads(page.content)["chains"])
+
+
+def test_what_is_kept_compressed_is_bounded() -> None:
+    packed = Packed(nbytes=100)
+    made = [packed.get(str(i), lambda: gzip.compress(b"")) for i in range(50)]
+    assert len(set(made)) == 1 and sum(map(len, packed._kept.values())) <= 100
+    assert packed.get("49", lambda: b"not asked") == made[0]
+    packed.get("large", lambda: b"x" * 60)
+    assert "large" not in packed._kept
