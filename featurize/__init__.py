@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.featurize.assemblies import (
+        AssemblySource,
+        assembly_sources,
+        featurize_assembly,
+    )
     from evofeed.featurize.chain import featurize_chain
     from evofeed.featurize.check import CheckReport, check_input
     from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.stage import stage_input
 
 __all__ = [
+    "AssemblySource",
     "ChainSource",
     "CheckReport",
     "CropConfig",
@@ -26,9 +32,11 @@ __all__ = [
     "InputCaps",
     "SearchConfig",
     "SearchOptions",
+    "assembly_sources",
     "check_input",
     "crop_record",
     "discover",
+    "featurize_assembly",
     "featurize_chain",
     "run_search",
     "search_fasta",
@@ -40,6 +48,7 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
+        "AssemblySource": "assemblies",
         "ChainSource": "sources",
         "CheckReport": "check",
         "CropConfig": "config",
@@ -48,9 +57,11 @@ __getattr__ = names_from(
         "InputCaps": "config",
         "SearchConfig": "search",
         "SearchOptions": "search",
+        "assembly_sources": "assemblies",
         "check_input": "check",
         "crop_record": "crop",
         "discover": "discovery",
+        "featurize_assembly": "assemblies",
         "featurize_chain": "chain",
         "run_search": "search",
         "search_fasta": "search",

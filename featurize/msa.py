@@ -99,12 +99,19 @@ def single_row(sequence: str) -> Msa:
     return Msa(letters, none, none, none, b"", np.zeros([1, 2], np.int64))
 
 
-def merge(msas: Sequence[Msa]) -> MergedMsa:
+def merge(
+    msas: Sequence[Msa], *, species: Sequence[str] | None = None, unique: bool = True
+) -> MergedMsa:
     """One MSA of several alignments of the same query.
 
     Rows keep their order; of rows with the same letters the first stays, its
     deletions and species with it (AF2 SI 1.2.2). Letters, not codes: `B` and
     `D` share a code yet stay two rows, as in AF2.
+
+    Args:
+        msas: the alignments.
+        species: of every row, if not by its header.
+        unique: False keeps rows with the same letters.
 
     Raises:
         MsaError: the alignments differ in length.
@@ -118,7 +125,7 @@ def merge(msas: Sequence[Msa]) -> MergedMsa:
                 f"alignment {index} has {msa.letters.shape[1]} columns, the first has {columns}"
             )
     letters = msas[0].letters if len(msas) == 1 else np.concatenate([m.letters for m in msas])
-    kept = kernels.first_occurrences(letters)
+    kept = kernels.first_occurrences(letters) if unique else np.arange(len(letters))
     msa, counts = kernels.encode(letters, kept, MSA_LETTER_TO_RESTYPE)
     rows = [len(m.letters) for m in msas]
     offsets = np.cumsum([0, *rows])
@@ -128,7 +135,8 @@ def merge(msas: Sequence[Msa]) -> MergedMsa:
         [place[m.deletion_row + start] for m, start in zip(msas, offsets, strict=False)]
     )
     here = new_row >= 0
-    species = [name for m in msas for name in m.species()]
+    if species is None:
+        species = [name for m in msas for name in m.species()]
     return MergedMsa(
         msa=msa,
         deletion_row=new_row[here],

@@ -25,6 +25,23 @@ def organism_of(header: str) -> str:
     return match["taxid"] if match else species_of(header)
 
 
+# Protenix: `UniRef100_UPI00186459A6_118141/`, the taxon behind the accession.
+_PROTENIX: Final = re.compile(r"UniRef(?:100|90|50)_[A-Za-z0-9-]+_(?P<taxid>[0-9]+)/?$")
+
+
+def pairing_species(header: str) -> str:
+    """Species of a row to pair: its mnemonic, else its taxon id, '' where it has neither.
+
+    Besides UniProt's names and `TaxID=`, `OX=`, it knows taxa behind accessions, as Protenix
+    writes them: `UniRef100_UPI00186459A6_118141/`.
+    """
+    if found := species_of(header) or organism_of(header):
+        return found
+    words = header.split(maxsplit=1)
+    match = _PROTENIX.match(words[0]) if words else None
+    return match["taxid"] if match else ""
+
+
 def species_of(header: str) -> str:
     """Mnemonic of a header's first word, '' where there is none.
 

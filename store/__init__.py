@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.store.assemblies import Assemblies, add_assemblies
     from evofeed.store.cache import Cache
     from evofeed.store.card import DataCard, card_of, dataset_card
     from evofeed.store.copying import copy_dataset
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Dataset",
+    "Assemblies",
+    "add_assemblies",
     "Cache",
     "DataCard",
     "card_of",
@@ -54,6 +57,8 @@ __getattr__ = names_from(
     __name__,
     {
         "Dataset": "dataset",
+        "Assemblies": "assemblies",
+        "add_assemblies": "assemblies",
         "Cache": "cache",
         "DataCard": "card",
         "card_of": "card",

@@ -68,12 +68,15 @@ def _mirror(dataset: Dataset, storage: Storage) -> Snapshot:
             raise ShardCorrupt("sha256 does not match", path=f"{dataset.uri}/{key}")
         storage.put(key, data)
     folder = f"snapshots/{dataset.digest}"
-    storage.put(f"{folder}/index.arrow", dataset.storage.read(f"{folder}/index.arrow"))
+    for name in ("index.arrow", *dataset.manifest.more_files):
+        storage.put(f"{folder}/{name}", dataset.storage.read(f"{folder}/{name}"))
     storage.put(f"{folder}/manifest.json", dataset.manifest.to_bytes())
     return Snapshot(dataset.digest, dataset.manifest)
 
 
 def _recode(dataset: Dataset, storage: Storage, zstd: bool, shard_nbytes: int) -> Snapshot:
+    if len(dataset.assemblies):
+        raise ValueError("a snapshot with assemblies is copied as it is: leave `zstd` out")
     entries = list(_written(dataset, storage, zstd, shard_nbytes))
     sizes = dict(zip(dataset, dataset.index["cluster_size"].to_pylist(), strict=True))
     table = canonical([read_part(storage, entry) for entry in entries])

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from evofeed.errors import ShardCorrupt, StoreError
 from evofeed.features import RECORD, ChainRecord
+from evofeed.store.assemblies import Assemblies
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.crop import crop_features
 from evofeed.store.decode import FEATURES
@@ -115,6 +116,15 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.storage, self.digest)
 
+    @cached_property
+    def assemblies(self) -> Assemblies:
+        """The complexes of this snapshot, none in most: `dataset.assemblies["1abc"]`.
+
+        Raises:
+            ShardCorrupt: their table or the index of their members is damaged.
+        """
+        return Assemblies(self)
+
     def row(self, chain: str | int) -> int:
         """Row of a chain in the index; `KeyError` if it is not in this snapshot."""
         return self.spans.row(chain)
@@ -210,14 +220,20 @@ class Dataset:
         records.
         """
         faults: list[StoreError] = []
-        for row, span in self._every_span():
-            try:
-                if isinstance(span, StoreError):
-                    faults.append(span)
-                elif deep:
-                    self.spans.decoder(row, span).record()
-            except StoreError as error:
-                faults.append(error)
+        groups = [self.spans]
+        try:
+            groups.append(self.assemblies.members)
+        except StoreError as error:
+            faults.append(error)
+        for spans in groups:
+            for row, span in self._every_span(spans):
+                try:
+                    if isinstance(span, StoreError):
+                        faults.append(span)
+                    elif deep:
+                        spans.decoder(row, span).record()
+                except StoreError as error:
+                    faults.append(error)
         for entry in self.manifest.shards if deep else ():
             try:
                 key = shard_key(entry.name)
@@ -227,17 +243,17 @@ class Dataset:
                 faults.append(error)
         return faults
 
-    def _every_span(self) -> Iterator[tuple[int, np.ndarray | StoreError]]:
+    def _every_span(self, spans: Spans) -> Iterator[tuple[int, np.ndarray | StoreError]]:
         """Each chain's bytes, or why they cannot be had; neighbours together across a network."""
         local = isinstance(self.storage, LocalStorage)
-        rows = range(len(self))
-        for run in [[row] for row in rows] if local else self.spans.runs(rows):
+        rows = range(len(spans))
+        for run in [[row] for row in rows] if local else spans.runs(rows):
             try:
-                yield from self.spans.read_run(run).items()
+                yield from spans.read_run(run).items()
             except StoreError:
                 for row in run:
                     try:
-                        yield row, self.spans.read_span(row)
+                        yield row, spans.read_span(row)
                     except StoreError as error:
                         yield row, error
 

@@ -133,7 +133,8 @@ def _reachable(storage: Storage, digests: list[str], keep_history: bool) -> set[
         manifests = {digest: read_manifest(storage, digest)}
         manifests |= {snapshot.digest: snapshot.manifest for snapshot in line}
         for each, manifest in manifests.items():
-            keys |= {f"snapshots/{each}/manifest.json", f"snapshots/{each}/index.arrow"}
+            names = ("manifest.json", "index.arrow", *manifest.more_files)
+            keys |= {f"snapshots/{each}/{name}" for name in names}
             for shard in manifest.shards:
                 keys |= {shard_key(shard.name), part_key(shard.name)}
     return keys

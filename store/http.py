@@ -2,7 +2,7 @@
 
     refs/main                          GET base/refs/main
     snapshots/<digest>/manifest.json   GET base/snapshots/<digest>
-    snapshots/<digest>/index.arrow     GET base/snapshots/<digest>/index
+    snapshots/<digest>/index.arrow     GET base/snapshots/<digest>/index, others likewise
     shards/<name>                      GET base/shards/<name>, Range
 
 One kept-alive connection per thread and process. What may pass by itself

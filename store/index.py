@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from evofeed.errors import SchemaMismatch, ShardCorrupt
 from evofeed.features import ChainRecord
 from evofeed.residues import UNKNOWN
-from evofeed.store.layout import COLUMNS, FORMAT_VERSION, check_version
+from evofeed.store.layout import CHAINS_VERSION, COLUMNS, check_version
 
 TEXT: Final = pa.dictionary(pa.int32(), pa.utf8())
 INDEX_FIELDS: Final = (
@@ -51,7 +51,7 @@ def index_schema() -> pa.Schema:
         fields,
         metadata={
             "evofeed.format": "evofeed-index",
-            "evofeed.version": "{}.{}".format(*FORMAT_VERSION),
+            "evofeed.version": "{}.{}".format(*CHAINS_VERSION),
             "evofeed.columns": json.dumps(COLUMNS, separators=(",", ":")),
         },
     )

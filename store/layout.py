@@ -18,8 +18,10 @@ import xxhash
 
 from evofeed.errors import SchemaMismatch, ShardCorrupt
 
-FORMAT_VERSION: Final = (1, 0)
+FORMAT_VERSION: Final = (1, 1)
 """Major, minor. A reader refuses another major and reads every lower minor."""
+CHAINS_VERSION: Final = (1, 0)
+"""What shards and indexes of chains say, and manifests of snapshots without assemblies."""
 
 COLUMNS: Final = (
     "dims",
@@ -151,7 +153,7 @@ def arrow_schema() -> pa.Schema:
         fields,
         metadata={
             "evofeed.format": "evofeed-shard",
-            "evofeed.version": "{}.{}".format(*FORMAT_VERSION),
+            "evofeed.version": "{}.{}".format(*CHAINS_VERSION),
             "evofeed.codecs": json.dumps({c.name: int(c) for c in Codec}, separators=(",", ":")),
         },
     )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from evofeed.errors import ShardCorrupt
-from evofeed.store.layout import FORMAT_VERSION, check_version
+from evofeed.store.layout import CHAINS_VERSION, FORMAT_VERSION, check_version
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What refs, datasets and chain ids may be called: safe in any path or URL."""
@@ -61,7 +61,15 @@ class Manifest:
     """How the chains were made; free form."""
     dropped: tuple[dict[str, Any], ...] = ()
     """Inputs that gave no chain, each with its reason."""
-    version: tuple[int, int] = FORMAT_VERSION
+    assemblies: dict[str, Any] | None = None
+    """Complexes: how many (`num`), and sha256 and bytes of the `files` beside the index that
+    tell of them; None if there are none. A manifest with them says version 1.1."""
+    version: tuple[int, int] = CHAINS_VERSION
+
+    @property
+    def more_files(self) -> tuple[str, ...]:
+        """Names of the files in the snapshot's folder besides manifest and index."""
+        return tuple(sorted(self.assemblies["files"])) if self.assemblies else ()
 
     def to_bytes(self) -> bytes:
         """Canonical bytes: sorted keys, no spaces, ASCII."""
@@ -75,6 +83,8 @@ class Manifest:
             "config": self.config,
             "dropped": list(self.dropped),
         }
+        if self.assemblies:
+            values |= {"version": list(FORMAT_VERSION), "assemblies": self.assemblies}
         return canonical_json(values)
 
     @property
@@ -105,10 +115,21 @@ class Manifest:
                 parent=values["parent"],
                 config=dict(values["config"]),
                 dropped=tuple(values["dropped"]),
+                assemblies=_checked(values.get("assemblies")),
                 version=(int(values["version"][0]), int(values["version"][1])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ShardCorrupt(f"no manifest: {error!r}", path=path) from None
+
+
+def _checked(assemblies: Any) -> dict[str, Any] | None:
+    if assemblies is None:
+        return None
+    int(assemblies["num"])
+    for name, file in assemblies["files"].items():
+        if not NAME.fullmatch(name) or not DIGEST.fullmatch(file["sha256"]):
+            raise ValueError(f"no file of a snapshot: {name!r}")
+    return dict(assemblies)
 
 
 REPAIR = ": copy the snapshot from a sound place, or run the `evofeed featurize` that made it again"

@@ -56,6 +56,8 @@ def merge(uri: str, other: str, *, ref: str = "main", other_snapshot: str = "mai
         ValueError: a chain is in both and differs; names it.
     """
     theirs = Dataset.open(other, other_snapshot)
+    if len(theirs.assemblies):
+        raise ValueError("the other dataset has assemblies: merge into it, or add them here again")
 
     def change(base: Dataset) -> tuple[pa.Table, list[ShardEntry]]:
         shared = base.diff_with(theirs)
@@ -116,6 +118,9 @@ def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snap
     if not indexed:
         table = canonical([table, *(read_part(base.storage, entry) for entry in entries)])
     live = set(table["shard"].unique().to_pylist())
+    _keep_chains_of_assemblies(base, table)
+    files = base.manifest.assemblies
+    live |= set(base.assemblies.member_index["shard"].unique().to_pylist())
     known = {entry.name: entry for entry in (*base.manifest.shards, *entries)}
     if table.equals(base.index):
         return Snapshot(base.digest, base.manifest)
@@ -126,9 +131,36 @@ def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snap
         parent=base.digest,
         config=base.manifest.config,
         dropped=base.manifest.dropped,
+        assemblies={
+            name: base.storage.read(f"snapshots/{base.digest}/{name}")
+            for name in base.manifest.more_files
+        },
+        num_assemblies=files["num"] if files else 0,
     )
     move_ref(base.storage, ref, snapshot.digest, base.digest)
     return snapshot
+
+
+def _keep_chains_of_assemblies(base: Dataset, table: pa.Table) -> None:
+    """Refuse to take a chain away from a complex.
+
+    Raises:
+        ValueError: an assembly needs a chain that would be gone, or of another length.
+    """
+    assemblies = base.assemblies.table
+    if not assemblies.num_rows:
+        return
+    columns = (table["chain_id"].to_pylist(), table["num_res"].to_pylist())
+    lengths = dict(zip(*columns, strict=True))
+    for name, chains in zip(
+        assemblies["assembly_id"].to_pylist(), assemblies["chain_ids"].to_pylist(), strict=True
+    ):
+        for chain in chains:
+            if lengths.get(chain) != int(base.spans.dims[base.row(chain)][0]):
+                raise ValueError(
+                    f"chain {chain} belongs to assembly {name}: add the assemblies again without "
+                    "it first"
+                )
 
 
 def _without(base: Dataset, chain_ids: Sequence[str]) -> pa.Table:

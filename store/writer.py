@@ -121,9 +121,26 @@ def write_snapshot(
     parent: str | None,
     config: dict[str, Any],
     dropped: tuple[dict[str, Any], ...] = (),
+    assemblies: Mapping[str, bytes] | None = None,
+    num_assemblies: int = 0,
 ) -> Snapshot:
-    """Store index and manifest of a snapshot; no ref moves."""
+    """Store index and manifest of a snapshot; no ref moves.
+
+    Args:
+        storage: of the dataset.
+        table: the index of its chains.
+        entries: every shard that holds some of them, or of what belongs to assemblies.
+        parent: digest of the snapshot it was made from.
+        config: how the chains were made.
+        dropped: inputs that gave no chain.
+        assemblies: files that tell of its complexes, by name.
+        num_assemblies: how many there are.
+    """
     index = index_bytes(table)
+    more = {
+        name: {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
+        for name, data in (assemblies or {}).items()
+    }
     manifest = Manifest(
         shards=tuple(sorted(entries)),
         index_sha256=hashlib.sha256(index).hexdigest(),
@@ -132,11 +149,14 @@ def write_snapshot(
         parent=parent,
         config=config,
         dropped=dropped,
+        assemblies={"num": num_assemblies, "files": more} if more else None,
     )
     folder = f"snapshots/{manifest.digest}"
     if _is_there(storage, folder, manifest):  # written again, its files would look newer
         return Snapshot(manifest.digest, manifest)
     reached("index made, not written")
+    for name, data in (assemblies or {}).items():
+        storage.put(f"{folder}/{name}", data)
     storage.put(f"{folder}/index.arrow", index)
     reached("index written, no manifest")
     storage.put(f"{folder}/manifest.json", manifest.to_bytes())  # last: it marks completeness
@@ -148,8 +168,11 @@ def _is_there(storage: Storage, folder: str, manifest: Manifest) -> bool:
     """True if the snapshot was written before: its manifest came last."""
     try:
         index = storage.read(f"{folder}/index.arrow")
+        more = {name: storage.read(f"{folder}/{name}") for name in manifest.more_files}
+        files = manifest.assemblies["files"] if manifest.assemblies else {}
         return (
-            storage.read(f"{folder}/manifest.json") == manifest.to_bytes()
+            all(hashlib.sha256(more[name]).hexdigest() == files[name]["sha256"] for name in more)
+            and storage.read(f"{folder}/manifest.json") == manifest.to_bytes()
             and hashlib.sha256(index).hexdigest() == manifest.index_sha256
         )
     except ShardMissing:

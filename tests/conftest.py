@@ -51,7 +51,7 @@ def forget_stale_loops(room: Path) -> None:
                 kept.unlink()
 
 
-for _room in ("featurize", "loader/assembly", "store"):
+for _room in ("featurize", "src/evofeed", "store"):
     forget_stale_loops(_LOADER.parent / _room)
 
 

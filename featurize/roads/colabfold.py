@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -111,15 +112,48 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
     Raises:
         MsaError: the first line says no such chain, or a row has not its columns.
     """
+    wanted = int(argument)
+    kept: list[bytes] = []
+    for _, header, pieces, present in _split_rows(data, wanted, path):
+        if present[wanted]:
+            name = _own_header(header, wanted, len(present)) if sum(present) > 1 else header
+            kept.append(b">%s\n%s\n" % (name.rstrip(b"\r"), pieces[wanted]))
+    return b"".join(kept)
+
+
+def paired_rows_of(data: bytes, argument: str, path: str) -> bytes:
+    """A chain's rows that are paired: it and another chain have residues in them.
+
+    Headers are replaced by the row's number in the file, which is that of its partners, too.
+
+    Args:
+        data: the a3m of the complex.
+        argument: which chain, from 0, in the order of the first line.
+        path: for errors.
+
+    Raises:
+        MsaError: as `rows_of`.
+    """
+    wanted = int(argument)
+    kept: list[bytes] = []
+    for number, _, pieces, present in _split_rows(data, wanted, path):
+        if present[wanted] and (sum(present) > 1 or not kept):
+            kept.append(b">%d\n%s\n" % (number, pieces[wanted]))
+    return b"".join(kept)
+
+
+def _split_rows(
+    data: bytes, wanted: int, path: str
+) -> Iterator[tuple[int, bytes, tuple[bytes, ...], list[bool]]]:
+    """Number, header, each chain's letters and who has residues, of every row."""
     data = data.rstrip(b"\0")
-    assembly, wanted = assembly_of(data), int(argument)
+    assembly = assembly_of(data)
     if assembly is None or wanted >= len(assembly.lengths):
         raise MsaError(f"its first line names no chain {wanted + 1} of a complex", path=path)
     pieces = b"".join(rb"((?:[a-z.]*+[A-Z-]){%d})" % length for length in assembly.lengths)
     columns = re.compile(pieces + rb"[a-z.]*\Z")
-    kept = []
     line = 1
-    for record in data.split(b"\n>")[1:]:
+    for number, record in enumerate(data.split(b"\n>")[1:]):
         line += 1
         header, _, body = record.partition(b"\n")
         row = columns.match(b"".join(body.split()))
@@ -130,12 +164,9 @@ def rows_of(data: bytes, argument: str, path: str) -> bytes:
                 path=path,
                 line=line,
             )
-        present = [bool(piece.translate(None, _NO_RESIDUE)) for piece in row.groups()]
-        if present[wanted]:
-            name = _own_header(header, wanted, len(present)) if sum(present) > 1 else header
-            kept.append(b">%s\n%s\n" % (name.rstrip(b"\r"), row[wanted + 1]))
+        found = row.groups()
+        yield number, header, found, [bool(piece.translate(None, _NO_RESIDUE)) for piece in found]
         line += record.count(b"\n")
-    return b"".join(kept)
 
 
 def chain_letter(number: int) -> str:

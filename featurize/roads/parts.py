@@ -15,6 +15,7 @@ from evofeed.featurize.roads import colabfold, complexes, published, tables
 
 _ROWS_OF: Final[dict[str, Callable[[bytes, str, str], bytes]]] = {
     "complex": colabfold.rows_of,
+    "paired": colabfold.paired_rows_of,
     "job": complexes.rows_of,
     "published": published.rows_of,
     "table": tables.rows_of,

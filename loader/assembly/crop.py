@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from evofeed.loader.assembly.interface import UNIT, interface_residues
+from evofeed.interfaces import UNIT, interface_residues
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float, Int
@@ -62,7 +62,13 @@ def crop_residues(
         return np.arange(total)
     if spatial and positions is not None and mask is not None:
         asym_id = np.repeat(np.arange(len(lengths)), lengths)
-        found = interface_residues(positions, mask, asym_id, config)
+        found = interface_residues(
+            positions,
+            mask,
+            asym_id,
+            config.interface_threshold,
+            same_atom=config.same_atom_interface,
+        )
         none = not found.any() if config.skip_first_interface else not len(found)
         if not none:
             centre = int(found[draws.interface(len(found))])

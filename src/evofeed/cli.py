@@ -23,6 +23,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("evofeed.demo.commands", "demo", "The whole path on synthetic or real files."),
     "synth": ("evofeed.synth.commands", "synth", "Write a synthetic raw dataset."),
     "featurize": ("evofeed.featurize.commands", "featurize", "Raw files to a shard dataset."),
+    "assemblies": (
+        "evofeed.featurize.assembly_commands",
+        "assemblies",
+        "The complexes of raw files, beside their chains.",
+    ),
     "check": ("evofeed.featurize.commands", "check", "What is amiss with an input."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
     "export": ("evofeed.featurize.search.commands", "export", "Alignments for other programs."),

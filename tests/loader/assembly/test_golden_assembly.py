@@ -19,10 +19,10 @@ from tests.loader.assembly.recorded_assembly import (
 )
 from tests.loader.test_golden import same
 
+from evofeed.interfaces import interface_residues
 from evofeed.loader.assembly.batch import empty_assembly_batch, put_assembly
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
-from evofeed.loader.assembly.interface import interface_residues
 from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
 from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.loader.config import LoaderConfig
@@ -209,7 +209,9 @@ def test_recorded_crops_come_out_of_their_draws(path: Path, golden: Path) -> Non
         else:
             draws["draw.get_spatial_crop_idx.randint.0"] = ints[0]
         if f"{number}.interface_residues" in crops:
-            found = interface_residues(positions, mask, asym_id, rules)
+            found = interface_residues(
+                positions, mask, asym_id, rules.interface_threshold, same_atom=True
+            )
             assert np.array_equal(found, crops[f"{number}.interface_residues"])
         got = crop_residues(positions, mask, lengths, int(size), RecordedCrop(draws, 0.5), rules)
         unresolved_alike(got, crops[f"{number}.crop_idxs"], mask)

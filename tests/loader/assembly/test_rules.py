@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evofeed.interfaces import interface_residues
 from evofeed.loader.assembly.crop import contiguous_crop, crop_residues, spatial_crop
-from evofeed.loader.assembly.interface import interface_residues
 from evofeed.loader.assembly.pairing import (
     EntityRows,
     pair_rows,
@@ -59,9 +59,8 @@ def test_an_interface_is_of_all_atoms_and_openfolds_of_equal_ones() -> None:
     mask[1] = 0
     mask[1, 4], positions[1, 4] = 1, (3, 0, 0)
     chains = np.array([0, 1])
-    assert interface_residues(positions, mask, chains, OURS).tolist() == [0, 1]
-    openfold = AssemblyConfig.openfold()
-    assert interface_residues(positions, mask, chains, openfold).tolist() == []
+    assert interface_residues(positions, mask, chains).tolist() == [0, 1]
+    assert interface_residues(positions, mask, chains, same_atom=True).tolist() == []
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -76,7 +75,7 @@ def test_the_interface_is_that_of_all_pairs_of_atoms(seed: int) -> None:
     there = (mask[:, None, :, None] * mask[None, :, None, :]) > 0
     other = (chains[:, None] != chains[None, :])[..., None, None]
     near = (there & other & (square < 10_000**2)).any((1, 2, 3))
-    got = interface_residues(positions, mask, chains, OURS)
+    got = interface_residues(positions, mask, chains)
     assert got.tolist() == np.flatnonzero(near).tolist()
 
 
@@ -87,7 +86,7 @@ def test_a_lone_first_interface_residue_is_cropped_around() -> None:
     draws = Chosen()
     kept = crop_residues(positions, mask, lengths, 2, draws, OURS)
     assert kept.tolist() == [0, 3] and draws.asked == [2]
-    found = interface_residues(positions, mask, np.array([0, 0, 0, 1]), OURS)
+    found = interface_residues(positions, mask, np.array([0, 0, 0, 1]))
     assert found.tolist() == [0, 3]
 
 

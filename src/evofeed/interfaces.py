@@ -7,7 +7,6 @@ from typing import Any, Final, no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.shapes import Float, Int
 
 __all__ = ["UNIT", "interface_residues"]
@@ -20,9 +19,14 @@ def interface_residues(
     positions: Float[np.ndarray, "L 37 3"],
     mask: np.ndarray,
     asym_id: np.ndarray,
-    config: AssemblyConfig,
+    threshold: float = 10.0,
+    *,
+    same_atom: bool = False,
 ) -> Int[np.ndarray, " I"]:
-    """Residues with an atom nearer than `interface_threshold` to an atom of another chain."""
+    """Residues with an atom nearer than `threshold`, in ångström, to an atom of another chain.
+
+    With `same_atom` only atoms of one name are compared: N with N, CA with CA.
+    """
     fixed = np.rint(positions.astype(np.float64) * UNIT).astype(np.int64)
     known = mask > 0
     near = _near_others(
@@ -30,8 +34,8 @@ def interface_residues(
         known,
         np.asarray(asym_id, np.int64),
         *_spheres(fixed, known),
-        config.interface_threshold * UNIT,
-        config.same_atom_interface,
+        threshold * UNIT,
+        same_atom,
     )
     return np.flatnonzero(near)
 

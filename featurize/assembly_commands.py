@@ -1,0 +1,77 @@
+"""`evofeed assemblies`: the complexes of an input, beside the chains of a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def assemblies(
+    input_uri: Annotated[
+        str, typer.Argument(metavar="INPUT", help="What `evofeed featurize` made the chains of.")
+    ],
+    dataset_uri: Annotated[str, typer.Argument(metavar="DATASET", help="Where the chains are.")],
+    ref: Annotated[str, typer.Option(help="Name that points at the snapshot.")] = "main",
+    preset: Annotated[str, typer.Option(help="As the chains were made: `default`, `openfold`.")] = (
+        "default"
+    ),
+    structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Add the complexes of INPUT to the snapshot of DATASET that holds its chains.
+
+    A complex is an mmCIF or PDB entry of several chains, ColabFold's a3m of a complex, or a FASTA
+    file of several sequences. One that lacks a chain is left out and listed, in the manifest too.
+    Featurising the chains again makes a snapshot without complexes: add them again.
+
+    Example: evofeed assemblies raw/ data/
+    """
+    from evofeed.errors import InputError
+    from evofeed.featurize.assemblies import assembly_sources, featurize_assembly
+    from evofeed.featurize.config import FeaturizeConfig
+    from evofeed.featurize.discovery import discover
+    from evofeed.store import Dataset, add_assemblies
+
+    if preset not in ("default", "openfold"):
+        raise typer.BadParameter(f"no preset {preset!r}: default or openfold")
+    config = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()
+    dataset = Dataset.open(dataset_uri, ref)
+    problems: list[InputError] = []
+    found = discover(input_uri, structure_dir=structures or None, problems=problems)
+    fasta = input_uri if Path(input_uri).suffix in (".fasta", ".fa", ".faa") else ""
+    sources = assembly_sources(found, fasta)
+    dropped: list[dict[str, Any]] = []
+
+    made = 0
+
+    def records() -> Any:
+        nonlocal made
+        for source in _shown(sources, quiet=as_json):
+            try:
+                yield featurize_assembly(source, dataset.__getitem__, config)
+                made += 1
+            except (InputError, KeyError) as error:
+                dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
+        if not made:
+            first = f": {dropped[0]['reason']}" if dropped else " of several chains"
+            raise InputError(f"no complex in it can be used{first}", path=input_uri)
+
+    snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)
+    report = {"snapshot": snapshot.digest, "assemblies": made, "dropped": dropped}
+    if as_json:
+        print(json.dumps(report))
+        return
+    print(f"{made} complexes in snapshot {snapshot.digest[:12]}, {len(dropped)} left out")
+    for one in dropped:
+        print(f"  {one['assembly_id']}: {one['reason']}")
+
+
+def _shown(sources: list[Any], *, quiet: bool) -> Any:
+    """The complexes, with a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(sources, "complexes", console=Console(stderr=True), disable=quiet)

@@ -1,0 +1,112 @@
+"""One complex of protein chains: what `featurize` makes of it and `store` keeps.
+
+An assembly holds no alignment of its own. Its chains are chain records, each distinct sequence
+once; beside them it has the rows by which they may be paired, and the coordinates of every copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evofeed.errors import FeatureError
+from evofeed.features import ChainRecord
+
+__all__ = ["AssemblyRecord", "stoichiometry"]
+
+
+def stoichiometry(copies: tuple[int, ...]) -> str:
+    """How often each distinct sequence is there, largest first: `A2B`, `A3`."""
+    letters = (chr(ord("A") + n) if n < 26 else f"({n + 1})" for n in range(len(copies)))
+    numbers = sorted(copies, reverse=True)
+    return "".join(f"{a}{n if n > 1 else ''}" for a, n in zip(letters, numbers, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AssemblyRecord:
+    """A complex. Entities are its distinct sequences, in the order of first sight.
+
+    Attributes:
+        assembly_id: usually the entry.
+        chains: the chain record of each entity.
+        pairing: of each entity the alignment to pair by species: the record's rows and
+            `msa_species`, neither structure nor templates; None where there is none.
+        copies: author's ids of the chains of each entity, in the order of the file.
+        all_atom_positions: of all chains, entity by entity, `f32[L, 37, 3]`, ångström; None if
+            no structure is known.
+        all_atom_mask: which atoms are, `u8[L, 37]`.
+        num_interface: residues with an atom within 10 ångström of another chain's.
+        resolution: ångström, 0.0 if unknown.
+        release_date: ISO, or empty.
+        method: experimental methods.
+        is_distillation: the structure is a prediction.
+        dropped: what was left out and why, in words.
+    """
+
+    assembly_id: str
+    chains: tuple[ChainRecord, ...]
+    pairing: tuple[ChainRecord | None, ...]
+    copies: tuple[tuple[str, ...], ...]
+    all_atom_positions: np.ndarray | None = None
+    all_atom_mask: np.ndarray | None = None
+    num_interface: int = 0
+    resolution: float = 0.0
+    release_date: str = ""
+    method: str = ""
+    is_distillation: bool = False
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def num_chains(self) -> int:
+        """Chains, copies included."""
+        return sum(map(len, self.copies))
+
+    @property
+    def num_res(self) -> int:
+        """Residues of all chains (L)."""
+        pairs = zip(self.chains, self.copies, strict=True)
+        return sum(chain.num_res * len(names) for chain, names in pairs)
+
+    @property
+    def stoichiometry(self) -> str:
+        """Such as `A2B`."""
+        return stoichiometry(tuple(map(len, self.copies)))
+
+    def asym_id(self) -> np.ndarray:
+        """Number of its chain for each residue, from 1, `i64[L]`."""
+        pairs = zip(self.chains, self.copies, strict=True)
+        lengths = [chain.num_res for chain, names in pairs for _ in names]
+        return np.repeat(np.arange(1, len(lengths) + 1), lengths)
+
+    def validate(self) -> AssemblyRecord:
+        """Check that the parts fit each other and return self.
+
+        Raises:
+            FeatureError: they do not; names the part.
+        """
+        if not self.chains or not len(self.chains) == len(self.pairing) == len(self.copies):
+            raise FeatureError(
+                f"{len(self.chains)} sequences, {len(self.pairing)} alignments to pair and "
+                f"{len(self.copies)} lists of copies",
+                item=self.assembly_id,
+            )
+        if not all(self.copies):
+            raise FeatureError("a sequence without a chain", item=self.assembly_id)
+        for chain, rows in zip(self.chains, self.pairing, strict=True):
+            if rows is not None and rows.sequence != chain.sequence:
+                raise FeatureError(
+                    f"the rows to pair of {chain.chain_id} are of another sequence",
+                    item=self.assembly_id,
+                )
+        positions, mask = self.all_atom_positions, self.all_atom_mask
+        if (positions is None) != (mask is None):
+            raise FeatureError("positions and mask must both be there", item=self.assembly_id)
+        if positions is not None and mask is not None:
+            shape = (self.num_res, 37)
+            if positions.shape != (*shape, 3) or mask.shape != shape:
+                raise FeatureError(
+                    f"positions of shape {positions.shape} for {self.num_res} residues",
+                    item=self.assembly_id,
+                )
+        return self

@@ -1,0 +1,231 @@
+"""Complexes from raw files: equal to OpenFold's recordings, and clear about what they lack."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.conftest import golden_files
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.cli import main
+from evofeed.errors import InputError
+from evofeed.features import ChainRecord
+from evofeed.featurize import (
+    ChainSource,
+    FeaturizeConfig,
+    assembly_sources,
+    discover,
+    featurize_assembly,
+    featurize_chain,
+)
+from evofeed.featurize.pairing import pairing_record, pairing_ref
+from evofeed.featurize.species import pairing_species
+from evofeed.residues import RESTYPE_TO_HHBLITS
+from evofeed.store import Dataset, DatasetWriter
+
+CHAINS = golden_files("multimer/data/golden/*.chain.*.npz")
+ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
+INPUTS = golden_files("multimer/data/inputs")
+OPENFOLD = FeaturizeConfig.openfold(require_release_date=False)
+
+
+@functools.cache
+def sources() -> dict[str, ChainSource]:
+    templates = INPUTS[0] / "template_mmcif"
+    found = discover(INPUTS[0], template_mmcif_dir=templates, problems=[])
+    return {source.chain_id: source for source in found}
+
+
+@functools.cache
+def record(chain_id: str) -> ChainRecord:
+    return featurize_chain(sources()[chain_id], OPENFOLD)
+
+
+def meta_of(path: Path) -> dict[str, str]:
+    with np.load(path) as arrays:
+        found: dict[str, str] = json.loads(str(arrays["meta"]))
+        return found
+
+
+@pytest.mark.parametrize("path", CHAINS, ids=lambda path: path.name)
+def test_a_chain_and_its_rows_to_pair_are_the_recorded_ones(path: Path, golden: Path) -> None:
+    want, name = dict(np.load(path)), meta_of(path)["ali"]
+    chain = record(name)
+    assert np.array_equal(RESTYPE_TO_HHBLITS[chain.msa], want["raw.msa"])
+    assert np.array_equal(chain.deletion_matrix(), want["raw.deletion_matrix_int"])
+    assert [s.encode() for s in chain.msa_species] == want["raw.msa_species_identifiers"].tolist()
+    if "raw.msa_all_seq" not in want:
+        return
+    ref = pairing_ref(sources()[name], OPENFOLD)
+    assert ref is not None
+    rows = pairing_record(chain, ref, OPENFOLD)
+    assert np.array_equal(RESTYPE_TO_HHBLITS[rows.msa], want["raw.msa_all_seq"])
+    assert np.array_equal(rows.deletion_matrix(), want["raw.deletion_matrix_int_all_seq"])
+    species = want["raw.msa_species_identifiers_all_seq"].tolist()
+    assert [s.encode() for s in rows.msa_species] == species
+    ours = pairing_record(chain, ref, FeaturizeConfig())
+    assert all(a == b or not b for a, b in zip(ours.msa_species, rows.msa_species, strict=True))
+
+
+def entries() -> list[str]:
+    """Recorded complexes that are the chains of one mmCIF file as they lie."""
+    found = []
+    for path in ASSEMBLIES:
+        meta = meta_of(path)
+        if meta["mode"] == "mmcif" and not any("R" in c for c in meta["chains"]):  # type: ignore[comparison-overlap]
+            found.append(meta["name"])
+    return found
+
+
+@pytest.mark.parametrize("name", entries())
+def test_an_entry_is_the_recorded_complex(name: str, golden: Path) -> None:
+    (source,) = [a for a in assembly_sources(sources().values()) if a.assembly_id == name]
+    made = featurize_assembly(source, record, OPENFOLD)
+    home = INPUTS[0].parent / "golden"
+    example = dict(np.load(home / f"{name}.np_example.npz"))
+    steps = dict(np.load(home / f"{name}.assembly.npz"))
+    keys = json.loads(str(steps["meta"]))["keys"]
+    assert np.array_equal(made.all_atom_positions, example["fixed.all_atom_positions"])
+    assert np.array_equal(made.all_atom_mask, example["fixed.all_atom_mask"])
+    assert np.array_equal(made.asym_id(), example["np.asym_id"])
+    copies = [sum(key.split("_")[0] == letter for key in keys) for letter in _letters(keys)]
+    assert [len(names) for names in made.copies] == copies
+    aatype = np.concatenate(
+        [c.aatype for c, names in zip(made.chains, made.copies, strict=True) for _ in names]
+    )
+    assert np.array_equal(aatype, example["np.aatype"])
+    assert made.resolution == pytest.approx(float(example["np.resolution"]))
+    assert (made.num_interface > 0) and made.num_chains == len(keys)
+
+
+def _letters(keys: list[str]) -> list[str]:
+    return list(dict.fromkeys(key.split("_")[0] for key in keys))
+
+
+QUERY_A, QUERY_B = "MKVLAAGICD", "GSTWYRRKLE"
+
+
+def fasta_folder(tmp_path: Path, **alignments: str) -> Path:
+    for name, text in alignments.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "uniref90_hits.a3m").write_text(f">q\n{text}\n")
+    path = tmp_path / "pair.fasta"
+    path.write_text(f">one\n{QUERY_A}\n>two\n{QUERY_B}\n>three\n{QUERY_A}\n")
+    return path
+
+
+def featurized(path: Path, fasta: str = "") -> AssemblyRecord:
+    found = discover(path)
+    records = {source.chain_id: featurize_chain(source) for source in found}
+    (assembly,) = assembly_sources(found, fasta)
+    return featurize_assembly(assembly, records.__getitem__)
+
+
+def test_the_sequences_of_a_fasta_file_are_a_complex(tmp_path: Path) -> None:
+    path = fasta_folder(tmp_path, one=QUERY_A, two=QUERY_B)
+    (tmp_path / "one" / "uniprot_hits.a3m").write_text(
+        f">q\n{QUERY_A}\n>tr|A0A000|A0A000_HUMAN\nMKVLAAGIC-\n>x TaxID=10090 n=1\nMKVLAA----\n"
+    )
+    made = featurized(path, str(path))
+    assert made.assembly_id == "pair" and made.stoichiometry == "A2B"
+    assert made.copies == (("one", "three"), ("two",))
+    one, two = made.pairing
+    assert one is not None and one.msa_species == ("", "HUMAN", "10090")
+    assert two is not None and two.num_alignments == 1
+    assert "uniprot_hits.sto" in two.dropped[0]
+    assert made.all_atom_positions is None
+
+
+def test_colabfolds_rows_stay_paired_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        ("101\t102", QUERY_A + QUERY_B),
+        ("a\tb", "MKVLAAGICE" + "GSTWYRRKLD"),
+        ("c\td", "MKVLAAGICE" + "GSTWYRRK--"),
+        ("alone", "MKVL------" + "-" * 10),
+    ]
+    text = "".join(f">{name}\n{row}\n" for name, row in rows)
+    path = tmp_path / "dimer.a3m"
+    path.write_text(f"#10,10\t2,1\n{text}")
+    made = featurized(path)
+    assert made.stoichiometry == "A2B" and made.copies == (("A", "B"), ("C",))
+    one, two = made.pairing
+    assert one is not None and one.msa_species == ("", "1", "2")
+    assert two is not None and two.msa_species == ("", "1", "2")
+    assert np.array_equal(one.msa[1], one.msa[2])  # the same letters, of two organisms
+
+
+@pytest.mark.parametrize(
+    ("header", "species"),
+    [
+        ("tr|A0A146SKV9|A0A146SKV9_FUNHE/1-148", "FUNHE"),
+        ("tr|A0A146SKV9|A0A146SKV9_FUNHE OS=x OX=8078 GN=y", "FUNHE"),
+        ("UniRef90_P61626 Lysozyme n=1 Tax=Homo sapiens TaxID=9606 RepID=x", "9606"),
+        ("UniRef100_UPI00186459A6_118141/\t154\t0.287", "118141"),
+        ("UniRef100_A0A009", ""),
+        ("query", ""),
+        ("", ""),
+    ],
+)
+def test_species_are_read_from_what_headers_say(header: str, species: str) -> None:
+    assert pairing_species(header) == species
+
+
+def test_a_chain_without_alignment_leaves_its_complex_out(golden: Path) -> None:
+    source = next(a for a in assembly_sources(sources().values()) if len(a.chains) > 1)
+    lone = type(source)(source.assembly_id, source.chains[:1])
+    try:
+        got = featurize_assembly(lone, record, OPENFOLD)
+    except InputError as error:
+        assert "no alignment of chain" in str(error) and source.assembly_id in str(error)
+    else:  # its other chains have the same sequence
+        assert len(got.chains) == 1
+
+
+def test_one_chain_is_no_complex(tmp_path: Path) -> None:
+    path = tmp_path / "lone.fasta"
+    path.write_text(f">one\n{QUERY_A}\n")
+    with pytest.raises(InputError, match=r"lone: .*sample of its own"):
+        featurized(path, str(path))
+
+
+def test_an_alignment_of_another_protein_is_refused(tmp_path: Path) -> None:
+    path = fasta_folder(tmp_path, one=QUERY_A, two=QUERY_B)
+    (tmp_path / "one" / "uniprot_hits.a3m").write_text(">q\nMKV\n")
+    with pytest.raises(InputError, match=r"3 columns, the chain has 10") as caught:
+        featurized(path, str(path))
+    assert str(caught.value.path).endswith("uniprot_hits.a3m")
+
+
+def test_a_capsid_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "capsid.a3m"
+    path.write_text(f"#10\t6000\n>q\n{QUERY_A}\n")
+    with pytest.raises(InputError, match="6000 chains, more than 512"):
+        featurized(path)
+
+
+def test_the_command_adds_complexes_and_lists_what_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "raw"
+    data.mkdir()
+    for name, first in (("dimer", "1,1"), ("capsid", "600,1")):
+        rows = f">q\n{QUERY_A}{QUERY_B}\n>a\tb\n{QUERY_B}{QUERY_A}\n"
+        (data / f"{name}.a3m").write_text(f"#10,10\t{first}\n{rows}")
+    writer = DatasetWriter(str(tmp_path / "data"))
+    for source in discover(data):
+        writer.add(featurize_chain(source))
+    writer.commit()
+    with pytest.raises(SystemExit) as ended:
+        main(["assemblies", str(data), str(tmp_path / "data"), "--json"])
+    assert not ended.value.code
+    report = json.loads(capsys.readouterr().out)
+    assert report["assemblies"] == 1
+    assert "601 chains" in report["dropped"][0]["reason"]
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.digest == report["snapshot"] and list(dataset.assemblies) == ["dimer"]
+    assert dataset.manifest.config["assemblies"]["dropped"] == report["dropped"]

@@ -1,0 +1,222 @@
+"""Complexes beside the chains of a snapshot: what is stored, checked, kept and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.store.records import random_record
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.errors import ChainMissing, FeatureError, SchemaMismatch, ShardCorrupt
+from evofeed.features import ChainRecord
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    add_assemblies,
+    compact,
+    copy_dataset,
+    gc,
+    remove_chains,
+)
+from evofeed.store.layout import check_version
+from evofeed.store.manifest import Manifest
+
+
+def make_record(name: str, L: int, N: int) -> ChainRecord:
+    return random_record(L, chain_id=name, num_res=L, num_alignments=N)
+
+
+def bare(record: ChainRecord, name: str) -> ChainRecord:
+    length = record.num_res
+    return record.replace(
+        chain_id=name,
+        all_atom_positions=None,
+        all_atom_mask=None,
+        template_aatype=np.zeros([0, length], np.uint8),
+        template_all_atom_positions=np.zeros([0, length, 37, 3], np.float32),
+        template_all_atom_mask=np.zeros([0, length, 37], np.uint8),
+        template_center=np.zeros([0, 3], np.float32),
+        template_sum_probs=np.zeros(0, np.float32),
+        template_domain_names=(),
+        template_sequence=(),
+        template_release_date=(),
+    )
+
+
+def complexes() -> list[AssemblyRecord]:
+    """An A2B and an A3 of the same chains."""
+    one, two = make_record("1abc_A", L=12, N=9), make_record("1abc_B", L=7, N=5)
+    pairing = (bare(make_record("1abc_A", L=12, N=6), "1abc_A"), bare(two, "1abc_B"))
+    random = np.random.default_rng(0)
+    made = []
+    for name, chains, rows, copies in (
+        ("1abc", (one, two), pairing, (("A", "C"), ("B",))),
+        ("2xyz", (one,), (None,), (("A", "B", "C"),)),
+    ):
+        total = sum(c.num_res * len(n) for c, n in zip(chains, copies, strict=True))
+        mask = (random.random([total, 37]) < 0.3).astype(np.uint8)
+        places = random.integers(-99_999, 99_999, [total, 37, 3]).astype(np.float32)
+        positions = places / np.float32(1000) * mask[..., None]
+        made.append(
+            AssemblyRecord(
+                assembly_id=name,
+                chains=chains,
+                pairing=rows,
+                copies=copies,
+                all_atom_positions=positions.astype(np.float32),
+                all_atom_mask=mask,
+                num_interface=5,
+                resolution=2.5,
+                release_date="2001-02-03",
+                method="x-ray diffraction",
+                dropped=("chain C: odd",),
+            )
+        )
+    return made
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    where = str(tmp_path / "data")
+    writer = DatasetWriter(where)
+    for chain in complexes()[0].chains:
+        writer.add(chain)
+    writer.add(make_record("9zzz_A", L=4, N=2))
+    writer.commit()
+    return where
+
+
+def same(one: object, two: object) -> None:
+    for field in dataclasses.fields(one):  # type: ignore[arg-type]
+        a, b = getattr(one, field.name), getattr(two, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), field.name
+        elif field.name in ("chains", "pairing"):
+            assert len(a) == len(b)
+            for x, y in zip(a, b, strict=True):
+                assert (x is None) == (y is None)
+                if x is not None:
+                    renamed = y.replace(chain_id=x.chain_id)
+                    same(x, renamed)
+        else:
+            assert a == b, field.name
+
+
+def test_complexes_come_back_as_they_were(uri: str) -> None:
+    before = Dataset.open(uri)
+    assert len(before.assemblies) == 0 and before.manifest.version == (1, 0)
+    snapshot = add_assemblies(before, complexes())
+    dataset = Dataset.open(uri)
+    assert dataset.digest == snapshot.digest and dataset.manifest.parent == before.digest
+    assert list(dataset.assemblies) == ["1abc", "2xyz"] and len(dataset) == 3
+    for record in complexes():
+        same(record, dataset.assemblies[record.assembly_id])
+    rows = dataset.assemblies.table.to_pylist()
+    assert [row["stoichiometry"] for row in rows] == ["A2B", "A3"]
+    assert rows[0]["num_res"] == 31 and rows[0]["num_chains"] == 3
+    assert dataset.manifest.assemblies is not None and dataset.manifest.assemblies["num"] == 2
+    assert dataset.verify(deep=True) == []
+
+
+def test_the_same_complexes_give_the_same_digest(uri: str, tmp_path: Path) -> None:
+    first = add_assemblies(Dataset.open(uri), complexes())
+    other = str(tmp_path / "other")
+    copy_dataset(uri, other, snapshot=first.manifest.parent or "")
+    second = add_assemblies(Dataset.open(other), list(reversed(complexes())))
+    assert first.digest == second.digest
+
+
+def test_a_reader_of_chains_alone_refuses_the_snapshot(uri: str) -> None:
+    snapshot = add_assemblies(Dataset.open(uri), complexes())
+    data = snapshot.manifest.to_bytes()
+    assert b'"version":[1,1]' in data
+    again = Manifest.from_bytes(data, snapshot.digest, "here")
+    assert again.version == (1, 1) and again.digest == snapshot.digest
+    with pytest.raises(SchemaMismatch):
+        check_version((1, 2), "here")
+
+
+@pytest.mark.parametrize("name", ["assemblies.arrow", "members.arrow"])
+def test_a_damaged_table_is_said_and_the_chains_still_read(uri: str, name: str) -> None:
+    snapshot = add_assemblies(Dataset.open(uri), complexes())
+    path = Path(uri) / "snapshots" / snapshot.digest / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    dataset = Dataset.open(uri)
+    assert dataset["9zzz_A"].num_res == 4
+    with pytest.raises(ShardCorrupt, match="sha256"):
+        _ = dataset.assemblies
+    assert any(name in str(fault) for fault in dataset.verify())
+
+
+def test_damage_in_a_member_is_found_and_named(uri: str) -> None:
+    snapshot = add_assemblies(Dataset.open(uri), complexes())
+    dataset = Dataset.open(uri)
+    members = dataset.assemblies.members
+    row = members.row("2xyz")
+    path = Path(uri) / members.key(row)
+    data = bytearray(path.read_bytes())
+    data[int(members.offset[row] + members.nbytes[row]) - 200] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    fresh = Dataset.open(uri, snapshot.digest)
+    with pytest.raises(ShardCorrupt, match="2xyz"):
+        _ = fresh.assemblies["2xyz"]
+    assert any("2xyz" in str(fault) for fault in fresh.verify())
+
+
+def test_what_changes_chains_keeps_the_complexes(uri: str) -> None:
+    add_assemblies(Dataset.open(uri), complexes())
+    remove_chains(uri, ["9zzz_A"])
+    compact(uri)
+    dataset = Dataset.open(uri)
+    assert len(dataset) == 2 and list(dataset.assemblies) == ["1abc", "2xyz"]
+    gc(uri, dry_run=False, grace=0.0, keep_history=False)
+    assert Dataset.open(uri).verify(deep=True) == []
+    same(complexes()[0], Dataset.open(uri).assemblies["1abc"])
+    with pytest.raises(ValueError, match="1abc_B belongs to assembly 1abc"):
+        remove_chains(uri, ["1abc_B"])
+
+
+def test_a_copy_has_them_too(uri: str, tmp_path: Path) -> None:
+    snapshot = add_assemblies(Dataset.open(uri), complexes())
+    other = str(tmp_path / "other")
+    assert copy_dataset(uri, other).digest == snapshot.digest
+    same(complexes()[1], Dataset.open(other).assemblies["2xyz"])
+    with pytest.raises(ValueError, match="copied as it is"):
+        copy_dataset(uri, str(tmp_path / "third"), zstd=True)
+
+
+def test_they_can_be_replaced_and_taken_away(uri: str) -> None:
+    add_assemblies(Dataset.open(uri), complexes())
+    add_assemblies(Dataset.open(uri), complexes()[1:], dropped=[{"assembly_id": "1abc"}])
+    dataset = Dataset.open(uri)
+    assert list(dataset.assemblies) == ["2xyz"]
+    assert dataset.manifest.config["assemblies"] == {"dropped": [{"assembly_id": "1abc"}]}
+    add_assemblies(dataset, [])
+    assert Dataset.open(uri).manifest.version == (1, 0)
+
+
+def test_what_does_not_fit_is_refused(uri: str) -> None:
+    dataset, (one, two) = Dataset.open(uri), complexes()
+    with pytest.raises(ChainMissing, match="no assembly 'nothing'"):
+        _ = dataset.assemblies["nothing"]
+    stranger = dataclasses.replace(
+        two, chains=(one.chains[0].replace(chain_id="7not_A"),), copies=(("A", "B", "C"),)
+    )
+    with pytest.raises(ChainMissing, match="7not_A"):
+        add_assemblies(dataset, [stranger])
+    with pytest.raises(ValueError, match="added before"):
+        add_assemblies(dataset, [one, one])
+    with pytest.raises(FeatureError, match="36 residues"):
+        add_assemblies(
+            dataset, [dataclasses.replace(two, all_atom_positions=one.all_atom_positions)]
+        )
+    with pytest.raises(FeatureError, match="another sequence"):
+        add_assemblies(dataset, [dataclasses.replace(two, pairing=(one.pairing[1],))])
+    assert Dataset.open(uri).digest == dataset.digest
