@@ -101,6 +101,7 @@ def norm_rows(
     keep: bool = True,
     pair_weight: Tensor | None = None,
     pair_length: int = 1,
+    pair_rows: int | None = None,
     transpose_pair: bool = False,
     pair_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -113,25 +114,28 @@ def norm_rows(
         dtype: of the result.
         keep: whether the result itself is wanted (else an empty tensor).
         pair_weight: `[H, C]`; if given, its product with the result is the attention bias.
-        pair_length: L, where M = B * L * L.
-        transpose_pair: bias[i, j] comes from pair (j, i).
+        pair_length: J, where M = B * I * J.
+        pair_rows: I, if not J too.
+        transpose_pair: bias[i, j] comes from pair (j, i), and I = J.
         pair_scale: factor of the attention bias.
 
     Returns:
-        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, L, L]` or None.
+        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, I, J]` or None.
     """
     M, C = x.shape
     y = torch.empty((M, C) if keep else (0, C), dtype=dtype, device=x.device)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
     heads, pair_bias = 1, None
+    pair_rows = pair_length if pair_rows is None else pair_rows
+    size = pair_rows * pair_length
     if pair_weight is not None:
-        heads, batch = pair_weight.shape[0], M // (pair_length * pair_length)
-        shape = (batch, heads, pair_length, pair_length)
+        heads = pair_weight.shape[0]
+        shape = (M // size, heads, pair_rows, pair_length)
         pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
     block = tile("norm_rows", C, dtype)
     launch(
         norm_rows_kernel, (triton.cdiv(M, block.rows),),
-        (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, heads,
+        (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, size, heads,
          float(pair_scale)),
         {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "KEEP": keep,
          "PAIR": pair_weight is not None, "TRANSPOSE": transpose_pair,

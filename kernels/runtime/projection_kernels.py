@@ -43,9 +43,12 @@ def column_sum(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def pair_offset(rows, length, TRANSPOSE: tl.constexpr):
-    """Where pair (i, j), row i * length + j of a batch entry, is within one head's map."""
-    within = rows % (length * length)
+def pair_offset(rows, length, size, TRANSPOSE: tl.constexpr):
+    """Where pair (i, j), row i * length + j of `size` of a batch entry, is within one head's map.
+
+    Transposed maps are square.
+    """
+    within = rows % size
     if TRANSPOSE:
         within = (within % length) * length + within // length
     return within
@@ -53,11 +56,14 @@ def pair_offset(rows, length, TRANSPOSE: tl.constexpr):
 
 @triton.jit
 def norm_rows_kernel(
-    X, GAMMA, BETA, W, Y, STATS, YB, M, C, eps, length, H, pair_scale,
+    X, GAMMA, BETA, W, Y, STATS, YB, M, C, eps, length, size, H, pair_scale,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, KEEP: tl.constexpr,
     PAIR: tl.constexpr, TRANSPOSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y = layer_norm(X) (with KEEP); with PAIR also the attention bias YB `[B, H, L, L]`."""
+    """Y = layer_norm(X) (with KEEP); with PAIR also the attention bias YB `[B, H, I, J]`.
+
+    I * J = size, J = length.
+    """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_C)
     row_in, c_in = rows < M, c < C
@@ -72,9 +78,8 @@ def norm_rows_kernel(
         w = tl.load(W + h[:, None] * C + c[None, :],
                     mask=(h < H)[:, None] & c_in[None, :], other=0.0)  # fmt: skip
         y = tl.dot(normed.to(w.dtype), tl.trans(w), input_precision=PRECISION) * pair_scale
-        square = length * length
-        at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, TRANSPOSE)
-        tl.store(YB + at[:, None] + h.to(tl.int64)[None, :] * square, y.to(YB.dtype.element_ty),
+        at = (rows // size).to(tl.int64) * H * size + pair_offset(rows, length, size, TRANSPOSE)
+        tl.store(YB + at[:, None] + h.to(tl.int64)[None, :] * size, y.to(YB.dtype.element_ty),
                  mask=row_in[:, None] & (h < H)[None, :])  # fmt: skip
 
 

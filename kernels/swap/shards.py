@@ -19,6 +19,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean_fits,
     outer_product_mean_of_columns,
 )
+from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_through
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.ops.triangle_multiplication.op import (
     Product,
@@ -31,6 +32,7 @@ from evofeed.kernels.swap.modules import (
     global_attention,
     is_outgoing,
     outer_weights,
+    pair_layer,
     shaped,
     three_axes,
     transition_weights,
@@ -41,6 +43,7 @@ __all__ = [
     "attention_of",
     "global_attention_of",
     "outer_product_mean_of",
+    "pair_bias_of",
     "transition_of",
     "triangle_multiplication_of",
 ]
@@ -50,9 +53,31 @@ def _swapped(module: Any) -> bool:
     return isinstance(module, Fused)
 
 
+def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The bias `[*, H, I, J]` of an attention from any part of the pairs z `[*, I, J, C]`.
+
+    It is multiplied by the root of the head width, which saves a rounding. Also the z to go
+    on with (see `pair_bias_through`).
+    """
+    if not _swapped(module):
+        return None
+    triangle = hasattr(module, "starting")
+    norm = module.layer_norm if triangle else module.layer_norm_z
+    weight = (pair_layer(module) if triangle else module.linear_z).weight
+    if not z.numel():  # its GPU has none of the pairs, and takes part all the same
+        return z.new_empty(*z.shape[:-3], weight.shape[0], *z.shape[-3:-1]), z
+    flat = four_axes(z)
+    if not pair_bias_fits(flat, weight):
+        return None
+    bias, through = pair_bias_through(
+        flat, norm.weight, norm.bias, weight, norm.eps, module.mha.c_hidden**0.5
+    )
+    return bias.view(*z.shape[:-3], *bias.shape[1:]), shaped(through, z)
+
+
 def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
-    drop_mask: Tensor | None = None, drop_columnwise: bool = False,
+    bias_scale: float = 1.0, drop_mask: Tensor | None = None, drop_columnwise: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """x plus the update of a row, column or triangle attention, whose pair bias is given.
 
@@ -62,6 +87,7 @@ def attention_of(
         bias: `[*, H, K, K]` of all K positions that attend to each other, or None.
         mask: `[*, R, N]`.
         columns: positions attend along R.
+        bias_scale: factor that `bias` already has.
         drop_mask: `[*, N, C]`, or `[*, R, C]` columnwise, or None.
         drop_columnwise: it is shared along N.
     """
@@ -75,7 +101,8 @@ def attention_of(
     found = gated_attention(
         flat, weights, heads, bias=None if bias is None else four_axes(bias),
         mask=three_axes(mask), columns=columns, residual=True,
-        drop_mask=three_axes(drop_mask), drop_columnwise=drop_columnwise, eps=norm.eps,
+        drop_mask=three_axes(drop_mask), drop_columnwise=drop_columnwise,
+        bias_scale=bias_scale, eps=norm.eps,
     )  # fmt: skip
     return shaped(found, x)
 

@@ -9,7 +9,7 @@ gradient of one rank's loss, for every parameter alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,15 @@ from torch import Tensor
 
 from evofeed.trainer.parallel.axis import Axis
 
-__all__ = ["exchange", "exchanged", "gather", "gathered", "reduced"]
+__all__ = [
+    "exchange",
+    "exchanged",
+    "gather",
+    "gathered",
+    "parts_of_all",
+    "reduced",
+    "reduced_parts",
+]
 
 # Torch 2.13 has new names for these two, and warns of the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -82,6 +90,36 @@ def reduced(x: Tensor, axis: Axis, dim: int) -> Tensor:
     received = x.new_empty(_with(x.shape, dim, most))
     _reduce_scatter(received.view(-1), sent, group=axis.group)
     return received.narrow(dim, 0, lengths[axis.rank])
+
+
+def parts_of_all(x: Tensor, axis: Axis, lengths: Sequence[int]) -> list[Tensor]:
+    """Everybody's part along axis -2, as they were sent: nothing is put together or copied."""
+    most = lengths[0]
+    mine = _padded(x, -2, most).contiguous()
+    received = x.new_empty(axis.size, *mine.shape)
+    _all_gather(received.view(-1), mine.view(-1), group=axis.group)
+    return [part.narrow(-2, 0, n) for part, n in zip(received, lengths, strict=True)]
+
+
+def reduced_parts(
+    like: Tensor, axis: Axis, lengths: Sequence[int], write: Callable[[Tensor, int], Any]
+) -> Tensor:
+    """This rank's part along axis -2 of the sum of what everybody writes for each part.
+
+    Args:
+        like: this rank's part has its shape.
+        axis: who takes part.
+        lengths: of the parts.
+        write: fills a tensor with what this rank adds to the part of a rank.
+    """
+    shape = _with(like.shape, -2, lengths[0])
+    even = min(lengths) == lengths[0]
+    sent = (like.new_empty if even else like.new_zeros)(axis.size, *shape)
+    for rank, length in enumerate(lengths):
+        write(sent[rank].narrow(-2, 0, length), rank)
+    received = like.new_empty(shape)
+    _reduce_scatter(received.view(-1), sent.view(-1), group=axis.group)
+    return received.narrow(-2, 0, lengths[axis.rank]).contiguous()
 
 
 class _Exchange(torch.autograd.Function):

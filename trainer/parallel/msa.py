@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import attention_of, global_attention_of, outer_product_mean_of
-from evofeed.trainer.model.primitives import full_precision, mask_bias
+from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
-from evofeed.trainer.parallel.pairs import added, drop_mask, pair_stack, transition
+from evofeed.trainer.parallel.pairs import (
+    added,
+    all_biases,
+    attend,
+    drop_mask,
+    pair_stack,
+    transition,
+)
 
 __all__ = ["msa_block"]
 
@@ -33,7 +40,9 @@ def msa_block(
         m_columns = exchange(m, axis, split=-2, join=-3, length=S)
         z = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
     drop = drop_mask(block.msa_dropout_layer, m)
-    m = _attend_rows(block.msa_att_row, m, z, msa_mask, drop, axis)
+    row = block.msa_att_row
+    bias, factor, z = all_biases(row, row.layer_norm_z, row.linear_z, z, axis, dim=-2, length=N)
+    m = attend(row, row.layer_norm_m, m, bias, factor, axis.part(msa_mask, -2), drop)
     m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
     if block.msa_att_col is not None:
         m = _attend_columns(block.msa_att_col, m, columns)
@@ -42,22 +51,6 @@ def msa_block(
         z = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
     m = exchange(m, axis, split=-3, join=-2, length=N)
     return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
-
-
-def _attend_rows(
-    module: Any, m: Tensor, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
-) -> Tensor:  # fmt: skip
-    """Rows of m and their attention, biased by all pairs."""
-    own = module.linear_z(module.layer_norm_z(z))
-    bias = gather(own, axis, dim=-3, length=mask.shape[-1]).movedim(-1, -3)
-    mask = axis.part(mask, -2)
-    found: Tensor | None = attention_of(module, m, bias, mask, drop_mask=drop)
-    if found is not None:
-        return found
-    key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
-    x = module.layer_norm_m(m)
-    update = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])
-    return added(m, update, drop)
 
 
 def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:

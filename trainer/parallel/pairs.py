@@ -10,12 +10,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evofeed.kernels import attention_of, transition_of, triangle_multiplication_of
+from evofeed.kernels import (
+    attention_of,
+    pair_bias_of,
+    transition_of,
+    triangle_multiplication_of,
+)
 from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchange, exchanged, gather
+from evofeed.trainer.parallel.collectives import exchange, gather
+from evofeed.trainer.parallel.triangle_product import product_of
 
-__all__ = ["added", "drop_mask", "pair_stack", "template_block", "transition"]
+__all__ = [
+    "added",
+    "all_biases",
+    "attend",
+    "drop_mask",
+    "pair_stack",
+    "template_block",
+    "transition",
+]
 
 
 def pair_stack(
@@ -71,37 +85,79 @@ def transition(module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     return added(x, module(x, mask), None) if found is None else found
 
 
+def all_biases(
+    module: Any, norm: Any, layer: Any, z: Tensor, axis: Axis, *, dim: int, length: int
+) -> tuple[Tensor, float, Tensor]:
+    """The attention bias `[*, H, N, N]` of all pairs, a factor that it has, the z to go on with.
+
+    Args:
+        module: the attention.
+        norm: of the pairs.
+        layer: from the pairs to one number a head.
+        z: this rank's rows (`dim` -2) or columns (-1) of the pairs.
+        axis: who has the others.
+        dim: of the bias, along which it is put together.
+        length: N.
+    """
+    own = pair_bias_of(module, z)
+    bias, factor = (None, 1.0) if own is None else (own[0], module.mha.c_hidden**0.5)
+    z = z if own is None else own[1]
+    if bias is None:
+        bias = layer(norm(z)).movedim(-1, -3)
+    return gather(bias, axis, dim=dim, length=length), factor, z
+
+
+def attend(
+    module: Any, norm: Any, x: Tensor, bias: Tensor, factor: float, mask: Tensor,
+    drop: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Any rows of x and their attention along the last position axis.
+
+    Args:
+        module: the attention.
+        norm: of x.
+        x: `[*, n, N, C]`.
+        bias: `[*, H, N, N]`, times `factor`.
+        factor: see `bias`.
+        mask: `[*, n, N]`.
+        drop: `[*, N, C]`, or None.
+    """
+    found: Tensor | None = attention_of(module, x, bias, mask, bias_scale=factor, drop_mask=drop)
+    if found is not None:
+        return found
+    return added(x, _plain_update(module, norm(x), bias / factor, mask), drop)
+
+
+def _plain_update(module: Any, x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
+    update: Tensor = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])
+    return update
+
+
 def _attend_start(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """z and its attention around the starting node, on rows."""
-    x = module.layer_norm(z)
-    bias = gather(module.linear(x), axis, dim=-3, length=mask.shape[-1]).movedim(-1, -3)
-    mask = axis.part(mask, -2)
-    found: Tensor | None = attention_of(module, z, bias, mask, drop_mask=drop)
-    if found is not None:
-        return found
-    key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
-    update = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])
-    return added(z, update, drop)
+    norm, N = module.layer_norm, mask.shape[-1]
+    bias, factor, z = all_biases(module, norm, module.linear, z, axis, dim=-2, length=N)
+    return attend(module, norm, z, bias, factor, axis.part(mask, -2), drop)
 
 
 def _attend_end(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """Rows of z and its attention around the ending node, which works on columns."""
-    N = mask.shape[-1]
+    norm, N = module.layer_norm, mask.shape[-1]
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
-    x = module.layer_norm(z)
-    bias = gather(module.linear(x), axis, dim=-2, length=N).movedim(-1, -3).transpose(-1, -2)
-    mask = axis.part(mask, -1)
+    bias, factor, z = all_biases(module, norm, module.linear, z, axis, dim=-1, length=N)
+    bias, mask = bias.transpose(-1, -2), axis.part(mask, -1)
     found: Tensor | None = attention_of(
-        module, z, bias, mask, columns=True, drop_mask=drop, drop_columnwise=True
+        module, z, bias, mask, columns=True, bias_scale=factor, drop_mask=drop,
+        drop_columnwise=True,
     )  # fmt: skip
     if found is None:
-        key_bias = mask_bias(mask.transpose(-1, -2), module.inf)[..., :, None, None, :]
-        x = x.transpose(-2, -3)
-        update = module.mha(x, x, [key_bias, bias[..., None, :, :, :]]).transpose(-2, -3)
+        x = norm(z).transpose(-2, -3)
+        update = _plain_update(module, x, bias / factor, mask.transpose(-1, -2)).transpose(-2, -3)
         found = z + (update if drop is None else update * drop[..., :, None, :])
     return exchange(found, axis, split=-3, join=-2, length=N)
 
@@ -113,7 +169,7 @@ def _multiply(
     N = mask.shape[-1]
     mask = axis.part(mask, -2)
     found: Tensor | None = triangle_multiplication_of(
-        module, z, mask, ChannelProduct(axis, N), drop_mask=drop
+        module, z, mask, product_of(axis, N), drop_mask=drop
     )
     if found is not None:
         return found
@@ -127,46 +183,3 @@ def _multiply(
     product = exchange(product, axis, split=-2, join=-3, length=E).movedim(-3, -1)
     update = module.linear_z(module.layer_norm_out(product)) * torch.sigmoid(module.linear_g(x))
     return added(z, update, drop)
-
-
-class ChannelProduct:
-    """The product inside a fused triangle multiplication of rows: every rank has some channels.
-
-    One all-to-all turns rows of all channels of a and b into whole matrices of a few channels,
-    another turns the product back. Both directions of the triangle are alike.
-
-    Args:
-        axis: who takes part.
-        length: N.
-    """
-
-    def __init__(self, axis: Axis, length: int) -> None:
-        self._axis, self._length = axis, length
-
-    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, Tensor]:
-        """The product's rows `[E, B, n, N]` of those of a and b `[2, E, B, n, N]`.
-
-        Also what `gradient` takes.
-        """
-        a, b = whole = self._channels(ab)
-        product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
-        return self._rows(product, ab.shape[1]), whole
-
-    def gradient(self, dproduct: Tensor, whole: Tensor, outgoing: bool) -> Tensor:
-        """The gradient of `ab` from that of the product."""
-        E = dproduct.shape[0]
-        d, (a, b) = self._channels(dproduct), whole
-        grads = torch.empty_like(whole)
-        if outgoing:  # x_ij = sum_k a_ik b_jk
-            torch.matmul(d, b, out=grads[0])
-            torch.matmul(d.mT, a, out=grads[1])
-        else:  # x_ij = sum_k a_ki b_kj
-            torch.matmul(b, d.mT, out=grads[0])
-            torch.matmul(a, d, out=grads[1])
-        return self._rows(grads, E)
-
-    def _channels(self, x: Tensor) -> Tensor:
-        return exchanged(x, self._axis, -4, -2, self._length)
-
-    def _rows(self, x: Tensor, channels: int) -> Tensor:
-        return exchanged(x, self._axis, -2, -4, channels)

@@ -51,7 +51,7 @@ class _PairBias(Operator, name="pair_bias"):
         packed = pack([weight], dtype)
         _, stats, bias = norm_rows(
             z.view(-1, z.shape[-1]), gamma, beta, eps, dtype, keep=False, pair_weight=packed,
-            pair_length=z.shape[-2], pair_scale=scale,
+            pair_length=z.shape[2], pair_rows=z.shape[1], pair_scale=scale,
         )  # fmt: skip
         return [bias, packed, stats]
 
@@ -60,10 +60,10 @@ class _PairBias(Operator, name="pair_bias"):
         tensors: Sequence[Any], eps: float, scale: float, dtype: torch.dtype
     ) -> list[Tensor]:
         z, _, _, weight = tensors
-        (B, L, _, _), H = z.shape, weight.shape[0]
+        (B, rows, J, _), H = z.shape, weight.shape[0]
         return [
-            z.new_empty((B, H, L, L), dtype=dtype), weight.new_empty(weight.shape, dtype=dtype),
-            z.new_empty((2, B * L * L), dtype=torch.float32),
+            z.new_empty((B, H, rows, J), dtype=dtype), weight.new_empty(weight.shape, dtype=dtype),
+            z.new_empty((2, B * rows * J), dtype=torch.float32),
         ]  # fmt: skip
 
     @staticmethod
@@ -83,8 +83,8 @@ class _PairBias(Operator, name="pair_bias"):
         launch(
             pair_norm_backward_kernel, (programs,),
             (dbias.contiguous(), z, gamma, beta, stats, packed,
-             None if later is None else later.contiguous(), out, partial, M, C, H, z.shape[-2],
-             float(scale), triton.cdiv(tiles, programs)),
+             None if later is None else later.contiguous(), out, partial, M, C, H,
+             z.shape[1] * z.shape[2], float(scale), triton.cdiv(tiles, programs)),
             {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(H),
              "HAS_RES": later is not None, "PRECISION": precision(packed.dtype),
              "STAGES": block.stages, "num_warps": block.warps, "num_stages": block.stages},
@@ -109,9 +109,8 @@ class _PairBias(Operator, name="pair_bias"):
 
 
 def pair_bias_fits(z: Tensor, weight: Tensor) -> bool:
-    """Whether the fused op takes these pairs `[B, R, R, C]` and this weight `[H, C]`."""
-    square = z.dim() == 4 and z.shape[1] == z.shape[2]
-    return square and z.dtype is not torch.float64 and usable(z, weight)
+    """Whether the fused op takes these pairs `[B, I, J, C]` and this weight `[H, C]`."""
+    return z.dim() == 4 and z.numel() > 0 and z.dtype is not torch.float64 and usable(z, weight)
 
 
 def pair_bias_through(
@@ -138,7 +137,7 @@ def pair_bias(
     eps: float = 1e-5,
     scale: float = 1.0,
 ) -> Tensor:
-    """Attention bias `[B, H, R, R]` of pairs z `[B, R, R, C]`: scale * linear(layer_norm(z)).
+    """Attention bias `[B, H, I, J]` of pairs z `[B, I, J, C]`: scale * linear(layer_norm(z)).
 
     Args:
         z: the pair representation.

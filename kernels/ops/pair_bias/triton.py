@@ -26,7 +26,7 @@ def heads_last_kernel(
     h = tl.arange(0, BLOCK_H)
     row_in, square = rows < M, length * length
     h64 = h.to(tl.int64)[None, :]
-    at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, TRANSPOSE)
+    at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, square, TRANSPOSE)
     x = tl.load(SOURCE + at[:, None] + h64 * square,
                 mask=row_in[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
     to = TO + rows.to(tl.int64)[:, None] * ts_m + h[None, :]
@@ -35,13 +35,16 @@ def heads_last_kernel(
 
 @triton.jit
 def pair_norm_backward_kernel(
-    DBIAS, Z, GAMMA, BETA, STATS, W, RES, DZ, PARTIAL, M, C, H, length, scale, tiles_each,
+    DBIAS, Z, GAMMA, BETA, STATS, W, RES, DZ, PARTIAL, M, C, H, size, scale, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr, HAS_RES: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """DZ from DBIAS `[B, H, L, L]`, plus RES; PARTIAL `[programs, (2 + H) C]`: gamma, beta, W."""
+    """DZ from DBIAS `[B, H, I, J]`, plus RES; PARTIAL `[programs, (2 + H) C]`: gamma, beta, W.
+
+    I * J = size.
+    """
     c, h = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_H)
-    c_in, h_in, square = c < C, h < H, length * length
+    c_in, h_in = c < C, h < H
     w_in = h_in[:, None] & c_in[None, :]
     w = tl.load(W + h[:, None] * C + c[None, :], mask=w_in, other=0.0)
     dgamma = tl.zeros([BLOCK_C], tl.float32)
@@ -54,8 +57,8 @@ def pair_norm_backward_kernel(
         inside = row_in[:, None] & c_in[None, :]
         flat = rows.to(tl.int64)[:, None] * C + c[None, :]
         z = tl.load(Z + flat, mask=inside, other=0.0).to(tl.float32)
-        at = (rows // square).to(tl.int64) * H * square + rows % square
-        d = tl.load(DBIAS + at[:, None] + h.to(tl.int64)[None, :] * square,
+        at = (rows // size).to(tl.int64) * H * size + rows % size
+        d = tl.load(DBIAS + at[:, None] + h.to(tl.int64)[None, :] * size,
                     mask=row_in[:, None] & h_in[None, :], other=0.0)  # fmt: skip
         d = (d.to(tl.float32) * scale).to(w.dtype)
         mean = tl.load(STATS + rows, mask=row_in, other=0.0)

@@ -84,10 +84,10 @@ class TriangleWeights:
 class Product(Protocol):
     """The product over k of pairs that several GPUs have rows of."""
 
-    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, Tensor]:
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """Its rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and what to keep."""
 
-    def gradient(self, dproduct: Tensor, kept: Tensor, outgoing: bool) -> Tensor:
+    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product and what was kept."""
 
 
@@ -131,7 +131,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     def forward(
         tensors: Sequence[Any], *options: Any, product: Product | None = None
     ) -> list[Tensor]:
-        """Of rows of pairs with a `product`, whose result then lies behind the rest."""
+        """Of rows of pairs with a `product`: its result and what it keeps lie behind the rest."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
         w: Any = TriangleWeights(*weights)
@@ -158,8 +158,8 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         if product is None:
             xt, kept = _product(ab, plan.outgoing), [ab]
         else:
-            xt, whole = product(ab.view(2, E, B, R, N), plan.outgoing)
-            kept = [whole, xt]
+            xt, seen = product(ab.view(2, E, B, R, N), plan.outgoing)
+            kept = [xt, *seen]
         out = torch.empty_like(z)
         if on_hopper:
             hopper.run_out(
@@ -196,14 +196,14 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         plan = _Plan(*options)
         (
             dout, z, mask, drop_mask, gamma_in, beta_in, gamma_out, beta_out, z_bias, g_bias,
-            packed_w, packed_b, wz, stats, ab, *made,
+            packed_w, packed_b, wz, stats, *kept,
         ) = tensors  # fmt: skip
         drop = Drop(drop_mask, (z.shape[1], z.shape[2]), plan.drop_columnwise)
         C, E = wz.shape
         M = z.numel() // C
         dout = dout.contiguous().view(M, C)
         dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
-        xt = made[0] if made else _product(ab, plan.outgoing)
+        xt = _product(kept[0], plan.outgoing) if product is None else kept[0]
         dxt = torch.empty_like(xt)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
         if on_hopper:
@@ -218,9 +218,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             )  # fmt: skip
         del xt
         if product is None:
-            dab = _product_grads(dxt, ab, plan.outgoing)
+            dab = _product_grads(dxt, kept[0], plan.outgoing)
         else:
-            dab = product.gradient(dxt, ab, plan.outgoing)
+            dab = product.gradient(dxt, kept[1:], plan.outgoing)
         if on_hopper:
             in_sums = hopper.run_in_grad(
                 z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked

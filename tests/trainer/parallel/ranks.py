@@ -28,6 +28,7 @@ from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
+from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
 from evofeed.trainer.presets import tiny
 
 
@@ -131,6 +132,27 @@ def fused_block(axis: Axis) -> dict[str, float]:
     return found
 
 
+def products(axis: Axis) -> dict[str, float]:
+    """The two ways to multiply rows of triangles, with their gradients, against the whole."""
+    N, E = 7, 5
+    torch.manual_seed(2)
+    ab, d = torch.randn(2, E, 2, N, N).double(), torch.randn(E, 2, N, N).double()
+    found = {}
+    for outgoing in (True, False):
+        whole = ab.clone().requires_grad_()
+        a, b = whole
+        expected = a @ b.mT if outgoing else a.mT @ b
+        (grad,) = torch.autograd.grad(expected, whole, d)
+        for way in (RowProduct, ChannelProduct):
+            product = way(axis, N)
+            rows, kept = product(axis.part(ab, -2).contiguous(), outgoing)
+            back = product.gradient(axis.part(d, -2).contiguous(), kept, outgoing)
+            name = f"{way.__name__} {outgoing}"
+            found[name] = _difference(rows, axis.part(expected.detach(), -2))
+            found[f"{name} gradient"] = _difference(back, axis.part(grad, -2))
+    return found
+
+
 def main(out: Path, dataset: str) -> None:
     """Every case on 2, 3 and 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
@@ -163,6 +185,7 @@ def main(out: Path, dataset: str) -> None:
             continue
         axis = Axis(group=group, rank=rank, size=ranks)
         compare(f"odd {ranks}", differences, _exact(), odd, axis)
+        compare(f"products {ranks}", products, axis)
         compare(f"few {ranks}", differences, _exact(), few, axis)
         if ranks == 2:
             compare("fused 2", fused_block, axis)

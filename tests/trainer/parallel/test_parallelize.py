@@ -44,6 +44,14 @@ def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> N
     assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_both_ways_to_multiply_triangles_are_the_whole_product(
+    found: dict[str, dict[str, float]], ranks: int
+) -> None:
+    differences = found[f"products {ranks}"]
+    assert len(differences) == 8 and max(differences.values()) < EXACT
+
+
 def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:
     axis = Axis(group=None, rank=1, size=3)
     assert axis.lengths(11) == [4, 4, 3] and axis.lengths(2) == [1, 1, 0]

@@ -1,0 +1,124 @@
+"""The product inside a fused triangle multiplication of pairs whose rows several ranks have.
+
+`RowProduct` sends one of the three matrices, `ChannelProduct` parts of all three, but never has a
+whole one. Letters: N residues, n of them here, E hidden channels, e of them here, B batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import exchanged, parts_of_all, reduced_parts
+
+__all__ = ["ChannelProduct", "RowProduct", "product_of"]
+
+MOST_WHOLE = 1024  # residues up to which a whole matrix of all channels is small: 268 MB
+MOST_RANKS = 4  # beyond, parts of three matrices are less than one
+
+
+def product_of(axis: Axis, length: int) -> ChannelProduct | RowProduct:
+    """The one that sends less, where memory allows."""
+    small = length <= MOST_WHOLE and axis.size <= MOST_RANKS
+    return RowProduct(axis, length) if small else ChannelProduct(axis, length)
+
+
+class RowProduct:
+    """Rows of the product from rows of a and b.
+
+    Outgoing edges need all rows of b: a gather. Incoming ones are a sum over the rows that
+    the ranks have: a reduce-scatter. Each is the other's backward pass.
+
+    Args:
+        axis: who takes part.
+        length: N.
+    """
+
+    def __init__(self, axis: Axis, length: int) -> None:
+        self._axis, self._lengths = axis, axis.lengths(length)
+
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
+        """The product's rows `[E, B, n, N]` of those of a and b `[2, E, B, n, N]`.
+
+        Also what `gradient` takes.
+        """
+        a, b = ab.flatten(1, 2)
+        if outgoing:  # x_ij = sum_k a_ik b_jk
+            parts = parts_of_all(b, self._axis, self._lengths)
+            product = torch.empty_like(a)
+            for to, part in zip(self._columns(product), parts, strict=True):
+                torch.bmm(a, part.mT, out=to)
+            return product.view(ab.shape[1:]), [a, *parts]
+        product = reduced_parts(  # x_ij = sum_k a_ki b_kj
+            a, self._axis, self._lengths,
+            lambda to, p: torch.bmm(self._columns(a)[p].mT, b, out=to),
+        )  # fmt: skip
+        return product.view(ab.shape[1:]), [a, b]
+
+    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+        """The gradient of `ab` from that of the product."""
+        d = dproduct.flatten(0, 1)
+        grads = d.new_empty(2, *d.shape)
+        if outgoing:
+            a, *parts = kept
+            _sum_of_products(grads[0], self._columns(d), parts)
+            grads[1] = reduced_parts(
+                d, self._axis, self._lengths,
+                lambda to, p: torch.bmm(self._columns(d)[p].mT, a, out=to),
+            )  # fmt: skip
+        else:
+            a, b = kept
+            parts = parts_of_all(d, self._axis, self._lengths)
+            for to, part in zip(self._columns(grads[0]), parts, strict=True):
+                torch.bmm(b, part.mT, out=to)
+            _sum_of_products(grads[1], self._columns(a), parts)
+        return grads.view(2, *dproduct.shape)
+
+    def _columns(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x, self._lengths, -1)
+
+
+def _sum_of_products(to: Tensor, left: tuple[Tensor, ...], right: list[Tensor]) -> None:
+    torch.bmm(left[0], right[0], out=to)
+    for a, b in zip(left[1:], right[1:], strict=True):
+        to.baddbmm_(a, b)
+
+
+class ChannelProduct:
+    """Whole matrices of a few channels for every rank: one all-to-all there, one back.
+
+    Both directions of the triangle are alike.
+
+    Args:
+        axis: who takes part.
+        length: N.
+    """
+
+    def __init__(self, axis: Axis, length: int) -> None:
+        self._axis, self._length = axis, length
+
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
+        """As `RowProduct`'s."""
+        a, b = whole = self._channels(ab)
+        product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
+        return self._rows(product, ab.shape[1]), [whole]
+
+    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+        """As `RowProduct`'s."""
+        (whole,) = kept
+        d, (a, b) = self._channels(dproduct), whole
+        grads = torch.empty_like(whole)
+        if outgoing:
+            torch.matmul(d, b, out=grads[0])
+            torch.matmul(d.mT, a, out=grads[1])
+        else:
+            torch.matmul(b, d.mT, out=grads[0])
+            torch.matmul(a, d, out=grads[1])
+        return self._rows(grads, dproduct.shape[0])
+
+    def _channels(self, x: Tensor) -> Tensor:
+        return exchanged(x, self._axis, -4, -2, self._length)
+
+    def _rows(self, x: Tensor, channels: int) -> Tensor:
+        return exchanged(x, self._axis, -2, -4, channels)
