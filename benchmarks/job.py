@@ -192,10 +192,10 @@ def table(ways: dict[str, Any]) -> str:
         "s fixed",
     ]
     lines = ["| | " + " | ".join(head) + " |", "|---" * 7 + "|"]
-    for way, told in ways.items():
-        cells = [*told["chains_per_second"].values(), told["cpu_seconds"][sizes[-1]]]
-        cells += [told["ms_a_further_chain"], told["cpu_ms_a_further_chain"]]
-        cells += [told["seconds_before_the_first"]]
+    for way, figures in ways.items():
+        cells = [*figures["chains_per_second"].values(), figures["cpu_seconds"][sizes[-1]]]
+        cells += [figures["ms_a_further_chain"], figures["cpu_ms_a_further_chain"]]
+        cells += [figures["seconds_before_the_first"]]
         lines.append(f"| {way} | " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@
 Each trial starts `evofeed featurize --executor ray --json` on a dataset of its own, kills one
 process at a random moment (of the time a job takes, or of the units it has to do), waits, and
 runs the same command again until it says 0; a cluster that was damaged is started again first.
-Trials that are in FILE count: it goes on after them.
+Trials that are in FILE count: it continues after them.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def be_a_cluster() -> None:
     Path("/tmp/ray").mkdir(exist_ok=True)  # Ray's own helper writes there
     small = {"num_cpus": 1, "object_store_memory": 128 << 20}
     folder = tempfile.mkdtemp(prefix="evofeed-kc-", dir="/tmp")
-    with ray_start.starting(lean=True):
+    with ray_start.starting(minimal=True):
         head = {**small, "include_dashboard": False, "temp_dir": folder}
         cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**small)

@@ -76,7 +76,7 @@ class Consumer:
     that reads its loss has it. The products are large, so that a step queues some hundred
     kernels at most: beyond about a thousand the driver makes every thread that queues spin,
     which would be counted against the loader. With `sleeps` the step only sleeps, for runs
-    beside other work on the same GPU, and how long the features take to be made is told besides.
+    beside other work on the same GPU, and how long the features take to be made is given besides.
     """
 
     def __init__(self, device: str, seconds: float, *, sleeps: bool = False) -> None:
@@ -136,14 +136,14 @@ def feed(
             first = True
             stream = iter(loader)
             while True:
-                asked = time.perf_counter()
+                called = time.perf_counter()
                 batch = next(stream, None)
-                waited = time.perf_counter() - asked
+                waited = time.perf_counter() - called
                 if batch is None:
                     break
                 if consumer.sleeps and device == "cuda":
                     consumer.wait()
-                made = time.perf_counter() - asked
+                made = time.perf_counter() - called
                 if done == warm:
                     begun, cpu = time.perf_counter(), cpu_seconds(loader)
                     reader_cpu = loader.stats()["reader_cpu_seconds"]
@@ -156,7 +156,7 @@ def feed(
                 consumer.step(batch)
                 last = batch
                 del batch
-                walls.append(time.perf_counter() - asked)
+                walls.append(time.perf_counter() - called)
                 done += 1
                 if done == steps + warm:
                     break
@@ -242,16 +242,16 @@ def host_cost(
     times: dict[str, list[float]] = {"plan": [], "read_and_check": [], "queue": []}
     for number in range(rounds):
         marks = [time.thread_time()]
-        asked = []
+        requests = []
         for plan in itertools.islice(plans, samples):
             place = catalog.place(plan.samples[0].row)
             nbytes = slot_nbytes(place, True) + maker.words_nbytes
             offset = arena.allocate(nbytes)
             assert offset is not None
-            asked.append((plan, ReadRequest(0, place, True, True, offset, nbytes)))
+            requests.append((plan, ReadRequest(0, place, True, True, offset, nbytes)))
         marks.append(time.thread_time())
         filled = []
-        for plan, request in asked:
+        for plan, request in requests:
             with memoryview(arena.memory)[request.offset :][: request.nbytes] as slot:
                 slab = read_chain(dataset.storage, request, slot)
             filled.append((plan, FilledSlot(plan.samples[0], slab, request.offset)))
@@ -263,7 +263,7 @@ def host_cost(
         maker.reclaim()
         if number:
             for name, spent in zip(times, np.diff(marks), strict=True):
-                times[name].append(float(spent) * 1e3 / len(asked))
+                times[name].append(float(spent) * 1e3 / len(requests))
     maker.close()
     arena.close()
     times["all"] = [sum(parts) for parts in zip(*times.values(), strict=True)]
@@ -354,9 +354,9 @@ def baseline(
     stream = iter(loader)
     warm = workers
     for number in range(steps + warm):
-        asked = time.perf_counter()
+        called = time.perf_counter()
         batch = {k: v.to(device, non_blocking=True) for k, v in next(stream).items()}
-        waited = time.perf_counter() - asked
+        waited = time.perf_counter() - called
         if number == warm:
             begun, cpu, children = time.perf_counter(), time.process_time(), cpu_of_children()
         if number > warm:

@@ -39,7 +39,7 @@ from evofeed.store import Dataset  # noqa: E402
 
 def rank_main(rank: int, args: argparse.Namespace, folder: str, meeting: str) -> None:
     store = dist.FileStore(meeting, args.ranks)
-    if args.stuck_after:  # a rank that waits for ever says where
+    if args.stuck_after:  # a rank that waits forever says where
         faulthandler.dump_traceback_later(args.stuck_after)
     torch.set_num_threads(1)
     device = args.device
@@ -106,14 +106,14 @@ def loop(
     meet()
     begun = time.perf_counter()
     for _ in range(steps):
-        asked = time.perf_counter()
+        called = time.perf_counter()
         batch = take()
         taken = time.perf_counter()
         consumer.step(batch)
         met = time.perf_counter()
         meet()
         walls.append(met - taken)
-        waits.append(taken - asked)
+        waits.append(taken - called)
         barriers.append(time.perf_counter() - met)
     wall = time.perf_counter() - begun
     return {"waits": waits, "barriers": barriers, "steps": walls, "wall": wall}

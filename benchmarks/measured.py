@@ -3,7 +3,7 @@
     python benchmarks/measured.py > docs/measured.md
 
 No figure is typed: each is a value of a file in results/, rounded. A row that is also in the
-README stands there word by word.
+README is there word by word.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def featurize() -> list[Row]:
     """Text to arrays."""
     found = result("featurize")
     every = found["alignments"].values()
-    # One small file pays a fixed cost; it is told apart.
+    # One small file pays a fixed cost; it is kept apart.
     large = [each for each in every if each["characters"] > 100_000]
     small = [each for each in every if each["characters"] < 10_000]
     ours = sorted(each["ours_ns_per_character"] for each in large)

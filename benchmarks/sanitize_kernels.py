@@ -6,7 +6,7 @@ memcheck finds accesses outside a tensor (PyTorch's caching allocator is switche
 so that every tensor is an allocation of its own), racecheck hazards in shared memory
 (plain products run in float32 there: it does not survive cuBLAS's kernels for bfloat16).
 The script runs itself under both tools, one process for each group of cases, several at a
-time. A case that a tool does not survive is noted, and the group goes on after it. The result
+time. A case that a tool does not survive is noted, and the group continues after it. The result
 names the kernels that no case launched. Without a GPU:
 
     TRITON_INTERPRET=1 PYTHONPATH=src python benchmarks/sanitize_kernels.py --work "float32 ops"
@@ -82,13 +82,13 @@ def tell_launches() -> None:
     import triton
     from triton.runtime.interpreter import InterpretedFunction
 
-    told = set()
+    reported = set()
     for kind in (triton.runtime.JITFunction, InterpretedFunction):
 
         def run(self: Any, *arguments: Any, before: Any = kind.run, **options: Any) -> Any:
             name = f"{self.fn.__module__.removeprefix('evofeed.')}.{self.fn.__name__}"
-            if name not in told:
-                told.add(name)
+            if name not in reported:
+                reported.add(name)
                 print("launch", name, flush=True)
             return before(self, *arguments, **options)
 

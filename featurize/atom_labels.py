@@ -75,7 +75,7 @@ def with_author_labels(rows: AtomRows) -> tuple[list[str], list[str]]:
 
 
 def _protein_residues(rows: AtomRows, keys: list[_Key], own: list[bool]) -> set[_Key]:
-    """Amino acids with a letter, and what else has a backbone and stands before the last of them.
+    """Amino acids with a letter, and what else has a backbone and is before the last of them.
 
     Without TER or labels nothing else distinguishes a modified residue from a ligand like it.
     """

@@ -158,7 +158,7 @@ def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> li
     """Chain folders, flattened or as OpenProteinSet ships them.
 
     Args:
-        root: the folder they lie in.
+        root: the folder they are in.
         beside: structures and the like.
         every: take folders without alignments too; else they are something else.
     """

@@ -26,7 +26,7 @@ class Msa:
         deletion_row: MSA row of each non-zero deletion, ascending.
         deletion_column: its column, ascending within a row.
         deletion_count: residues deleted left of that column.
-        text: the file the names lie in.
+        text: the file the names are in.
         names: start and end of each row's header in `text`.
         dropped: what was left out, in words.
     """

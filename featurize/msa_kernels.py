@@ -287,7 +287,7 @@ def first_occurrences(letters: Any) -> Any:
 @njit(cache=True, nogil=True)
 @no_type_check
 def encode(letters: Any, kept: Any, table: Any) -> Any:
-    """Codes of the kept rows and how often each code stands in each column."""
+    """Codes of the kept rows and how often each code occurs in each column."""
     columns = letters.shape[1]
     msa = np.empty((kept.size, columns), np.uint8)
     counts = np.zeros((columns, 22), np.int32)

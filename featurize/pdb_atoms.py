@@ -35,7 +35,7 @@ class PdbAtoms:
         xyz: ångström, NaN where the file has `nan`, `.` or `?`.
         occupancy, b_factor: NaN where blank.
         hetero: HETATM records.
-        ters: rows before which a TER record stands.
+        ters: rows before which there is a TER record.
         odd: whether a field was no plain number, and Biopython's reading may differ.
     """
 
@@ -137,7 +137,7 @@ def _repair(data: bytes, path: str, row: int, start: int, number: Any, floats: A
 
 
 def hybrid36(text: str) -> int | None:
-    """A residue number of four columns that goes on after 9999 as A000, A001, ... zzzz.
+    """A residue number of four columns that continues after 9999 as A000, A001, ... zzzz.
 
     Source: cctbx, hybrid_36.
     """

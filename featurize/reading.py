@@ -1,4 +1,4 @@
-"""Bytes of one input, wherever they lie: a file, a span or part of one, plain, gz, zst or xz."""
+"""Bytes of one input, wherever they are: a file, a span or part of one, plain, gz, zst or xz."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class ChainSource:
             return is_text(entry.name)
         if is_alignment(entry.name) and not entry.is_dir():
             what = "a link to nothing" if entry.is_symlink() else "no regular file"
-            raise InputError(f"{what}: mend or remove it", path=entry.path, item=self.chain_id)
+            raise InputError(f"{what}: fix or remove it", path=entry.path, item=self.chain_id)
         return False
 
     def nbytes(self) -> int:

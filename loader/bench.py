@@ -26,13 +26,13 @@ def measure(loader: FeatureLoader, steps: int, step_seconds: float) -> dict[str,
     while len(waits) < steps - 1:
         stream = iter(loader)
         while len(waits) < steps - 1:
-            asked = time.perf_counter()
+            called = time.perf_counter()
             batch = next(stream, None)
             if batch is None:
                 break
             if loader.device.type == "cuda":
                 torch.cuda.current_stream(loader.device).synchronize()
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - called
             if not begun:
                 first = time.perf_counter() - start
                 begun, cpu = time.perf_counter(), _cpu_seconds(loader)

@@ -103,5 +103,5 @@ def _check_fixed(name: str, column: PackedColumn, dims: dict[str, int]) -> tuple
         raise ValueError(f"{len(payload)} bytes do not fit {atoms} atoms of {anchors} residues")
     where = np.frombuffer(payload, "<u4", exceptions, middle)
     if where.max(initial=0) >= max(_extent(name, dims)[0], 1):
-        raise ValueError("an exception lies outside the array")
+        raise ValueError("an exception is outside the array")
     return anchors, atoms, exceptions

@@ -35,7 +35,7 @@ _SAME: Final = {
     "seed": "give that seed",
     "global_batch_size": "give LoaderConfig that number, and there may be more or fewer ranks",
 }
-"""What a state must have in common with the loader that goes on from it, and how to get there."""
+"""What a state and the loader that continues from it must have in common, and how to get there."""
 _ARENA_NBYTES: Final = (64 << 20, 512 << 20)
 """Least and most shared memory taken unasked."""
 
@@ -159,13 +159,13 @@ class FeatureLoader:
             self._forget()  # forked: thread and reader stayed with the parent
         try:
             feeder = self._feeder or self._start()
-            asked = time.perf_counter()
+            called = time.perf_counter()
             cause = "handing over" if len(feeder.ready) else feeder.busy_with
             batch = self._take(feeder)
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - called
             tensors = batch.hand_over()
             self._note(batch.plan)
-        except BaseException:  # Ctrl-C too: whoever goes on gets the batch that was not given
+        except BaseException:  # Ctrl-C too: whoever continues gets the batch that was not given
             self.close()
             raise
         self._stats.delivered(batch, waited, cause)

@@ -47,7 +47,7 @@ class _Sample:
     plan: SamplePlan
     age: int
     request: ReadRequest | None = None
-    asked: float = 0.0
+    requested: float = 0.0
     failures: int = 0
     failing_since: float = 0.0
     refusals: int = 0
@@ -94,11 +94,11 @@ class Feeder(threading.Thread):
         self._templates = planner.config.max_templates > 0
         self.ready = ReadyQueue(ready)
         self._under_way: deque[_Batch] = deque()
-        self._asked: dict[int, _Sample] = {}
+        self._requested: dict[int, _Sample] = {}
         self._unsent: list[ReadRequest] = []
         self._unplaced: list[_Sample] = []
         self._retries: list[tuple[float, _Sample]] = []
-        self._last_success, self._last_told = 0.0, -math.inf
+        self._last_success, self._last_warning = 0.0, -math.inf
         self._probes: dict[int, ChainPlace] = {}
         """Of each dataset the chain that was read last."""
         self._bad: set[tuple[int, int]] = set()
@@ -144,7 +144,7 @@ class Feeder(threading.Thread):
             self._unsent = []
         if filled is not None:
             self.busy_with = "waking up"
-        elif self._asked or self._retries:
+        elif self._requested or self._retries:
             self.busy_with = "reading"
             for number, answer in readers.poll(_POLL_SECONDS):
                 self._answered(number, answer)
@@ -210,7 +210,7 @@ class Feeder(threading.Thread):
             raise LoaderError(str(error), item=place.chain_id) from None
         if offset is None:
             return False
-        sample.offset, sample.asked = offset, time.perf_counter()
+        sample.offset, sample.requested = offset, time.perf_counter()
         self._submit(
             sample,
             ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes),
@@ -219,7 +219,7 @@ class Feeder(threading.Thread):
 
     def _submit(self, sample: _Sample, request: ReadRequest) -> None:
         sample.request = request
-        self._asked[request.number] = sample
+        self._requested[request.number] = sample
         self._number += 1
         self._unsent.append(request)
 
@@ -234,13 +234,13 @@ class Feeder(threading.Thread):
             self._submit(sample, request)
 
     def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
-        sample = self._asked.pop(number)
+        sample = self._requested.pop(number)
         assert sample.request is not None
         if isinstance(answer, Slab):
             sample.slab = answer
             self._last_success = time.perf_counter()
             self._probes[sample.plan.dataset] = sample.request.place
-            self._stats.was_read(sample.request.place.chain_id, sample.asked, answer.seconds)
+            self._stats.was_read(sample.request.place.chain_id, sample.requested, answer.seconds)
             return
         passing = type(answer) in (StoreError, ChainRefused, AccessDenied)
         if passing and self._may_pass(sample, answer):
@@ -273,8 +273,8 @@ class Feeder(threading.Thread):
         left = max(self._last_success, sample.failing_since) + _OUTAGE_SECONDS - now
         if left < 0:
             raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
-        if now - self._last_told > _REMIND_SECONDS:
-            self._last_told = now
+        if now - self._last_warning > _REMIND_SECONDS:
+            self._last_warning = now
             _LOG.warning("a read failed and is tried again, for %d s at most: %s", left, why)
         self._retries.append(
             (now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample)

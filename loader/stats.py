@@ -72,11 +72,11 @@ class Stats:
         self.causes: dict[str, float] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
 
-    def was_read(self, chain_id: str, asked: float, seconds: float) -> None:
+    def was_read(self, chain_id: str, requested: float, seconds: float) -> None:
         """A chain arrived in its slot; reading took so long, the rest was waiting in line."""
         now = time.perf_counter()
         self.read.add(seconds)
-        self.trace.add("reader", "read", asked, now, chain=chain_id, read_ms=seconds * 1e3)
+        self.trace.add("reader", "read", requested, now, chain=chain_id, read_ms=seconds * 1e3)
 
     def made(self, batch: ReadyBatch, samples: int) -> None:
         """A batch was queued on the device."""

@@ -21,7 +21,7 @@ class CursorSigner:
         self._key = key
 
     def write(self, row: int, digest: str, query: str) -> str:
-        """A cursor that goes on at `row` of exactly this listing.
+        """A cursor that continues at `row` of exactly this listing.
 
         Args:
             row: next row of the index to look at.
@@ -32,7 +32,7 @@ class CursorSigner:
         return base64.urlsafe_b64encode(body + self._mac(body)).decode().rstrip("=")
 
     def read(self, cursor: str, query: str) -> tuple[int, str]:
-        """The row and the snapshot a cursor goes on at.
+        """The row and the snapshot a cursor continues at.
 
         Raises:
             Problem: 422, the cursor was altered, or belongs to another query.
@@ -44,8 +44,8 @@ class CursorSigner:
         body, mac = raw[: _BODY.size], raw[_BODY.size :]
         if len(raw) != _BODY.size + _MAC or not hmac.compare_digest(mac, self._mac(body)):
             raise bad_cursor("the cursor was not made by this service")
-        row, digest, asked = _BODY.unpack(body)
-        if asked != _hash(query):
+        row, digest, wanted = _BODY.unpack(body)
+        if wanted != _hash(query):
             raise bad_cursor("the cursor belongs to another filter, dataset or set of columns")
         return int(row), digest.hex()
 

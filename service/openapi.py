@@ -41,7 +41,7 @@ _TAGS: Final = {
     "jobs": "Featurize jobs: submit, watch, cancel, retry, and what they could not do.",
     "tickets": "Alignments, by the protocol of ColabFold's MSA server.",
     "tokens": "Tokens and the audit.",
-    "webhooks": "Be told when jobs end.",
+    "webhooks": "Be notified when jobs end.",
 }
 _REFUSED: Final = {
     "400": "this is no HTTP request that can be understood",

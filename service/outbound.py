@@ -148,7 +148,7 @@ def post(target: Target, body: bytes, headers: Mapping[str, str]) -> int:
 def _limited(stream: socket.socket) -> Iterator[None]:
     """Break the connection off when its time is up.
 
-    A socket's own limit counts from one byte to the next: who sends slowly could hold us for ever.
+    A socket's own limit counts from one byte to the next: who sends slowly could hold us forever.
     """
 
     def cut() -> None:

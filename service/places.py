@@ -79,5 +79,5 @@ def _no_place(uri: str, wanted: str) -> Problem:
 
 
 def _closed(uri: str, what_next: str) -> Problem:
-    what = f"{uri[:200]!r} lies below none of the places that are open"
+    what = f"{uri[:200]!r} is below none of the places that are open"
     return Problem(403, "place_not_allowed", what, next=what_next)

@@ -68,7 +68,7 @@ def usage(session: Session, principals: Sequence[str]) -> Usage:
         .where(JobAttempt.ended_at.is_(None) | (JobAttempt.ended_at > day_ago))
     ).all()
     chains: dict[str, int] = {}
-    for job_id, progress, result, _ in recent:  # a job that goes on is not counted twice
+    for job_id, progress, result, _ in recent:  # a job that continues is not counted twice
         count = int((result or progress).get("num_chains", 0))
         chains[job_id] = max(chains.get(job_id, 0), count)
     oldest = min((at for *_, at in recent if at is not None), default=None)

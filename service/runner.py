@@ -162,7 +162,7 @@ class _Pulse:
         self._stop = self._stop or state
 
     def on_sigterm(self, *_: object) -> None:
-        """Our service stops; the next one goes on with the job."""
+        """Our service stops; the next one continues the job."""
         self.stop_for(jobs.QUEUED)
 
     def progress(self, progress: JobProgress) -> None:

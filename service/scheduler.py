@@ -60,7 +60,7 @@ class Scheduler:
             self._thread.join()
         if self._children:
             _log.warning(
-                "waiting up to %.0f s for running jobs to stop: %s; the next start goes on with "
+                "waiting up to %.0f s for running jobs to stop: %s; the next start continues with "
                 "them. Ctrl-C or SIGTERM again does not wait",
                 _STOP_SECONDS,
                 ", ".join(self._children),
@@ -71,7 +71,7 @@ class Scheduler:
         for job_id, child in self._children.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, end - time.monotonic()))
-            self._bury(job_id, child)
+            self._settle(job_id, child)
         self._children.clear()
 
     def log(self, job_id: str, attempt: int) -> str | None:
@@ -141,9 +141,9 @@ class Scheduler:
         for job_id, child in list(self._children.items()):
             if child.poll() is not None:
                 del self._children[job_id]
-                self._bury(job_id, child)
+                self._settle(job_id, child)
 
-    def _bury(self, job_id: str, child: subprocess.Popen[bytes]) -> None:
+    def _settle(self, job_id: str, child: subprocess.Popen[bytes]) -> None:
         """Whatever the child left running goes with it; a job it did not end is put right."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes

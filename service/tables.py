@@ -81,7 +81,7 @@ class RefIntent(Base):
 
 
 class RefMove(Base):
-    """One move of a ref; the last row of a ref is where it stands."""
+    """One move of a ref; the last row of a ref is where it points."""
 
     __tablename__ = "ref_moves"
     __table_args__ = (Index("ix_ref_moves_ref", "dataset_id", "ref", "id"),)

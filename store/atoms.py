@@ -85,7 +85,7 @@ def unpack_positions(
     positions = _dense(sections["anchor"], sections["relative"], present, center)
     where = sections["exception_index"]
     if where.max(initial=0) >= max(positions.size, 1):
-        raise ValueError("an exception lies outside the array")
+        raise ValueError("an exception is outside the array")
     positions.reshape(-1)[where] = sections["exception_value"]
     return positions
 

@@ -141,8 +141,8 @@ class DataCard:
         return [
             ("snapshot", f"`{self.digest}`"),
             ("made from", f"`{self.parent}`" if self.parent else "files"),
-            ("license", self.license or "not told"),
-            ("address", self.url or "not told"),
+            ("license", self.license or "not stated"),
+            ("address", self.url or "not stated"),
             ("chains", f"{self.chains:,}"),
             ("with a structure", f"{self.with_structure:,}"),
             ("predicted structures", f"{self.predicted:,}"),
@@ -213,7 +213,7 @@ def card_of(
     cells = pc.multiply(
         pc.cast(index["num_res"], pa.int64()), pc.cast(index["num_alignments"], pa.int64())
     )
-    told = [(chain, note) for chain, found in (notes or {}).items() for note in found]
+    every_note = [(chain, note) for chain, found in (notes or {}).items() for note in found]
     dropped = [
         (str(item.get("chain_id", "?")), str(item.get("reason", "no reason was kept")))
         for item in manifest.dropped
@@ -234,7 +234,7 @@ def card_of(
         predicted=_sum(pc.and_(index["has_structure"], index["is_distillation"])),
         columns=column_statistics(index),
         left_out=by_reason(dropped),
-        notes=by_reason(told),
+        notes=by_reason(every_note),
         settings=dict(list(_flat(manifest.config))[:_MOST_SETTINGS]),
         manifest=manifest,
     )

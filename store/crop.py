@@ -158,7 +158,7 @@ def crop_positions(
         raise decoder.place.corrupt(f"column {name}: its atoms do not fit the mask")
     where = parts["exception_index"].astype(np.int64)
     if where.max(initial=-1) >= low.size * 111:
-        raise decoder.place.corrupt(f"column {name}: an exception lies outside the array")
+        raise decoder.place.corrupt(f"column {name}: an exception is outside the array")
     structure, residue = where // 111 // length, where // 111 % length - start
     inside = (residue >= 0) & (residue < stop - start)
     flat = out.reshape(len(low), stop - start, 111)

@@ -28,7 +28,7 @@ S3Response.put_object = _put_object
 
 
 class Bucket:
-    """An empty bucket and the server it lies in.
+    """An empty bucket and the server it is in.
 
     Attributes:
         uri: `s3://` and its name.

@@ -54,7 +54,7 @@ class Account:
         return dict(sorted(notes.items()))
 
     def progress(self) -> JobProgress:
-        """Where the job stands."""
+        """State and progress of the job."""
         counts = self._ledger.counts(self._job.job_id)
         seconds = time.monotonic() - self._began
         cost_here = counts["cost_done"] - self._first["cost_done"]

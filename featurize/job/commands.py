@@ -65,7 +65,7 @@ def _status(ledger: Any, job: Any) -> dict[str, Any]:
     status: dict[str, Any] = {name: getattr(job, name) for name in names} | counts
     if job.state == "running" and not is_driven(ledger, job.job_id):
         status["state"] = "stopped"
-        status["message"] = "its driver is gone: `evofeed jobs run` goes on"
+        status["message"] = "its driver is gone: `evofeed jobs run` continues it"
     status["share"] = round(share, 4)
     status["updated_seconds_ago"] = round(max(0.0, time.time() - job.updated_at), 1)
     return status
@@ -134,7 +134,7 @@ def _details(ledger: Any, status: dict[str, Any]) -> None:
 
 @jobs.command()
 def cancel(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
-    """Ask a running job to stop; what is done is kept, running it again goes on.
+    """Ask a running job to stop; what is done is kept, running it again continues.
 
     Example: evofeed jobs cancel data/
     """

@@ -209,14 +209,14 @@ class _Driver:
         self.run_id = secrets.token_hex(8)
         self.flying: set[str] = set()
         self.blame = Blame(ledger, job.job_id, options.deadline)
-        self._told = 0.0
+        self._last_report = 0.0
         for unit_id in missing_shards(ledger, job):
             ledger.give_back(job.job_id, unit_id)
         self.account = Account(ledger, job, len(plan.sources), unusable)
         host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
     def run(self) -> JobReport:
-        """From wherever the job stands to its end."""
+        """From its present state to its end."""
         job_id = self.job.job_id
         waiting = deque(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
         try:
@@ -419,6 +419,6 @@ class _Driver:
     def _tell(self, force: bool) -> None:
         """Tell the progress, at most about twice a second unless something happened."""
         now = time.monotonic()
-        if self.progress is not None and (force or now - self._told >= _TICK):
-            self._told = now
+        if self.progress is not None and (force or now - self._last_report >= _TICK):
+            self._last_report = now
             self.progress(self.account.progress())

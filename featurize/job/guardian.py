@@ -1,7 +1,7 @@
 """A small process that cleans up after a private Ray when its driver is gone.
 
 If the driver is killed, Ray's agents stay for a minute and its temporary folder
-for ever. The guardian holds the read end of a pipe: when the driver closes it, or
+forever. The guardian holds the read end of a pipe: when the driver closes it, or
 dies, every process of this Ray is killed and the folder removed. It needs the
 standard library only, so it costs little.
 """

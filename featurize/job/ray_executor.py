@@ -69,14 +69,14 @@ class RayExecutor:
         self._folder = ""
         self._servers: list[_Server] = []
         if self.address:
-            self._start(lean=False)
+            self._start(minimal=False)
             return
         try:
-            self._start(lean=True)
+            self._start(minimal=True)
         except JobError:  # another version of Ray, which needs what we leave out
-            self._start(lean=False)
+            self._start(minimal=False)
 
-    def _start(self, lean: bool) -> None:
+    def _start(self, minimal: bool) -> None:
         try:
             if self.address:
                 _knock(self.address)
@@ -84,7 +84,7 @@ class RayExecutor:
                 self._folder = tempfile.mkdtemp(prefix="evofeed-ray-", dir=_TEMP)
                 self._guardian = guardian.start(self._folder)
             self._line = self._start_host()
-            self._cores, self._memory, raylet, gcs = self._ready(lean)
+            self._cores, self._memory, raylet, gcs = self._ready(minimal)
         except OSError as error:
             self.close()
             raise self._refusal(str(error)) from error
@@ -110,9 +110,9 @@ class RayExecutor:
             )
         return Connection(mine.detach())
 
-    def _ready(self, lean: bool) -> tuple[int, int, str, str]:
+    def _ready(self, minimal: bool) -> tuple[int, int, str, str]:
         try:
-            self._line.send((self.address, self._folder, self.limit, lean))
+            self._line.send((self.address, self._folder, self.limit, minimal))
             if not self._line.poll(_START):
                 raise self._refusal(f"not within {_START:.0f} s")
             word, said = self._line.recv()
@@ -127,7 +127,7 @@ class RayExecutor:
         return ready
 
     def _refusal(self, reason: str) -> JobError:
-        if self.address:  # a driver stands on a node of its cluster, one without cores will do
+        if self.address:  # a driver runs on a node of its cluster, one without cores will do
             where = f"join Ray at {self.address}"
             hint = f"run `ray start --address={self.address} --num-cpus=0` on this machine first"
         else:
@@ -151,7 +151,7 @@ class RayExecutor:
             node: only there; Ray's id of the node.
             num_cpus: cores it takes.
         """
-        # A task that asks for more than the largest node has would wait for ever.
+        # A task that asks for more than the largest node has would wait forever.
         memory = min(task.expected_memory, self._memory)
         self._flying.add(task.unit_id)
         with contextlib.suppress(OSError):  # it is gone: `wait` will notice

@@ -36,9 +36,9 @@ def main(descriptor: str, watcher: str) -> None:
     die_with(int(watcher))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = Connection(int(descriptor))
-    address, folder, num_cpus, lean = line.recv()
+    address, folder, num_cpus, minimal = line.recv()
     try:
-        ray = _start(address, folder, num_cpus, lean)
+        ray = _start(address, folder, num_cpus, minimal)
         host = _Host(ray, line)
         line.send(("nodes", host.nodes()))
         line.send(("ready", (*host.size(), *host.servers())))
@@ -52,7 +52,7 @@ def main(descriptor: str, watcher: str) -> None:
     os._exit(0)  # a private Ray is the guardian's
 
 
-def _start(address: str, folder: str, num_cpus: int, lean: bool) -> Any:
+def _start(address: str, folder: str, num_cpus: int, minimal: bool) -> Any:
     import ray
 
     from evofeed.featurize.job import ray_start
@@ -61,7 +61,7 @@ def _start(address: str, folder: str, num_cpus: int, lean: bool) -> Any:
     if address:
         ray.init(address=address, **quiet)
         return ray
-    with ray_start.starting(lean):
+    with ray_start.starting(minimal):
         ray.init(
             address="local",
             num_cpus=num_cpus,

@@ -23,7 +23,7 @@ _LEFT_OUT = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextlib.contextmanager
-def starting(lean: bool) -> Iterator[None]:
+def starting(minimal: bool) -> Iterator[None]:
     """While `ray.init` starts a node: wait for it as long as it takes, not Ray's 30 seconds.
 
     If the raylet or the GCS ends meanwhile, so does this process: Ray would wait for a minute.
@@ -38,7 +38,7 @@ def starting(lean: bool) -> Iterator[None]:
     done = threading.Event()
 
     def start_process(command: list[str], process_type: str, *args: Any, **more: Any) -> Any:
-        if lean and process_type == "raylet":
+        if minimal and process_type == "raylet":
             command = [_without_agent(part, command) for part in command]
         started = start(command, process_type, *args, **more)
         if process_type in ("gcs_server", "raylet"):
@@ -64,7 +64,7 @@ def starting(lean: bool) -> Iterator[None]:
         stack.callback(done.set)
         stack.enter_context(_instead(services, "start_ray_process", start_process))
         stack.enter_context(_instead(services, "get_node", ask_on))
-        if lean:
+        if minimal:
             for name in _LEFT_OUT:
                 stack.enter_context(_instead(node.Node, name, _nothing))
             # Asked only for the agents' sake, and a second of imports.

@@ -13,7 +13,7 @@ from evofeed.files import write_atomic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """Where a job stands."""
+    """State and progress of a job."""
 
     num_chains: int
     good: int

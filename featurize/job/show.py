@@ -65,7 +65,7 @@ def run_and_show(
                 discover_args=finder,
             )
         except KeyboardInterrupt:
-            shown = "interrupted: what is done is kept; the same command again goes on from there"
+            shown = "interrupted: what is done is kept; the same command again continues from there"
             Console(stderr=True).print(shown, highlight=False, soft_wrap=True)
             raise
     if as_json:

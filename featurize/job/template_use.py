@@ -76,7 +76,7 @@ def look_again(
         stamp = stamp_of(ref, config, known.stamps.get(key), known.check_content, xxh3)
         if stamp is None:
             return ""
-        if not stamp.sha256:  # it lay elsewhere, or had another size
+        if not stamp.sha256:  # it was elsewhere, or had another size
             try:
                 stamp = dataclasses.replace(stamp, sha256=xxh3(read_part(ref, config.caps)))
             except InputError:

@@ -65,7 +65,7 @@ def make_plan(
         sources: the chains.
         config: how they are featurised.
         crop: what is cut off.
-        known: what earlier jobs knew of the inputs, and the folder they lie in.
+        known: what earlier jobs knew of the inputs, and the folder they are in.
 
     Raises:
         InputError: two chains have the same id, or there is none.

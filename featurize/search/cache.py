@@ -25,7 +25,7 @@ from evofeed.errors import JobError
 from evofeed.featurize.reading import FileRef, read_bytes
 
 _PACK: Final = 256 << 20
-_ASKED: Final = 500
+_KEYS_AT_ONCE: Final = 500
 """Keys a query asks for at once; SQLite takes some 30,000 at most."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS results (
@@ -90,11 +90,11 @@ class SearchCache:
     def find(self, keys: Iterable[str]) -> dict[str, Found]:
         """Those of the keys that are there."""
         found: dict[str, Found] = {}
-        asked = list(dict.fromkeys(keys))
+        wanted = list(dict.fromkeys(keys))
         columns = "key, pack, offset, nbytes, suffix, sha256, seconds"
         with self._one_line():
-            for start in range(0, len(asked), _ASKED):
-                some = asked[start : start + _ASKED]
+            for start in range(0, len(wanted), _KEYS_AT_ONCE):
+                some = wanted[start : start + _KEYS_AT_ONCE]
                 marks = ",".join("?" * len(some))
                 query = f"SELECT {columns} FROM results WHERE key IN ({marks})"
                 for key, pack, offset, size, suffix, digest, seconds in self._db.execute(

@@ -1,7 +1,7 @@
 """A search of many sequences in many databases: each once, whatever is killed.
 
 What is to be done is what the cache does not have; what is done is in the cache. So a
-search has no state of its own to lose: run again, it goes on.
+search has no state of its own to lose: run again, it continues.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def run_search(
         search = Search(sequences, databases, config, options, cache, progress)
         stack.callback(search.close)
         found, broken = search.run()
-        told = [*map(_unusable, problems), *_by_chain(chains, broken)]
-        report = search.report(found, told, len(chains) + len(problems))
+        problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
+        report = search.report(found, problem_entries, len(chains) + len(problems))
         _write_index(out / INDEX, chains, databases, search.infos, found, broken)
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
@@ -157,7 +157,7 @@ class Search:
         self.began = time.monotonic()
         self._executor = executor
         self._stack = contextlib.ExitStack()
-        self._told = 0.0
+        self._last_report = 0.0
         self._restarts = 0
         self._rest = rest
         self._losses: Counter[str] = Counter()  # by unit, with nobody to blame
@@ -419,9 +419,9 @@ class Search:
 
     def _tell(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.progress is None or not (force or now - self._told > _TICK):
+        if self.progress is None or not (force or now - self._last_report > _TICK):
             return
-        self._told = now
+        self._last_report = now
         total, done, here = self._cost
         pace = here / max(now - self.began, 1e-9)
         left = (total - done) / pace if pace else None

@@ -33,7 +33,7 @@ _FLUSH = tl.constexpr(252)  # adds that a byte can count
 
 
 @triton.jit
-def mask_centres(words, data, codes, masked, asked, row, block, r, BLOCK: tl.constexpr):
+def mask_centres(words, data, codes, masked, masked_at, row, block, r, BLOCK: tl.constexpr):
     """Masked-MSA's draws; one block of columns of a row of a recycle."""
     mine = recycle(words, r)
     if row < word(mine, _CENTRES):
@@ -68,7 +68,7 @@ def mask_centres(words, data, codes, masked, asked, row, block, r, BLOCK: tl.con
         new = tl.where(is_asked & live, new, code)
         out = (r.to(tl.int64) * word(words, _OUT_CENTRES) + row) * pitch + column
         tl.store(masked + out, new.to(tl.uint8), mask=column < pitch)
-        tl.store(asked + out, (is_asked & live).to(tl.uint8), mask=column < pitch)
+        tl.store(masked_at + out, (is_asked & live).to(tl.uint8), mask=column < pitch)
 
 
 @triton.jit

@@ -76,7 +76,7 @@ def emit_extra(
 
 @triton.jit
 def emit_msa(
-    words, codes, masked, asked, size, counts, deleted, own,
+    words, codes, masked, masked_at, size, counts, deleted, own,
     msa_feat, mask, row_mask, bert_mask, true_msa,
     COLUMNS: tl.constexpr, TILE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def emit_msa(
     inside = column < out_residues
     out = out_row * out_residues + column
     tl.store(mask + out, live.to(tl.float32), mask=inside)
-    is_asked = tl.load(asked + line + column, mask=live, other=0).to(tl.float32)
+    is_asked = tl.load(masked_at + line + column, mask=live, other=0).to(tl.float32)
     tl.store(bert_mask + out, is_asked, mask=inside)
     unmasked = (r.to(tl.int64) * word(words, _MAX_ROWS) + row) * pitch + word(words, _CROP_AT)
     true = tl.load(codes + unmasked + column, mask=live, other=0)

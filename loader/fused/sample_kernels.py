@@ -125,7 +125,7 @@ class SampleKernels:
         pieces = torch.split(memory, sizes)
         memory[-sum(sizes[-len(sums) :]) :].zero_()
         self.stored, self.place, self.deletion_row, self.order, self.rank, self.cluster = pieces[:6]
-        self.codes, self.masked, self.asked = (piece.view(torch.uint8) for piece in pieces[6:9])
+        self.codes, self.masked, self.masked_at = (piece.view(torch.uint8) for piece in pieces[6:9])
         self.xyz, self.known = (piece.view(torch.float32) for piece in pieces[9:11])
         self.counts, self.deleted, self.own, self.size = pieces[11:]
 
@@ -187,7 +187,7 @@ class SampleKernels:
                 data,
                 self.codes,
                 self.masked,
-                self.asked,
+                self.masked_at,
                 self.order,
                 *(batch[name] for name in _OF_EXTRA),
             ),
@@ -231,7 +231,7 @@ class SampleKernels:
                 words,
                 self.codes,
                 self.masked,
-                self.asked,
+                self.masked_at,
                 self.size,
                 self.counts,
                 self.deleted,

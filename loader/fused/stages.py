@@ -43,7 +43,7 @@ def unpack_and_shuffle(
 
 @triton.jit
 def mask_and_emit_extra(
-    words, data, codes, masked, asked, order,
+    words, data, codes, masked, masked_at, order,
     extra_msa, mask, row_mask, has_deletion, value,
     MASKED: tl.constexpr, EMITTED: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def mask_and_emit_extra(
     out_centres = word(words, _OUT_CENTRES)
     columns, r = tl.program_id(1), tl.program_id(2)
     if number < out_centres:
-        mask_centres(words, data, codes, masked, asked, number, columns, r, MASKED)
+        mask_centres(words, data, codes, masked, masked_at, number, columns, r, MASKED)
     else:
         emit_extra(
             words, codes, order, extra_msa, mask, row_mask, has_deletion, value,

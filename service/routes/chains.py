@@ -210,7 +210,10 @@ def _page(service: Service, name: str, digest: str, search: ChainSearch) -> byte
         start, pinned = service.signer.read(search.cursor, query)
         if pinned != digest:
             raise Problem(
-                422, "bad_cursor", "the cursor belongs to another snapshot", next="begin anew"
+                422,
+                "bad_cursor",
+                "the cursor belongs to another snapshot",
+                next="begin again without a cursor",
             )
     columns = chains.columns_of(index, search.columns, kinds)
     found = chains.page(index, search.where, columns, start, search.limit, kinds=kinds)

@@ -59,9 +59,9 @@ async def post_pair(request: Request, service: ServiceDep, principal: PrincipalD
 def get_ticket(
     request: Request, service: ServiceDep, principal: PrincipalDep, ticket_id: TicketId
 ) -> Response:
-    """How a ticket stands."""
+    """State of a ticket."""
     ticket = service.tickets.get(ticket_id, _owner(request, principal))
-    if ticket is None:  # `UNKNOWN` would have clients ask for ever
+    if ticket is None:  # `UNKNOWN` would have clients ask forever
         return _answer({"id": ticket_id, "status": "ERROR", "detail": "no such ticket"}, 404)
     return _answer(_view(ticket))
 

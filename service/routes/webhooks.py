@@ -1,4 +1,4 @@
-"""Webhooks: be told when jobs end."""
+"""Webhooks: notified when jobs end."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DeliveryList(BaseModel):
 def make_webhook(
     service: ServiceDep, principal: PrincipalDep, new: NewWebhook, response: Response
 ) -> MadeWebhook:
-    """Be told of every end of these datasets' jobs from now on."""
+    """Be notified of every end of these datasets' jobs from now on."""
     for name in new.datasets or ():
         principal.require_dataset(name)
     try:

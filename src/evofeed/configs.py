@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _C = TypeVar("_C", bound=Any)
 
@@ -59,10 +59,14 @@ def _checked(hint: Any, now: Any, value: Any, name: str) -> Any:
     where we have tuples.
     """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if value is None and type(None) in options:
-        return None
+    if type(value) in options:
+        return value
     wanted = next(option for option in options if option is not type(None))
     kind: Any = get_origin(wanted) or wanted
+    if kind is Literal:
+        if value not in get_args(wanted):
+            raise ValueError(f"{name} is {value!r}, not one of {', '.join(get_args(wanted))}")
+        return value
     if hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, kind):
             return value
@@ -70,7 +74,7 @@ def _checked(hint: Any, now: Any, value: Any, name: str) -> Any:
             return replaced(kind() if now is None else now, value, f"{name}.")
         raise ValueError(f"{name} is {value!r} and must be {_KINDS[Mapping]}")
     if kind is float and not isinstance(value, bool):
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)
     if kind is tuple and isinstance(value, list | tuple):
         inner = get_args(wanted)[0]

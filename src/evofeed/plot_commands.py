@@ -34,7 +34,7 @@ def msa(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> None:
     from evofeed.pictures import draw_msa_coverage
     from evofeed.store import Dataset
 
-    _told(draw_msa_coverage(Dataset.open(dataset)[chain], out), as_json)
+    _print_path(draw_msa_coverage(Dataset.open(dataset)[chain], out), as_json)
 
 
 @plot.command()
@@ -50,8 +50,8 @@ def contacts(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> Non
     record = Dataset.open(dataset)[chain]
     if record.all_atom_positions is None:
         raise InputError("has no structure to draw; choose a chain with one", item=chain)
-    _told(draw_distances(record, out), as_json)
+    _print_path(draw_distances(record, out), as_json)
 
 
-def _told(path: Path, as_json: bool) -> None:
+def _print_path(path: Path, as_json: bool) -> None:
     print(json.dumps({"picture": str(path)}) if as_json else path)

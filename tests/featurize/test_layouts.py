@@ -331,13 +331,13 @@ def test_a_link_to_nothing_among_alignments_is_not_passed_over(tmp_path: Path) -
     assert featurize_chain(source).sequence == "ACDEF"
     for make in (lambda path: path.symlink_to("nowhere"), os.mkfifo):
         make(folder / "b.sto")
-        with pytest.raises(InputError, match="mend or remove it") as caught:
+        with pytest.raises(InputError, match="fix or remove it") as caught:
             featurize_chain(source)
         assert (caught.value.item, caught.value.path) == ("1abc_A", str(folder / "b.sto"))
         (folder / "b.sto").unlink()
 
 
-def test_an_alignment_whose_name_is_no_text_is_told_and_other_files_do_not_matter(
+def test_an_alignment_whose_name_is_no_text_is_reported_and_other_files_do_not_matter(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "alignments" / "1abc_A"

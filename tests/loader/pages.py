@@ -1,4 +1,4 @@
-"""Code of docs/loader.md, to be run as it stands there."""
+"""Code of docs/loader.md, to be run as it is there."""
 
 from __future__ import annotations
 

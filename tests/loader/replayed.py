@@ -111,14 +111,14 @@ def replay_fused(
     kernels.gather(on_device, data)
     centres, length = rows[0].centres, case.chain.num_res
     kernels.mask(on_device, data, batch)
-    asked = draws.mask_position(centres, length).to(device)
+    masked_at = draws.mask_position(centres, length).to(device)
     codes, masked, where = (
         scratch[: centres * pitch].view(centres, pitch)[:, :length]
-        for scratch in (kernels.codes, kernels.masked, kernels.asked)
+        for scratch in (kernels.codes, kernels.masked, kernels.masked_at)
     )
     new = draws.replacement(codes, case.chain.profile_counts).to(device, torch.uint8)
-    masked[:] = torch.where(asked, new, codes)
-    where[:] = asked.to(torch.uint8)
+    masked[:] = torch.where(masked_at, new, codes)
+    where[:] = masked_at.to(torch.uint8)
     kernels.features_of_recycles(on_device, data, batch)
     kernels.constant_features(on_device, data, batch)
     return case, kernels, batch

@@ -66,7 +66,7 @@ def test_ctrl_c_while_waiting_for_data_loses_nothing(
         assert "ahead" not in loader.state_dict()
 
 
-def test_a_loop_that_fails_or_breaks_off_goes_on_with_the_next_batch(
+def test_a_loop_that_fails_or_breaks_off_continues_with_the_next_batch(
     dataset: Dataset, reference: list[str]
 ) -> None:
     with open_loader(dataset) as loader:

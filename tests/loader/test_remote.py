@@ -143,8 +143,8 @@ def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
             (why,) = loader.stats()["bad_chains"]
     assert why.startswith(dataset.index["chain_id"][3].as_py())
     assert f"{gone}: the service has no such file" in why
-    (told,) = caplog.records
-    assert why in told.getMessage()
+    (warning,) = caplog.records
+    assert why in warning.getMessage()
 
 
 def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
@@ -157,13 +157,13 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
         server.answer = lambda key, span, data: (418, b"", 0)
         with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
             batches(there, reader="thread")
-    told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == 1
-    assert "unexpected HTTP 418" in told[0].getMessage()
+    warning = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warning) == 1
+    assert "unexpected HTTP 418" in warning[0].getMessage()
 
 
 @pytest.mark.parametrize(("reader", "kept"), [("process", False), ("thread", True)])
-def test_a_token_that_expires_is_told_at_once_and_a_new_one_goes_on_with_the_next_batch(
+def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_the_next_batch(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kept: bool
 ) -> None:
     monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)

@@ -43,7 +43,7 @@ def test_the_first_loop_gives_epoch_after_epoch() -> None:
     assert seen[:6] != seen[6:]
 
 
-def test_a_ddp_script_goes_on_from_any_of_its_checkpoints(
+def test_a_ddp_script_continues_from_any_of_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)

@@ -137,7 +137,7 @@ class FailingStorage(LocalStorage):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (ZeroDivisionError("of all things"), "ZeroDivisionError: of all things"),
@@ -145,7 +145,7 @@ class FailingStorage(LocalStorage):
     ids=["bad sector", "an error that nobody foresaw"],
 )
 def test_a_chain_whose_reading_fails_is_replaced(
-    dataset: Dataset, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, error: Exception, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 60.0)  # a hang guard
     place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
@@ -155,7 +155,7 @@ def test_a_chain_whose_reading_fails_is_replaced(
         assert len(list(loader)) == 8
         (why,) = loader.stats()["bad_chains"]
     assert place.chain_id in why
-    assert told in why
+    assert reported in why
 
 
 def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(

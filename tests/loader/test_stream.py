@@ -92,7 +92,7 @@ def two_epochs(dataset: Dataset) -> dict[int, list[str]]:
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(stop=st.integers(1, 47), world=st.sampled_from([1, 2]))
-def test_a_restart_at_any_step_goes_on_as_if_nothing_had_happened(
+def test_a_restart_at_any_step_continues_as_if_nothing_had_happened(
     dataset: Dataset, two_epochs: dict[int, list[str]], stop: int, world: int
 ) -> None:
     stop, whole = -(-stop // world), two_epochs[world]
@@ -176,16 +176,16 @@ def test_a_state_of_other_shares_of_a_mixture_is_refused(dataset: Dataset) -> No
         assert {plan.dataset for plan in map(loader.planner.sample, [0] * 24, range(24))} == {1}
 
 
-def test_chosen_chains_that_are_left_out_are_told(
+def test_chosen_chains_that_are_left_out_are_reported(
     dataset: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = CONFIG.replace(chains=("c001_A", "c002_A"))
     open_loader(dataset, config)
     assert not caplog.records
     open_loader(dataset, config.replace(chains=("c001_A", "nobody_A", "c002_A")))
-    (told,) = caplog.records
-    assert "1 of 3 chosen chains are left out" in told.getMessage()
-    assert "nobody_A" in told.getMessage()
+    (warning,) = caplog.records
+    assert "1 of 3 chosen chains are left out" in warning.getMessage()
+    assert "nobody_A" in warning.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,14 @@ def test_notes_on_good_chains_have_a_route(idle: httpx.Client, start_any: Start)
     assert notes["notes"][0]["message"].startswith("3 passed over")
 
 
-def test_what_breaks_is_told_before_the_job_is_over(broken_raw: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_what_breaks_is_reported_before_the_job_is_over(broken_raw: Path, tmp_path: Path) -> None:
+    reported: list[str] = []
     before_the_end: list[str] = []
 
     def move(*_: object) -> None:
-        before_the_end.extend(told)
+        before_the_end.extend(reported)
 
-    host = JobHost(found=lambda entries: told.extend(e["chain_id"] for e in entries), move=move)
+    host = JobHost(found=lambda entries: reported.extend(e["chain_id"] for e in entries), move=move)
     options = {"executor": "local", "workers": 1, "max_broken": 0.9}
     report = run_job(str(broken_raw), str(tmp_path / "out"), host=host, **options)
     assert set(before_the_end) >= {chain["chain_id"] for chain in report.broken}
@@ -167,6 +167,7 @@ def test_two_services_never_run_two_jobs_of_one_dataset(idle, start_any: Start) 
         ({"memory": 1 << 42}, "beyond_limit"),
         ({"deadline": 86_400}, "beyond_limit"),
         ({"config": {"caps": {"max_rows": 10**9}}}, "beyond_limit"),
+        ({"config": {"caps": {"max_rows": "1000000000"}}}, "bad_request"),
         ({"config": {"caps": {"max_ratio": -1}}}, "bad_request"),
         ({"config": {"caps": {"bogus": 3}}}, "bad_request"),
         ({"config": {"max_templates": 10**22}}, "bad_request"),

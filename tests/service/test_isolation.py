@@ -178,7 +178,7 @@ def test_a_count_stops_when_its_time_is_up(
     run = Work.run
 
     async def hurried(self: Work, function: Callable[[], Any], **options: Any) -> Any:
-        if options.get("heavy"):  # the thread goes on when nobody waits any more
+        if options.get("heavy"):  # the thread continues when nobody waits any more
             function = partial(_late, function)
         return await run(self, function, **options)
 

@@ -196,7 +196,7 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_a_job_outlives_its_service_and_goes_on_where_it_was(raw, tmp_path) -> None:
+def test_a_job_outlives_its_service_and_continues_where_it_was(raw, tmp_path) -> None:
     settings = ServiceSettings(
         home=tmp_path,
         database_url=SecretStr(""),
@@ -235,6 +235,9 @@ def test_an_input_without_a_chain_fails_the_job_with_its_reason(start: Start, tm
         ({"preset": "fast"}, 422),
         ({"config": {"no_such_field": 1}}, 422),
         ({"config": {"max_templates": "many"}}, 422),
+        ({"config": {"min_align_ratio": 10**400}}, 422),
+        ({"config": {"hit_names": "mine"}}, 422),
+        ({"config": {"caps": 3}}, 422),
         ({"config": {"caps": {"max_rows": []}}}, 422),
         ({"crop": {"max_msa_rows": 0}}, 422),
         ({"crop": {"views": "x"}}, 422),

@@ -79,7 +79,7 @@ def test_an_example_job_and_search_are_what_the_service_takes(served) -> None:
     assert answer.status_code == 200 and len(answer.json()["chains"]) == 10
 
 
-def test_an_answer_has_the_media_type_that_is_told(served, schema) -> None:
+def test_an_answer_has_the_media_type_that_is_documented(served, schema) -> None:
     shard = served.client.get(f"{served.base}/snapshots/{served.second}").json()["shards"][0]
     known = {"name": "demo", "ref": "main", "digest": served.second, "shard": shard["name"]}
     query = {"world_size": 2, "before": served.first, "preset": "prediction"}
@@ -94,8 +94,8 @@ def test_an_answer_has_the_media_type_that_is_told(served, schema) -> None:
             path.format(**known), params={name: query[name] for name in wanted & set(query)}
         )
         assert answer.status_code == 200, (path, answer.text)
-        told = set(operation["responses"]["200"]["content"])
-        assert answer.headers["content-type"].partition(";")[0] in told, path
+        reported = set(operation["responses"]["200"]["content"])
+        assert answer.headers["content-type"].partition(";")[0] in reported, path
         seen += 1
     assert seen > 15
 
@@ -154,9 +154,11 @@ def test_the_interface_is_as_it_was_promised() -> None:
 def test_a_generated_client_has_names_tags_and_statuses(schema) -> None:
     seen = [operation["operationId"] for _, _, operation in operations(schema)]
     assert len(set(seen)) == len(seen) and {"get_ref", "put_ref", "submit_job"} <= set(seen)
-    told = {tag["name"] for tag in schema["tags"]}
+    reported = {tag["name"] for tag in schema["tags"]}
     for method, path, operation in operations(schema):
-        assert set(operation["tags"]) <= told and operation["summary"] != operation["operationId"]
+        assert (
+            set(operation["tags"]) <= reported and operation["summary"] != operation["operationId"]
+        )
         assert all(re.fullmatch(r"\d{3}", status) for status in operation["responses"]), path
         assert {"422", "503"} <= set(operation["responses"]), (method, path)
     assert schema["servers"]

@@ -1,4 +1,4 @@
-"""The protocol of ColabFold's MSA server: what its clients are told, and when."""
+"""The protocol of ColabFold's MSA server: what its clients hear, and when."""
 
 from __future__ import annotations
 

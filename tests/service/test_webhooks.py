@@ -1,4 +1,4 @@
-"""Ends of jobs are told: signed, again until they arrive, and never to where they must not go."""
+"""Ends of jobs are reported: signed, again until they arrive, never to where they must not go."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def wait_for(claim: Any) -> None:
         time.sleep(0.02)
 
 
-def test_an_end_is_told_once_it_arrives_and_its_signature_holds(hooked, receiver) -> None:
+def test_an_end_is_reported_once_it_arrives_and_its_signature_holds(hooked, receiver) -> None:
     client, database = hooked
     began = time.time()
     end_job(database)  # before anybody asked: no news
@@ -138,10 +138,10 @@ def test_an_end_is_told_once_it_arrives_and_its_signature_holds(hooked, receiver
     job = end_job(database)
     wait_for(lambda: len(receiver.got) == 3)
     wait_for(lambda: deliveries(client, made)[0]["next_attempt_at"] is None)
-    (told,) = deliveries(client, made)
-    assert (told["attempts"], told["outcome"], told["job"]) == (3, "answered 204", job)
+    (reported,) = deliveries(client, made)
+    assert (reported["attempts"], reported["outcome"], reported["job"]) == (3, "answered 204", job)
     ids = {headers["webhook-id"] for headers, _ in receiver.got}
-    assert ids == {told["id"]}, "a receiver can tell a repetition by its id"
+    assert ids == {reported["id"]}, "a receiver can tell a repetition by its id"
     key = base64.b64decode(made["secret"].removeprefix("whsec_"))
     for headers, body in receiver.got:
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
@@ -166,7 +166,7 @@ def deliveries(client: httpx.Client, made: dict[str, Any]) -> list[dict[str, Any
     return list(answer.json()["deliveries"])
 
 
-def test_only_the_datasets_asked_for_are_told_and_nothing_after_removal(
+def test_only_the_datasets_asked_for_are_notified_and_nothing_after_removal(
     hooked, receiver, quick
 ) -> None:
     client, database = hooked
@@ -204,8 +204,8 @@ def test_who_answers_slowly_delays_nobody_else(hooked, receiver) -> None:
         end_job(database)
     wait_for(lambda: [d["outcome"] for d in deliveries(client, quick)] == ["answered 204"] * 3)
     wait_for(lambda: any(d["attempts"] for d in deliveries(client, slow)))
-    told = deliveries(client, slow)
-    assert [(d["attempts"], d["outcome"]) for d in told].count((0, "")) == 2, "one at a time"
+    reported = deliveries(client, slow)
+    assert [(d["attempts"], d["outcome"]) for d in reported].count((0, "")) == 2, "one at a time"
     receiver.slow.set()
     wait_for(lambda: [d["outcome"] for d in deliveries(client, slow)] == ["answered 204"] * 3)
 
@@ -256,7 +256,7 @@ ALLOWED = ("example.org", "*.hooks.example", "http://10.0.0.5:8080")
         "http://10.0.0.5:8080/x",
     ],
 )
-def test_what_is_on_the_list_may_be_told(url: str) -> None:
+def test_what_is_on_the_list_may_be_called(url: str) -> None:
     assert outbound.check_url(url, ALLOWED).path.startswith("/")
 
 

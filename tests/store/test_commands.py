@@ -73,13 +73,13 @@ def test_damage_is_listed_and_exits_with_one(uri, tmp_path):
     data = bytearray(path.read_bytes())
     data[int(dataset.spans.offset[1]) + 400] ^= 1
     path.write_bytes(data)
-    told = run(snapshots, "verify", uri, code=1)
-    assert "chain1_A" in told and told.splitlines()[-1].startswith("to repair: ")
+    reported = run(snapshots, "verify", uri, code=1)
+    assert "chain1_A" in reported and reported.splitlines()[-1].startswith("to repair: ")
     values = json.loads(run(shards, "verify", str(path), "--json", code=1))
     assert values["faults"][0]["type"] == "ShardCorrupt"
 
 
-def test_gc_says_first_and_removes_only_when_told(uri):
+def test_gc_says_first_and_removes_only_when_asked(uri):
     entry = write_shard(uri, [random_record(9)])
     assert "would remove 2 files" in run(snapshots, "gc", uri, "--grace-days", "0")
     report = json.loads(run(snapshots, "gc", uri, "--grace-days", "0", "--delete", "--json"))

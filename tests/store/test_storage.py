@@ -112,7 +112,7 @@ def test_of_many_swaps_at_once_exactly_one_wins(uri):
     assert open_storage(uri).read("refs/main") == str(won.index(True)).encode()
 
 
-def test_of_two_publishers_one_wins_and_the_other_is_told(uri):
+def test_of_two_publishers_one_wins_and_the_other_is_refused(uri):
     first, second = DatasetWriter(uri), DatasetWriter(uri)
     first.add_shard(write_shard(uri, [random_record(1)]))
     second.add_shard(write_shard(uri, [random_record(2)]))
@@ -123,7 +123,7 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(uri):
     assert Dataset.open(uri).digest == after.digest
 
 
-def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_told(uri):
+def test_of_publishers_at_the_same_moment_one_wins_and_every_other_is_refused(uri):
     """Rounds of a race on one ref, each on top of the winner of the round before."""
     parent, barrier = None, threading.Barrier(3)
     entries = [write_shard(uri, [random_record(seed)]) for seed in range(3)]

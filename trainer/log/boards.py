@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from evofeed.errors import TrainerError
 
-_WANDB_ID = "wandb_id.txt"  # a resumed run goes on in the same W&B run
+_WANDB_ID = "wandb_id.txt"  # a resumed run continues in the same W&B run
 
 
 @runtime_checkable

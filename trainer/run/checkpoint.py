@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, written while training goes on.
+"""Checkpoints that are whole or not there, written while training continues.
 
 A checkpoint is a folder `step_00000500` with the weights, their average and the
 optimizer as safetensors and everything else as JSON. It is written aside, forced
@@ -85,7 +85,7 @@ class CheckpointWriter:
         }
         files["optimizer"]["updates"] = optimizer.updates.to("cpu", copy=True)
         target = self.folder / f"step_{step:08d}"
-        kept = json.loads(json.dumps(dict(state)))  # the loader goes on changing its own
+        kept = json.loads(json.dumps(dict(state)))  # the loader keeps changing its own
         self._thread = threading.Thread(
             target=self._write, args=(target, files, step, kept), name="evofeed-checkpoint"
         )

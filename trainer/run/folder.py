@@ -54,7 +54,7 @@ def _take(out: Path) -> IO[str] | None:
 def as_begun(dataset: Any, out: Path, world: World) -> Any:
     """Datasets given by URI, each at the snapshot that the run in `out` reads.
 
-    A ref may have moved on since the run began. A run goes on with what it has read so far,
+    A ref may have moved on since the run began. A run continues with what it has read so far,
     or its order of chains would be another one.
     """
     several = list(dataset) if isinstance(dataset, list | tuple) else [dataset]

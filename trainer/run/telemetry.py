@@ -115,7 +115,7 @@ class Telemetry:
 
 
 @contextmanager
-def note_signals(asked: Callable[[str], None]) -> Iterator[None]:
+def note_signals(on_signal: Callable[[str], None]) -> Iterator[None]:
     """Hand names of SIGTERM and SIGINT to `asked` instead of dying; a later one is deadly.
 
     Not one within two seconds: `timeout` and job schedulers signal a process and
@@ -137,7 +137,7 @@ def note_signals(asked: Callable[[str], None]) -> Iterator[None]:
             signal.raise_signal(number)
             return
         first = min(first, now)
-        asked(signal.Signals(number).name)
+        on_signal(signal.Signals(number).name)
 
     for number in before:
         signal.signal(number, note)

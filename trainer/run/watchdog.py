@@ -28,7 +28,7 @@ _HISTORY = 101  # steps whose median counts
 
 
 class Watchdog:
-    """Watches that `beat` goes on being called while the block under `with` runs.
+    """Watches that `beat` keeps being called while the block under `with` runs.
 
     After `factor` times the median step, and never before `least` seconds, without a step, it
     writes `hangs/step_<number>.rank<rank>.txt` (the stacks of all threads) and `.json` (what

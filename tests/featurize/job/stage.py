@@ -55,7 +55,7 @@ def _perform(act: Callable[[], Any], write: int) -> None:
             wait_for_silence()
         except BaseException:
             answer = (True, traceback.format_exc())
-            for each in descendants(os.getpid()):  # whoever holds still would do so for ever
+            for each in descendants(os.getpid()):  # whoever holds still would do so forever
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
         with os.fdopen(write, "wb") as pipe:

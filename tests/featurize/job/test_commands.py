@@ -152,10 +152,10 @@ def test_an_interrupted_job_says_that_nothing_is_lost() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(show, "run_job", interrupted)
-        told = StringIO()
-        with pytest.raises(KeyboardInterrupt), redirect_stderr(told):
+        reported = StringIO()
+        with pytest.raises(KeyboardInterrupt), redirect_stderr(reported):
             show.run_and_show("in", "out", FeaturizeConfig(), None, JobOptions(), {}, True)
-    assert "what is done is kept" in told.getvalue()
+    assert "what is done is kept" in reported.getvalue()
 
 
 def test_jobs_of_a_dataset_without_a_ledger_is_one_line_and_exit_one(tmp_path: Path) -> None:

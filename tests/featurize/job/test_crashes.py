@@ -235,7 +235,7 @@ def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
     honest_line = commands._line
     last = discover(str(raw))[7].chain_id
     begun, looked, seen_enough = (fast_path / name for name in ("begun", "looked", "seen_enough"))
-    told: list[str] = []
+    reported: list[str] = []
 
     def waits_for_the_watcher() -> None:
         honest_featurize = work.featurize_chain
@@ -250,11 +250,11 @@ def test_watching_a_job_tells_how_far_it_is_until_it_is_over(
         work.featurize_chain = featurize_chain  # type: ignore[assignment]
 
     def line(status: dict[str, Any]) -> str:
-        told.append(honest_line(status))
+        reported.append(honest_line(status))
         looked.touch()
-        if len(told) > 3 and any("ETA" in text for text in told):
+        if len(reported) > 3 and any("ETA" in text for text in reported):
             seen_enough.touch()
-        return told[-1]
+        return reported[-1]
 
     def act() -> str:
         commands._LOOK = 0.05

@@ -97,7 +97,7 @@ def test_losses_that_end_blame_nobody(raw: Path, fast_path: Path, honest: tuple[
 
 
 @pytest.mark.parametrize("chain_id", [None, ""], ids=["nobody knows", "none in hand"])
-def test_workers_that_die_over_no_chain_fail_the_job_and_bury_nothing(
+def test_workers_that_die_over_no_chain_fail_the_job_and_give_up_nothing(
     raw: Path, fast_path: Path, honest: tuple[str, Any], chain_id: str | None
 ) -> None:
     def fate(task: UnitTask) -> Outcome | None:

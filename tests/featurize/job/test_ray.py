@@ -256,7 +256,7 @@ def a_cluster(nodes: int) -> Iterator[Any]:
         prefix="ef-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
         head = {**small, "num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
-        with ray_start.starting(lean=True):
+        with ray_start.starting(minimal=True):
             cluster = Cluster(initialize_head=True, head_node_args=head)
             for _ in range(nodes - 1):
                 cluster.add_node(**small)
@@ -317,9 +317,9 @@ def test_where_the_lean_start_does_not_work_ray_is_started_as_it_wants(
 
     honest_start, starts = RayExecutor._start, []
 
-    def start(executor: RayExecutor, lean: bool) -> None:
-        starts.append(lean)
-        honest_start(executor, lean)
+    def start(executor: RayExecutor, minimal: bool) -> None:
+        starts.append(minimal)
+        honest_start(executor, minimal)
 
     def act() -> JobReport:
         sys.path.insert(0, str(tmp_path))
@@ -347,7 +347,7 @@ def test_a_ray_that_does_not_start_is_a_clear_error(
     assert is_empty(ray_folders), "nothing of it is left"
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once(ray_folders: Path) -> None:
+def test_a_cluster_that_is_not_there_is_reported_at_once(ray_folders: Path) -> None:
     import ray
 
     with socket.socket() as taken:  # bound and not listening: nobody else gets the port meanwhile

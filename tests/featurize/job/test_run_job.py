@@ -181,7 +181,7 @@ def test_only_units_whose_input_changed_are_done_again(raw: Path, tmp_path: Path
     assert Dataset.open(str(tmp_path / "data")).manifest.parent == first.snapshot
 
 
-def test_inputs_are_told_by_content_where_size_and_time_do_not_tell(tmp_path: Path) -> None:
+def test_inputs_are_known_by_content_where_size_and_time_do_not_differ(tmp_path: Path) -> None:
     copy, data = tmp_path / "raw", tmp_path / "data"
     write_synthetic(copy, 6, seed=5, mean_length=40, mean_depth=16, mean_members=4)
     first = on_stage(lambda: run(copy, data))
@@ -345,7 +345,7 @@ def test_cluster_sizes_reach_the_index(raw: Path, tmp_path: Path) -> None:
             assert sizes[name[:4].lower() + name[4:]] == len(line.split())
 
 
-def test_a_wrong_cluster_file_is_told_before_the_work(raw: Path, tmp_path: Path) -> None:
+def test_a_wrong_cluster_file_is_reported_before_the_work(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.txt"):
         run_job(str(raw), str(tmp_path / "data"), executor="local", clusters="none.txt")
     assert not (tmp_path / "data").exists()
@@ -378,7 +378,7 @@ def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
     assert Dataset.open(str(tmp_path)).manifest.parent == theirs
 
 
-def test_a_cancelled_job_stops_and_goes_on_later(
+def test_a_cancelled_job_stops_and_continues_later(
     raw: Path, tmp_path: Path, honest: tuple[str, Any]
 ) -> None:
     def act() -> Any:

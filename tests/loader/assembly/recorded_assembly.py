@@ -117,7 +117,7 @@ class RecordedCrop:
     """`CropDraws` of a recording."""
 
     def __init__(self, draws: dict[str, np.ndarray], spatial_crop_prob: float) -> None:
-        # The generator is seeded anew in each recycle: the first one's draws are all there is.
+        # The generator is seeded again in each recycle: the first one's draws are all there is.
         self.uses_spatial = "draw.random_crop_to_size.rand.0" in draws and bool(
             draws["draw.random_crop_to_size.rand.0"][0] < spatial_crop_prob
         )

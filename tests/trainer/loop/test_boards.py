@@ -27,12 +27,12 @@ class Wandb:
     """Stands in for the package: keeps what it is given."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.finished = 0
 
     def init(self, **options: Any) -> Any:
-        self.asked.append(options)
+        self.calls.append(options)
         return SimpleNamespace(
             id=options["id"] or "abc123",
             log=lambda values, step: self.logged.append((step, values)),
@@ -43,19 +43,19 @@ class Wandb:
         self.finished += 1
 
 
-def test_weights_and_biases_gets_every_step_and_a_resumed_run_goes_on_in_it(
+def test_weights_and_biases_gets_every_step_and_a_resumed_run_continues_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     start(tmp_path / "a", wandb="folding")
-    assert wandb.asked[0]["project"] == "folding" and wandb.asked[0]["name"] == "a"
-    assert wandb.asked[0]["config"]["config"]["steps"] == 3
+    assert wandb.calls[0]["project"] == "folding" and wandb.calls[0]["name"] == "a"
+    assert wandb.calls[0]["config"]["config"]["steps"] == 3
     assert [step for step, _ in wandb.logged] == [0, 1, 2]
     wanted = {"train/loss", "train/norm", "train/samples_per_second", "time/data_wait_share"}
     assert all(wanted <= values.keys() for _, values in wandb.logged)
     start(tmp_path / "a", steps=5, wandb="folding", resume=True)
-    assert wandb.asked[1]["id"] == "abc123"
+    assert wandb.calls[1]["id"] == "abc123"
     assert [step for step, _ in wandb.logged] == [0, 1, 2, 3, 4]
     assert wandb.finished == 2
 

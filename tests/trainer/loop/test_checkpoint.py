@@ -143,7 +143,7 @@ def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:
         restore(newest(tmp_path), optimizer(width=5))
 
 
-def test_a_disk_that_cannot_be_written_is_told_at_the_next_save(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_reported_at_the_next_save(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     writer = CheckpointWriter(blocked)

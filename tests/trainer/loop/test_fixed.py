@@ -25,7 +25,7 @@ def test_the_first_batches_come_again_and_again() -> None:
     assert numbers(stream, 2) == first[1:]
 
 
-def test_a_resumed_loader_goes_on_within_the_epoch() -> None:
+def test_a_resumed_loader_continues_within_the_epoch() -> None:
     whole = numbers(BatchStream(FixedBatches(TinyLoader(), 3)), 8)
     loader = FixedBatches(TinyLoader(), 3)
     numbers(BatchStream(loader), 5)

@@ -1,4 +1,4 @@
-"""A run's folder has one writer, and a run goes on with the data it began with."""
+"""A run's folder has one writer, and a run continues with the data it began with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_second_process_may_not_train_into_the_folder_of_a_running_one(tmp_pat
         pass  # whoever was killed is in nobody's way
 
 
-def test_a_run_goes_on_with_the_snapshot_it_began_with(
+def test_a_run_continues_with_the_snapshot_it_began_with(
     tiny_dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = str(tmp_path / "data"), tmp_path / "run"

@@ -36,9 +36,9 @@ def test_a_switched_off_term_is_named_with_the_parameters_it_takes_along() -> No
         "forgotten.weight": (),
         "forgotten.bias": (),
     }
-    told = [str(entry) for entry in found]
-    assert told[0] == "right.weight: only right would train it, and does not count"
-    assert told[2] == "forgotten.weight: no loss term leads to it"
+    reported = [str(entry) for entry in found]
+    assert reported[0] == "right.weight: only right would train it, and does not count"
+    assert reported[2] == "forgotten.weight: no loss term leads to it"
 
 
 def test_a_term_of_weight_zero_that_is_in_the_sum_still_touches() -> None:

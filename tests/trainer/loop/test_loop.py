@@ -159,8 +159,8 @@ def test_every_second_of_the_run_belongs_to_a_part_of_a_step(
     monkeypatch.setattr(time, "perf_counter", time.process_time)  # other processes do not count
     with RunLog(tmp_path, steps=300) as log:
         result = loop(config(300, checkpoint_every=70), tmp_path, log=log).run()
-    told = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
-    assert told == pytest.approx(result.seconds, rel=0.02)
+    reported = sum(sum(entry["seconds"].values()) for entry in read_steps(tmp_path))
+    assert reported == pytest.approx(result.seconds, rel=0.02)
 
 
 def test_a_loader_without_batches_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

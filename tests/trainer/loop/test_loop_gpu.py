@@ -40,7 +40,7 @@ def test_the_parts_add_up_and_the_profiler_sees_kernels(tiny_dataset: str, tmp_p
 
 
 @pytest.mark.parametrize(("precision", "kernels"), [("fp32", "torch"), ("bf16", "fused")])
-def test_a_resumed_run_goes_on_within_a_millionth(
+def test_a_resumed_run_continues_within_a_millionth(
     tiny_dataset: str, tmp_path: Path, precision: str, kernels: str
 ) -> None:
     def losses(steps: int, name: str, **changes: Any) -> list[float]:

@@ -56,7 +56,7 @@ def test_several_ranks_train_the_same_model_as_one(tmp_path: Path, ranks: int, c
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_a_run_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_killed_at_any_moment_a_run_continues_from_a_whole_checkpoint(tmp_path: Path) -> None:
     expected = train_standin(tmp_path / "whole", 40, 1, "global").losses
     for attempt in range(20):
         deaths, last = _killed_again_and_again(tmp_path / f"killed{attempt}")

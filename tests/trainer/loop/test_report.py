@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_holds_the_six_figures(folder: Path) -> None:
     figures = make_report(folder)["figures"]
-    assert figures["gpu_busy_share"] is None  # no GPU here, so none is told
+    assert figures["gpu_busy_share"] is None  # no GPU here, so none is given
     assert figures["iterations"] == 60
     step = figures["step_seconds"]
     assert 0 < step["p50"] <= step["p99"]
@@ -142,7 +142,7 @@ def test_out_of_memory_says_what_to_change(tmp_path: Path) -> None:
         run(config, TinyModel(), greedy, TinyLoader(), world=World(), out=tmp_path)
 
 
-def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_is_reported_with_the_file(tmp_path: Path) -> None:
     (tmp_path / STEPS).symlink_to("/dev/full")
     with (
         pytest.raises(TrainerError, match=r"steps\.jsonl: cannot write it .*free space"),

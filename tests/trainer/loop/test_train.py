@@ -182,8 +182,8 @@ def test_the_command_trains_reports_and_refuses_what_does_not_fit(
             ]
         )
     assert ended.value.code == 0
-    told = json.loads(capsys.readouterr().out)
-    assert structure.read_text().count(" CA ") == told["residues"] > 30
+    reported = json.loads(capsys.readouterr().out)
+    assert structure.read_text().count(" CA ") == reported["residues"] > 30
     assert picture.stat().st_size > 10_000
     with pytest.raises(TrainerError, match="seed"):
         train(config(5, seed=7), tiny_dataset, out=tmp_path / "run", resume=True)
