@@ -12,6 +12,7 @@ import numpy as np
 from evofeed.errors import TemplateError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.hits import TemplateHit
+from evofeed.featurize.kalign import kalign_onto
 from evofeed.featurize.structure import Structure
 from evofeed.shapes import Int
 
@@ -66,7 +67,8 @@ def match_hit(
     name = _only_or_named(chain_id, structure, config)
     if config.realign == "never":
         raise TemplateError(f"the sequence of {hit.name[:12]!r} is not in its structure")
-    onto = _realign(sequence, structure.sequences[name], hit.name)
+    with_kalign = config.realign == "kalign"
+    onto = _realign(sequence, structure.sequences[name], hit.name, with_kalign)
     template = onto[piece]
     there = (template >= 0) | config.unmatched_to_last  # -1 is the last one in what follows
     full = structure.sequences[name]
@@ -132,7 +134,7 @@ def _only_or_named(chain_id: str, structure: Structure, config: FeaturizeConfig)
     )
 
 
-def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
+def _realign(old: str, new: str, name: str, with_kalign: bool) -> Int[np.ndarray, " P"]:
     """Position in `new` of each letter of `old`, -1 where it has none.
 
     Raises:
@@ -140,6 +142,17 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
     """
     if max(len(old), len(new)) > _MAX_REALIGNED:
         raise TemplateError(f"{name[:12]!r} is too long to realign: {len(old)} to {len(new)}")
+    onto = kalign_onto(old, new) if with_kalign else _onto(old, new, name)
+    same = sum(i >= 0 and letter == new[i] for letter, i in zip(old, onto.tolist(), strict=True))
+    if same / min(len(old), len(new)) < _MIN_IDENTITY:
+        raise TemplateError(
+            f"{name[:12]!r} is only {same / min(len(old), len(new)):.0%} identical to its structure"
+        )
+    return onto
+
+
+def _onto(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
+    """Position in `new` of each letter of `old` by Biopython's aligner, -1 where it has none."""
     try:
         alignment = next(iter(_aligner().align(_scored(old), _scored(new))))
     except (ValueError, StopIteration, OverflowError):
@@ -147,11 +160,6 @@ def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
     onto = np.full(len(old), -1, np.int64)
     for (a, b), (c, _) in zip(*alignment.aligned, strict=True):
         onto[a:b] = np.arange(c, c + b - a)
-    same = sum(i >= 0 and letter == new[i] for letter, i in zip(old, onto.tolist(), strict=True))
-    if same / min(len(old), len(new)) < _MIN_IDENTITY:
-        raise TemplateError(
-            f"{name[:12]!r} is only {same / min(len(old), len(new)):.0%} identical to its structure"
-        )
     return onto
 
 

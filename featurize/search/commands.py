@@ -48,6 +48,9 @@ def search(
         float, typer.Option(min=1, help="Seconds one call of a program may take.")
     ] = 7200,
     gpu: Annotated[bool, typer.Option("--gpu", help="mmseqs searches on the GPU.")] = False,
+    gpu_server: Annotated[
+        bool, typer.Option("--gpu-server", help="Ask the running `mmseqs gpuserver`.")
+    ] = False,
     max_broken: Annotated[
         float, typer.Option(min=0, max=1, help="Exit code 1 if more chains have no result.")
     ] = 0.05,
@@ -65,7 +68,7 @@ def search(
     if not db:
         raise typer.BadParameter("--db is missing: which database shall be searched?")
     databases = read_databases(db, template_db)
-    config = read_preset(preset, threads=threads, gpu=gpu)
+    config = read_preset(preset, threads=threads, gpu=gpu, gpu_server=gpu_server)
     from evofeed.featurize.search.options import SearchOptions
 
     try:
@@ -98,12 +101,14 @@ def read_databases(search_db: Sequence[str], template_db: str) -> list[Database]
         raise typer.BadParameter(str(error)) from None
 
 
-def read_preset(name: str, *, threads: int, gpu: bool = False) -> SearchConfig:
+def read_preset(
+    name: str, *, threads: int, gpu: bool = False, gpu_server: bool = False
+) -> SearchConfig:
     """The settings of a command line; a wrong name is a wrong call."""
     from evofeed.featurize.search.config import preset
 
     try:
-        return preset(name, threads=threads, gpu=gpu)
+        return preset(name, threads=threads, gpu=gpu, gpu_server=gpu_server)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -11,6 +11,8 @@ from typing import Any, Final, Literal
 Kind = Literal["fasta", "shards", "hh", "mmseqs"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
+_NOT_ON_GPU: Final = ("-s", "--k-score", "--prefilter-mode")
+"""Options of the k-mer prefilter, each with a value."""
 _SHARDS: Final = re.compile(r"(.+)@([0-9]+)$")
 
 
@@ -116,15 +118,34 @@ class SearchConfig:
     hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
     """Options of hhsearch."""
     gpu: bool = False
-    """mmseqs: search on the GPU, where its version and its database are made for that."""
+    """mmseqs: search on the GPU, where its version and its database (`makepaddedseqdb`) are made
+    for that: an ungapped prefilter instead of k-mers, so no sensitivity is given."""
+    gpu_server: bool = False
+    """mmseqs: ask the `mmseqs gpuserver` that holds the database in the GPU's memory."""
     program: Literal["auto", "pyhmmer"] = "auto"
     """`auto` takes HMMER from the PATH where it is; `pyhmmer` always the embedded one."""
     threads: int = 1
     """Threads of one search. Many searches at once on one thread each are faster."""
 
     def __post_init__(self) -> None:
+        if self.gpu_server and not self.gpu:
+            raise ValueError("gpu_server needs gpu=True")
         if self.threads < 1 or self.iterations < 1 or self.max_hits < 1:
             raise ValueError("threads, iterations and max_hits must be >= 1")
+
+    def mmseqs_options(self) -> tuple[str, ...]:
+        """Options of `mmseqs search`, on the GPU as ColabFold's own search calls it."""
+        if not self.gpu:
+            return self.mmseqs
+        words = iter(self.mmseqs)
+        kept: list[str] = []
+        for word in words:
+            if word in _NOT_ON_GPU:
+                next(words, None)
+            else:
+                kept.append(word)
+        server = ("--gpu-server", "1") if self.gpu_server else ()
+        return (*kept, "--gpu", "1", "--prefilter-mode", "1", *server)
 
     @classmethod
     def af2(cls, **changes: Any) -> SearchConfig:
@@ -152,7 +173,7 @@ class SearchConfig:
     def result_settings(self, kind: Kind, is_template: bool) -> dict[str, object]:
         """The settings that results of one kind of database depend on, but for the row cap."""
         if kind == "mmseqs":
-            return {"mmseqs": self.mmseqs, "gpu": self.gpu}
+            return {"mmseqs": self.mmseqs, "gpu": self.gpu}  # a server changes no row
         if kind == "hh":
             return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
         if is_template:

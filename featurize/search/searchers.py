@@ -126,7 +126,7 @@ def _mmseqs(
         [query.sequence for query in queries],
         database.path,
         threads=config.threads,
-        options=(*config.mmseqs, *(("--gpu", "1") if config.gpu else ())),
+        options=config.mmseqs_options(),
     )
     return list(zip(queries, found, strict=True))
 

@@ -1,0 +1,47 @@
+"""The command lines of mmseqs on a GPU, taken down by a stand-in: no such build is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evofeed.errors import SearchFailed
+from evofeed.featurize import SearchConfig
+from evofeed.featurize.search import programs
+from evofeed.featurize.search.programs import Scratch
+
+STAND_IN = """#!/usr/bin/env python3
+import json, pathlib, sys
+with open({log!r}, "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+sys.exit(3 if sys.argv[1] == "result2msa" else 0)
+"""
+
+
+@pytest.mark.parametrize("server", [False, True])
+def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
+    server: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    program = tmp_path / "mmseqs"
+    program.write_text(STAND_IN.format(log=str(log)).replace("\\\\n", "\\n"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    config = SearchConfig.colabfold(gpu=True, gpu_server=server)
+    with Scratch(30.0) as place, pytest.raises(SearchFailed):
+        programs.mmseqs(place, ["ACDE"], "/db/x", threads=2, options=config.mmseqs_options())
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    (search,) = (call for call in calls if call[0] == "search")
+    assert search[:5] == ["search", "queries", "/db/x", "hits", "tmp"]
+    options = dict(zip(search[5::2], search[6::2], strict=True))
+    assert options["--gpu"] == options["--prefilter-mode"] == "1" and "-s" not in options
+    assert options.get("--gpu-server") == ("1" if server else None)
+    assert (options["--num-iterations"], options["--max-seqs"]) == ("3", "10000")
+
+
+def test_a_server_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match="gpu_server"):
+        SearchConfig(gpu_server=True)
+    assert "-s" in SearchConfig.colabfold().mmseqs_options()
