@@ -26,7 +26,7 @@ from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.tables import DatasetRow, JobRow
-from evofeed.store import Dataset, Diff
+from evofeed.store import DataCard, Dataset, Diff, card_of
 from evofeed.store.inner import column_statistics, diff_indexes
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Catalog:
         self._uris: dict[str, tuple[str, float]] = {}
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
+        self._cards: OrderedDict[tuple[str, str, str], DataCard] = OrderedDict()
         self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
         self._plans: OrderedDict[tuple[str, LoaderConfig, int, int], RunPlan] = OrderedDict()
         self._lock = threading.Lock()
@@ -250,6 +251,27 @@ class Catalog:
         """
         snapshot = self.snapshot(name, digest)
         return self._cached(self._statistics, digest, lambda: column_statistics(snapshot.index), 64)
+
+    def card(self, name: str, digest: str) -> DataCard:
+        """The data card of a snapshot.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+        """
+        row, snapshot = self.dataset(name), self.snapshot(name, digest)
+        key = (name, digest, row.description)
+        return self._cached(
+            self._cards,
+            key,
+            lambda: card_of(
+                snapshot.index,
+                snapshot.manifest,
+                digest=digest,
+                name=name,
+                description=row.description,
+            ),
+            16,
+        )
 
     def difference(self, name: str, before: str, after: str) -> Diff:
         """Chains that differ between two snapshots of a dataset.

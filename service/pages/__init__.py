@@ -1,5 +1,7 @@
 """The pages: made on the server, whole without a script, which only enlivens them."""
 
-from evofeed.service.pages import chain, dataset, home, job, session
+from evofeed.service.pages import actions, admin, chain, dataset, home, job, session, snapshots
 
-ROUTERS = tuple(each.router for each in (home, session, dataset, chain, job))
+ROUTERS = tuple(
+    each.router for each in (home, session, actions, admin, snapshots, dataset, chain, job)
+)

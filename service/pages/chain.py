@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
@@ -16,11 +15,12 @@ from evofeed.chain_numbers import ca_trace
 from evofeed.drawing.structure_view import chain_view
 from evofeed.features import ChainRecord
 from evofeed.service import chains
-from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
+from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import immutable_response
+from evofeed.service.routes.statistics import digest_of
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
@@ -116,17 +116,6 @@ def chain_file(
     answer = _immutable(request, f"{digest[:32]}-{file}", data, media)
     answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
     return answer
-
-
-def digest_of(service: Service, name: str, either: str) -> str:
-    """The digest that a ref or a digest names.
-
-    Raises:
-        DatasetMissing: there is no such ref.
-    """
-    if re.fullmatch(DIGEST_PATTERN, either):
-        return either
-    return service.catalog.view(name).ref(either).digest
 
 
 def _row(

@@ -17,6 +17,7 @@ from evofeed.service.names import DIGEST_PATTERN, DatasetName
 from evofeed.service.pages import export
 from evofeed.service.pages.facets import charts_of, facets_of
 from evofeed.service.pages.page import address, render
+from evofeed.service.policies import policy_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes.chains import RefChainQuery
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
@@ -109,6 +110,7 @@ def dataset_page(
         fasta_most=export.FASTA_MOST,
         snapshots=[(d, when, view.manifest(d)) for d, when in view.digests()[:20]],
         moves=ref_history(service.database, row.id, query.ref, 10),
+        policy=policy_of(service.database, row.id, query.ref),
     )
 
 

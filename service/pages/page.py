@@ -29,6 +29,9 @@ _PAGES: Final = jinja2.Environment(
 
 _NAV: Final = (  # path, name, scope that it needs
     ("/", "datasets", ""),
+    ("/ui/webhooks", "webhooks", "jobs"),
+    ("/ui/tokens", "tokens", "admin"),
+    ("/ui/audit", "audit", "admin"),
     ("/ui/api", "HTTP interface", ""),
 )
 

@@ -74,7 +74,7 @@ def get_diff(
 ) -> Diff:
     """Chains added, removed or changed, by id; a chain changed if its bytes did."""
     start = 0
-    old, new = _digest(service, name, before), _digest(service, name, after)
+    old, new = digest_of(service, name, before), digest_of(service, name, after)
     if cursor:
         # Pinned by the digests, not the refs: a page stays what its first page was.
         start, new = service.signer.read(cursor, f"diff {name} {old}")
@@ -95,6 +95,11 @@ def get_diff(
     )
 
 
-def _digest(service: Service, name: str, either: str) -> str:
+def digest_of(service: Service, name: str, either: str) -> str:
+    """The digest that a ref or a digest names.
+
+    Raises:
+        DatasetMissing: there is no such ref.
+    """
     is_digest = re.fullmatch(DIGEST_PATTERN, either)
     return either if is_digest else service.catalog.view(name).ref(either).digest

@@ -9,7 +9,9 @@ async function renew(part) {
   const fresh = page.getElementById(part.id);
   if (!fresh) return null;
   const kept = [...part.querySelectorAll("pre")].map((pre) => [pre.scrollTop, pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4]);
+  const open = [...part.querySelectorAll("details")].map((details) => details.open);
   part.replaceChildren(...fresh.childNodes);
+  for (const [i, details] of [...part.querySelectorAll("details")].entries()) details.open = open[i] || false;
   for (const [i, pre] of [...part.querySelectorAll("pre")].entries()) {
     if (kept[i]) pre.scrollTop = kept[i][1] ? pre.scrollHeight : kept[i][0]; // a log stays at its end
   }
