@@ -133,7 +133,7 @@ def outcome(path: Path) -> dict[str, Any]:
             row["entry"] = entry_of(plain(path.name)).lower()
             row["content"] = took[2]
     if plain(path.name).endswith(INPUTS):
-        noted(row, "input", lambda: featurised(path, row))
+        noted(row, "input", lambda: featurized(path, row))
     return row
 
 
@@ -180,7 +180,7 @@ def parsed(path: Path, config: FeaturizeConfig) -> tuple[int, int, str] | None:
     return took, len(data), content.hexdigest() if chains else ""
 
 
-def featurised(path: Path, row: dict[str, Any]) -> None:
+def featurized(path: Path, row: dict[str, Any]) -> None:
     """Every chain of the file as an input; chains that are refused are counted by reason."""
     problems: list[InputError] = []
     reasons = []

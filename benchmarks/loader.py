@@ -52,7 +52,7 @@ def best_ms(work: Callable[[], Any], repeats: int) -> dict[str, float]:
 
 
 def make_dataset(golden: Path, folder: Path) -> Dataset:
-    """The golden chains that have alignments and a structure, featurised by evofeed."""
+    """The golden chains that have alignments and a structure, featurized by evofeed."""
     writer = DatasetWriter(str(folder))
     for source in discover(str(golden / "data" / "inputs")):
         if source.structure is None or source.alignment_dir is None:

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/overfit_gpu.py --dataset DATA --chain 102m_A --out OUT
     ... --preset tiny --steps 20 --crop 32 --every 10       # proof on a laptop
 
-DATA is a featurised dataset (`evofeed featurize raw/ DATA --executor local`). Trains on
+DATA is a featurized dataset (`evofeed featurize raw/ DATA --executor local`). Trains on
 one fixed batch and measures lDDT-Ca, TM-score and dRMSD on it every `--every` steps; at
 the end the chain is predicted as `evofeed predict` does, from other rows of its alignment.
 Writes `OUT/overfit.<preset>.json` with the curve, a picture of it, the run report's picture,

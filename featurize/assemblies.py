@@ -36,7 +36,7 @@ _DEFAULT: Final = FeaturizeConfig()
 
 @dataclass(frozen=True, slots=True)
 class AssemblySource:
-    """A complex to featurise.
+    """A complex to featurize.
 
     Attributes:
         assembly_id: of the record: the entry, or the name of its file.
@@ -127,7 +127,7 @@ def _assembly(
             if records[sequence].sequence != sequence:
                 raise InputError(
                     f"chain {name} has another sequence than the record {chain.chain_id}: "
-                    "featurise it again"
+                    "featurize it again"
                 )
         entities.setdefault(sequence, []).append(name)
     total = sum(len(sequence) * len(names) for sequence, names in entities.items())

@@ -122,10 +122,10 @@ def _target(source: ChainSource, inputs: _Inputs, msas: Sequence[Msa]) -> _Targe
         return _from_fasta(source, inputs)
     if msas:
         if bases := nucleic_acid(msas[0].query):
-            raise MsaError(f"an alignment of {bases}: only proteins are featurised")
+            raise MsaError(f"an alignment of {bases}: only proteins are featurized")
         inputs.dropped.append("no structure or FASTA: the sequence is the alignment's query")
         return _Target(msas[0].query, source.description or source.chain_id)
-    raise InputError("no structure, no FASTA and no alignment: nothing to featurise")
+    raise InputError("no structure, no FASTA and no alignment: nothing to featurize")
 
 
 def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Target:

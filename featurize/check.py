@@ -28,7 +28,7 @@ _EXAMPLES = 5
 
 _KINDS: dict[str, tuple[Severity, str]] = {
     "bad id or unreadable file": ("error", "rename or repair it; it is left out"),
-    "chain cannot be featurised": ("error", "see the reason; a job would list it as dead"),
+    "chain cannot be featurized": ("error", "see the reason; a job would list it as dead"),
     "no structure, sequence or alignment": ("error", "nothing to make a chain of"),
     "chain is not in its structure": ("error", "chain ids are author ids, case matters"),
     "query and structure differ in length": ("error", "alignment and structure do not fit"),
@@ -116,7 +116,7 @@ def check_input(
         uri: as for `discover`.
         config: strictness.
         depth: `names` lists files only; `queries` also parses structures and the
-            query of each alignment; `full` featurises every chain and forgets it.
+            query of each alignment; `full` featurizes every chain and forgets it.
         clusters: file of sequence clusters, to be compared with the chains.
         progress: called with chains done and chains in all.
         places: `structure_dir`, `template_mmcif_dir`, … as for `discover`.
@@ -142,7 +142,7 @@ def check_input(
             _check_chain(source, config, depth, last, report)
         except EvofeedError as error:
             error.item = error.item or source.chain_id
-            report.add("chain cannot be featurised", str(error))
+            report.add("chain cannot be featurized", str(error))
         if progress is not None:
             progress(done, len(sources))
     return report

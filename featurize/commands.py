@@ -71,7 +71,7 @@ def featurize(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Featurise every chain of INPUT and publish them as a snapshot of DATASET.
+    """Featurize every chain of INPUT and publish them as a snapshot of DATASET.
 
     Run it again after anything went wrong: finished work is kept, the result is the
     same. Exit code 0: published. 1: nothing published; the message says why. 2: wrong call.

@@ -1,4 +1,4 @@
-"""How chains are featurised: the safe AF2 way, or OpenFold's to the bit.
+"""How chains are featurized: the safe AF2 way, or OpenFold's to the bit.
 
 Each field in which our default departs from OpenFold says why. `openfold()`
 sets them all back, surprises included.
@@ -69,7 +69,7 @@ class FeaturizeConfig:
     require_entry_id: bool = False
     """OpenFold cannot parse an entry with neither revision history nor `_entry.id`."""
     require_release_date: bool = False
-    """OpenFold cannot featurise an entry without revision history. Ours: date unknown."""
+    """OpenFold cannot featurize an entry without revision history. Ours: date unknown."""
     require_observed_chains: bool = False
     """OpenFold refuses a whole entry if one protein chain has no atom at all.
     Ours: that chain alone is missing."""
@@ -104,7 +104,7 @@ class FeaturizeConfig:
 
     # templates
     max_templates: int = 20
-    """Featurised templates kept per chain; training draws 4 of them. OpenFold: 4."""
+    """Featurized templates kept per chain; training draws 4 of them. OpenFold: 4."""
     max_template_date: str = "2021-10-10"
     """No template released later than this ISO date (inclusive bound)."""
     exclude_same_pdb: bool = True
@@ -204,7 +204,7 @@ class CropConfig:
     """Which rows stay: a fair sample, as training would draw, or the first ones, which
     are the best hits of the first alignment file (High-Flyer). The query always stays."""
     max_templates: int = 20
-    """Featurised templates kept per chain."""
+    """Featurized templates kept per chain."""
     residue_crop: int | None = None
     """Residues of a window; None keeps chains whole."""
     views: int = 1

@@ -88,7 +88,7 @@ def _complaint(sequence: str, caps: InputCaps) -> str:
         )
     if sequence.isascii() and sequence.isalpha():
         bases = nucleic_acid(sequence)
-        return f"the bases of {bases}: only proteins are featurised" if bases else ""
+        return f"the bases of {bases}: only proteins are featurized" if bases else ""
     bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
     what = {
         ":": "it joins the chains of a complex: give each chain a record of its own",
@@ -96,7 +96,7 @@ def _complaint(sequence: str, caps: InputCaps) -> str:
         ".": "a gap, so this is an alignment: name it <chain>.a3m",
         "*": "a stop codon amid the residues: cut the sequence there",
     }
-    smiles = "a ligand's SMILES? Only proteins are featurised"
+    smiles = "a ligand's SMILES? Only proteins are featurized"
     return f"{bad!r} is no residue letter ({what.get(bad) or smiles})"
 
 

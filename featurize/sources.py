@@ -41,7 +41,7 @@ def why_unread(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChainSource:
-    """One chain to featurise, as `discover` finds it. Small, picklable, JSON-ready.
+    """One chain to featurize, as `discover` finds it. Small, picklable, JSON-ready.
 
     Attributes:
         chain_id: name of the record, usually `<entry>_<author's chain id>`.

@@ -1,4 +1,4 @@
-"""An input in a bucket, copied to this machine before it is featurised.
+"""An input in a bucket, copied to this machine before it is featurized.
 
 A plan needs every file's size and time, and workers read files more than once, so the
 files of the prefix are fetched as they are and kept: the next run fetches what changed.
@@ -41,7 +41,7 @@ def stage_input(
         progress: called with bytes done and bytes in all.
 
     Returns:
-        Path of the copy: what to featurise.
+        Path of the copy: what to featurize.
 
     Raises:
         InputError: nothing there, a key that is no path, too little room for it all, or a

@@ -45,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """One featurised template, on the query's positions.
+    """One featurized template, on the query's positions.
 
     Attributes:
         aatype: restype codes, gap where the query faces nothing.

@@ -2,7 +2,7 @@
 
 The same endpoints, admitted by the same marks, as FastAPI serves: only the finding of the
 route and the parsing of its parameters are ours. Whatever is not plain (another method, a
-parameter that does not fit, a route not listed here) goes on to FastAPI, which answers or
+parameter that does not fit, a route not listed here) goes to FastAPI, which answers or
 refuses it. An endpoint whose answer is in memory needs no thread.
 """
 

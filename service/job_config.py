@@ -38,7 +38,7 @@ def checked_config(
         raise Problem(
             403,
             "no_jobs",
-            f"this service cannot featurise: {error.name} is not installed",
+            f"this service cannot featurize: {error.name} is not installed",
             next="pip install 'evofeed[featurize]' where the service runs",
         ) from None
     base = FeaturizeConfig.openfold() if preset == "openfold" else FeaturizeConfig()

@@ -53,7 +53,7 @@ class OptimConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
         for name in ("beta1", "beta2", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must lie in [0, 1)")
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
         if self.warmup_steps < 0 or self.decay_every < 1:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "

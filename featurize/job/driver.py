@@ -67,7 +67,7 @@ def run_job(
     host: JobHost | None = None,
     **changes: Any,
 ) -> JobReport:
-    """Featurise every chain of an input and publish them as a snapshot of a dataset.
+    """Featurize every chain of an input and publish them as a snapshot of a dataset.
 
     Run it again with the same arguments after a crash, a cancellation or a repair of
     the input: finished units are kept, the rest is done.
@@ -75,7 +75,7 @@ def run_job(
     Args:
         input_uri: what `discover` takes.
         dataset_uri: where shards and snapshot go; made if missing.
-        config: how chains are featurised.
+        config: how chains are featurized.
         crop: what is cut off offline.
         options: workers, limits, ledger; `**changes` are its fields, for short:
             `run_job(a, b, executor="local", workers=2)`.

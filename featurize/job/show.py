@@ -26,7 +26,7 @@ def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
     """A progress bar on stderr with chains/s and time left; yields what `run_job` calls."""
     console = Console(stderr=True)
     columns = (
-        "featurising",
+        "featurizing",
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[text]}"),

@@ -28,7 +28,7 @@ _COMMON_COST = 50_000  # bytes' worth of work that every chain costs, however sm
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some chains featurised together into one shard; `cost` is in bytes of input.
+    """Some chains featurized together into one shard; `cost` is in bytes of input.
 
     `largest` is the size of its largest chain, about what it is unpacked: it decides how much
     memory is needed.
@@ -63,7 +63,7 @@ def make_plan(
 
     Args:
         sources: the chains.
-        config: how they are featurised.
+        config: how they are featurized.
         crop: what is cut off.
         known: what earlier jobs knew of the inputs, and the folder they are in.
 

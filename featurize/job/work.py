@@ -1,4 +1,4 @@
-"""One unit of work: featurise its chains, write their shard, say what went wrong.
+"""One unit of work: featurize its chains, write their shard, say what went wrong.
 
 Runs inside a worker process (`worker.py`) that may die at any moment; whatever
 it has written is content-addressed, so doing it again changes nothing.
@@ -92,7 +92,7 @@ class UnitTask:
         return "://" in self.dataset_uri and not self.dataset_uri.startswith("file://")
 
     def work(self, in_hand: Callable[[str], None]) -> UnitResult:
-        """Featurise every chain of the unit and write the good ones as one shard.
+        """Featurize every chain of the unit and write the good ones as one shard.
 
         Args:
             in_hand: called with the id of each chain before it is touched, and "" after the last.

@@ -1,4 +1,4 @@
-"""Molecules as Boltz, Chai and AlphaFold 3 name them; only the proteins are featurised."""
+"""Molecules as Boltz, Chai and AlphaFold 3 name them; only the proteins are featurized."""
 
 from __future__ import annotations
 

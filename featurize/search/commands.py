@@ -59,7 +59,7 @@ def search(
     """Search every sequence of FASTA in every database.
 
     Equal sequences are searched once, and a sequence never again in the same database with
-    the same settings. Kill it at any time and run it again: it goes on. `evofeed featurize
+    the same settings. Kill it at any time and run it again: it continues. `evofeed featurize
     OUT DATASET` makes a dataset of what was found. Exit code 0: done. 1: too many chains
     have no result, or it could not go on; the message says why. 2: wrong call.
 

@@ -1,4 +1,4 @@
-"""FASTA files and databases -> chains that are ready to featurise."""
+"""FASTA files and databases -> chains that are ready to featurize."""
 
 from __future__ import annotations
 

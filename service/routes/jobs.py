@@ -43,7 +43,7 @@ _QUIET_SECONDS = 10.0
 
 
 class NewJob(Body):
-    """Raw files to featurise into a registered dataset."""
+    """Raw files to featurize into a registered dataset."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -153,7 +153,7 @@ def put_ref(
     target: RefTarget,
     response: Response,
     if_match: Annotated[
-        str | None, Header(max_length=200, description="the digest it stands at, in quotes")
+        str | None, Header(max_length=200, description="the digest it points at, in quotes")
     ] = None,
     if_none_match: Annotated[
         str | None, Header(max_length=200, description="`*`: it does not exist yet")
@@ -161,7 +161,7 @@ def put_ref(
 ) -> RefView:
     """Point a ref at a snapshot, if nobody else moved it meanwhile.
 
-    `If-Match: "DIGEST"` moves a ref that stands there; `If-None-Match: *` makes a
+    `If-Match: "DIGEST"` moves a ref that points there; `If-None-Match: *` makes a
     new one. One of the two is required.
     """
     _require_readable(service, principal, target.apart_from)

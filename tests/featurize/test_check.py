@@ -60,7 +60,7 @@ def test_every_fault_is_counted_with_an_example(tmp_path: Path, golden: Path) ->
     assert any("_Q:" in example for example in missing)
     assert any("_QQ:" in example for example in missing)
     assert "5 residues" in kinds["query and structure differ in length"].examples[0]
-    assert "extra.a3m" in kinds["chain cannot be featurised"].examples[0]
+    assert "extra.a3m" in kinds["chain cannot be featurized"].examples[0]
     assert report.sorted_findings()[0].severity == "error"
 
 

@@ -66,7 +66,7 @@ def test_rows_come_in_order_of_file_names_whenever_the_files_were_made(tmp_path:
 def test_openproteinsets_folders_are_empty_to_openfold(tmp_path: Path) -> None:
     source = chain_folder(tmp_path, a3m__x_a3m=">q\nACDE\n>r\nACDF\n")
     assert len(featurize_chain(source).msa) == 2
-    with pytest.raises(InputError, match="nothing to featurise"):
+    with pytest.raises(InputError, match="nothing to featurize"):
         featurize_chain(source, THEIRS)
 
 

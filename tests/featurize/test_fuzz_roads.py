@@ -45,7 +45,7 @@ def text_of(folder: Path, name: str) -> bytes:
     return texts[name].encode()
 
 
-def featurised(path: Path) -> None:
+def featurized(path: Path) -> None:
     for source in discover(path, problems=[]):
         try:
             featurize_chain(source)
@@ -59,8 +59,8 @@ def clustered(path: Path) -> None:
 
 ROADS: dict[str, Callable[[Path], None]] = {
     "clusters": clustered,
-    **dict.fromkeys(("x.a3m", "x.json", "x.yaml", "x.csv", "x.aligned.pqt"), featurised),
-    **dict.fromkeys(("x.fasta", "x_a3m.ffindex"), featurised),
+    **dict.fromkeys(("x.a3m", "x.json", "x.yaml", "x.csv", "x.aligned.pqt"), featurized),
+    **dict.fromkeys(("x.fasta", "x_a3m.ffindex"), featurized),
 }
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_map_beside_alignments_is_a_fault(name: str, tmp_path: Path) -
     for case in range(CASES):
         write_bytes(tmp_path / name, mutate([sound.encode()], f"{name}:{case}"))
         try:
-            featurised(tmp_path)
+            featurized(tmp_path)
         except InputError as error:
             assert error.message and str(tmp_path) in str(error.path), case
 

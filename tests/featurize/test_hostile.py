@@ -140,7 +140,7 @@ def test_odd_folder_names_are_listed_and_the_rest_is_found(tmp_path: Path) -> No
     assert len(problems) == 3
 
 
-def test_nothing_to_featurise_is_said_so(tmp_path: Path) -> None:
+def test_nothing_to_featurize_is_said_so(tmp_path: Path) -> None:
     for source in (
         ChainSource("x"),
         ChainSource("x", alignment_dir=str(tmp_path)),

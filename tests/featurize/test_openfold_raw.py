@@ -37,7 +37,7 @@ def test_structures_equal_openfolds(path: Path, golden: Path) -> None:
     chain_id = path.name.removesuffix(".raw.npz")
     structure = INPUTS[0] / "mmcif" / f"{chain_id.rpartition('_')[0]}.cif"
     want = recorded(path)
-    # Where OpenFold's featuriser failed for want of a date, its atoms were recorded alone.
+    # Where OpenFold's featurizer failed for want of a date, its atoms were recorded alone.
     config = FeaturizeConfig.openfold(require_release_date="release_date" in want)
     record = featurize_chain(ChainSource(chain_id, structure=str(structure)), config)
     assert_same(to_openfold_raw(record), want)

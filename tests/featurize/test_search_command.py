@@ -40,7 +40,7 @@ def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) 
     assert record.num_alignments == 5  # the query and its four relatives
 
 
-def test_a_folder_of_fasta_is_searched_and_the_result_featurised(
+def test_a_folder_of_fasta_is_searched_and_the_result_featurized(
     tmp_path: Path, database: str
 ) -> None:
     folder = tmp_path / "many"

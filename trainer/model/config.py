@@ -178,7 +178,7 @@ def _check_sizes(config: Any, prefix: str = "") -> None:
         elif type(value) is int and value < 1:
             raise ValueError(f"{name} must be at least 1, is {value}")
         elif "dropout" in name and not 0 <= value < 1:
-            raise ValueError(f"{name} must lie in [0, 1), is {value}")
+            raise ValueError(f"{name} must be in [0, 1), is {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

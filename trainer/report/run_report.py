@@ -74,7 +74,7 @@ _FACTS = (
 
 
 def _unfinished(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run that goes on, or was killed, has not written yet; its wall time is unknown."""
+    """What a run that continues, or was killed, has not written yet; its wall time is unknown."""
     seconds = sum(sum(line["seconds"].values()) for line in steps)
     skipped = [line["step"] for line in steps if not line.get("finite", True)]
     return {
@@ -257,7 +257,7 @@ def _early_end(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not run["stopped_by"]:
         return []
     wanted = run["config"]["steps"]
-    return [("stopped by", f"{run['stopped_by']}, of {wanted} steps; --resume goes on")]
+    return [("stopped by", f"{run['stopped_by']}, of {wanted} steps; --resume continues")]
 
 
 def _seconds(value: float | None) -> str:

@@ -65,7 +65,7 @@ def train(
     Args:
         config: what to compute.
         dataset: a dataset, its URI, a list of them (see `shares`), or a ready loader of this
-            rank's batches. A run that goes on reads a URI at the snapshot it began with.
+            rank's batches. A run that continues reads a URI at the snapshot it began with.
         out: folder of the run.
         resume: go on from the newest complete checkpoint below `out`, if any.
         weights: what a new run starts from, random weights if not given (see `build_model`).
@@ -127,7 +127,7 @@ def run(
     with sole_writer(out, world):
         if not resume and world.share((out / STEPS).exists()):
             raise TrainerError(
-                "a run is here already; --resume goes on with it, another --out starts afresh",
+                "a run is here already; --resume continues it, another --out starts afresh",
                 path=str(out),
             )
         facts = _facts(config, model, loader, world)
@@ -144,7 +144,7 @@ def run(
         first = loop.resume() if resume else 0
         if first >= config.steps:  # nothing left to do, and nothing to report again
             if world.is_first:
-                _LOG.warning("%s: all %d steps are done; a larger --steps goes on", out, first)
+                _LOG.warning("%s: all %d steps are done; a larger --steps continues", out, first)
             return loop.result
         if world.is_first:
             save_config(config, out / "config.yaml")  # not before its checkpoint was found to fit

@@ -119,6 +119,6 @@ class Watchdog:
         stacks.with_suffix(".json").write_text(json.dumps(facts, indent=1, default=str))
         _LOG.error(
             "no step for %.0f s (step %d, rank %d): the run stops; %s has the stacks of all threads"
-            " and the loader's state, --resume goes on from the last checkpoint",
+            " and the loader's state, --resume continues from the last checkpoint",
             since, step, self.rank, stacks,
         )  # fmt: skip

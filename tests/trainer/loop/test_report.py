@@ -96,7 +96,7 @@ def test_a_run_that_was_stopped_early_says_by_what_and_what_to_do(folder: Path) 
     report = make_report(folder)
     assert "stopped by" not in dict(report_rows(report))
     report["run"]["stopped_by"] = "SIGINT"
-    assert dict(report_rows(report))["stopped by"] == "SIGINT, of 60 steps; --resume goes on"
+    assert dict(report_rows(report))["stopped by"] == "SIGINT, of 60 steps; --resume continues"
 
 
 def test_what_was_not_measured_says_why(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_is_reported_with_the_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(folder: Path) -> None:
-    with pytest.raises(TrainerError, match="--resume goes on"):
+    with pytest.raises(TrainerError, match="--resume continues"):
         run(TrainConfig(), TinyModel(), squared_error, TinyLoader(), world=World(), out=folder)
 
 
