@@ -44,6 +44,9 @@ def search(
         str, typer.Option(help="Folder of results shared between searches; OUT/cache if none.")
     ] = "",
     scratch: Annotated[str, typer.Option(help="Folder for the programs' own files.")] = "",
+    stage: Annotated[
+        str, typer.Option(help="Folder of each node's own disk to copy databases to, once.")
+    ] = "",
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds one call of a program may take.")
     ] = 7200,
@@ -79,6 +82,7 @@ def search(
             ray_address=ray_address,
             cache_dir=cache,
             scratch=scratch,
+            stage=stage,
             deadline=deadline,
         )
     except ValueError as error:

@@ -415,6 +415,7 @@ class Search:
             info=self.infos[unit.database] if unit.queries else None,
             deadline=self.options.deadline,
             scratch=self.options.scratch,
+            stage=self.options.stage,
         )
 
     def _tell(self, force: bool = False) -> None:

@@ -15,6 +15,7 @@ from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.digests import check_unchanged, database_digest, stamps_of
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.searchers import Query, kind_of, program_of, search, suffix_of
+from evofeed.featurize.search.staging import staged
 
 _PACKED: Final = 3
 """zstd's level: an alignment packs six- to tenfold in a hundredth of the time of its search."""
@@ -76,6 +77,7 @@ class SearchTask:
         info: of the database as it was when the job began.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.
+        stage: folder on this node's disk for a copy of the database; searched where it is if empty.
     """
 
     unit_id: str
@@ -85,6 +87,7 @@ class SearchTask:
     info: DatabaseInfo | None = None
     deadline: float = 3600.0
     scratch: str = ""
+    stage: str = ""
     is_remote: bool = False
     expected_memory: int = 0
 
@@ -97,12 +100,14 @@ class SearchTask:
         """
         if self.info is None:
             return SearchResult(unit_id=self.unit_id, info=look_at(self.database, self.config))
-        self._check(self.info)
+        database, info = self.database, self.info
+        database = staged(database, info.digest, self.stage) if self.stage else database
+        self._check(database, info)
         began = time.monotonic()
         place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = search(self.database, self.queries, self.config, place, in_hand)
+        results = search(database, self.queries, self.config, place, in_hand)
         in_hand("")
-        check_unchanged(self.database, self.info.digest)  # what was read may be of another
+        check_unchanged(database, info.digest)  # what was read may be of another
         seconds = time.monotonic() - began
         good = {key: data for key, data in results.items() if isinstance(data, bytes)}
         failures = {
@@ -113,14 +118,14 @@ class SearchTask:
         made = tuple(_made(key, data, seconds / len(results)) for key, data in good.items())
         return SearchResult(unit_id=self.unit_id, made=made, failures=failures, seconds=seconds)
 
-    def _check(self, info: DatabaseInfo) -> None:
-        check_unchanged(self.database, info.digest)
-        here = program_of(info.kind, self.database.is_template, self.config)
+    def _check(self, database: Database, info: DatabaseInfo) -> None:
+        check_unchanged(database, info.digest)
+        here = program_of(info.kind, database.is_template, self.config)
         if here != info.program:
             raise JobError(
                 f"{here} is here, but the search began with {info.program}: give every machine "
                 "the same, and run it again",
-                path=self.database.path,
+                path=database.path,
             )
 
 
