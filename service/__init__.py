@@ -6,11 +6,13 @@ from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.service.app import create_app
+    from evofeed.service.client import Client
     from evofeed.service.server import serving
     from evofeed.service.settings import ServiceSettings
 
-__all__ = ["ServiceSettings", "create_app", "serving"]
+__all__ = ["Client", "ServiceSettings", "create_app", "serving"]
 
 __getattr__ = names_from(
-    __name__, {"ServiceSettings": "settings", "create_app": "app", "serving": "server"}
+    __name__,
+    {"Client": "client", "ServiceSettings": "settings", "create_app": "app", "serving": "server"},
 )

@@ -101,6 +101,9 @@ class ServiceSettings(BaseSettings):
     """Where webhooks may go: host names (`*.example.org` too) reached by https at public
     addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:
     nowhere."""
+    accel: str = ""
+    """Path of nginx' internal location that is an alias of `/`, such as `/_shards`: shards of local
+    datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)

@@ -6,6 +6,7 @@ import datetime
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from evofeed.service.problems import Problem
 from evofeed.store import Dataset, Manifest, ShardEntry
 from evofeed.store.inner import (
     DIGEST,
+    LocalStorage,
     Ref,
     S3Storage,
     Storage,
@@ -43,12 +45,14 @@ class ShardFile:
         sha256: of its bytes.
         nbytes: its size.
         read: reads a span of it.
+        path: where it is, if that is on a local disk.
     """
 
     name: str
     sha256: str
     nbytes: int
     read: ReadAt
+    path: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,9 @@ class StoreView:
                     self._seen.add(digest)
         if (entry := self._shards.get(name)) is not None:
             read = self._reader(shard_key(name))
-            return ShardFile(name, entry.sha256, entry.nbytes, read)
+            key, local = shard_key(name), self._storage
+            path = local.path(key) if isinstance(local, LocalStorage) else None
+            return ShardFile(name, entry.sha256, entry.nbytes, read, path)
         raise Problem(
             404,
             "shard_missing",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from evofeed.store.decode import FEATURES, ChainDecoder, Place
     from evofeed.store.garbage import sweep
     from evofeed.store.history import diff_indexes
+    from evofeed.store.http_connection import Answer, HttpConnection
     from evofeed.store.index import canonical, index_schema, read_index
     from evofeed.store.join import groups_of, join_chains
     from evofeed.store.layout import (
@@ -47,12 +48,14 @@ if TYPE_CHECKING:
     from evofeed.store.writer import MoveRef
 
 __all__ = [
+    "Answer",
     "ArrayUnpickler",
     "COLUMNS",
     "COLUMN_NUMBER",
     "DIGEST",
     "FEATURES",
     "HEADER_NBYTES",
+    "HttpConnection",
     "ChainDecoder",
     "Clusters",
     "Codec",
@@ -107,6 +110,7 @@ _HOMES = {
     "decode": "ChainDecoder FEATURES Place",
     "garbage": "sweep",
     "history": "diff_indexes",
+    "http_connection": "Answer HttpConnection",
     "index": "canonical index_schema read_index",
     "join": "groups_of join_chains",
     "layout": "COLUMNS COLUMN_NUMBER Codec Compression HEADER_NBYTES PackedColumn unpack_column",

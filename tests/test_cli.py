@@ -156,7 +156,7 @@ def test_our_errors_are_one_line_and_exit_code_one(
     def broken() -> None:
         raise StoreError("no dataset there; run `evofeed featurize` first", path="/data/x")
 
-    monkeypatch.setattr(cli, "_load", lambda name: lambda **_: broken())
+    monkeypatch.setattr(cli, "_load", lambda *_: lambda **_: broken())
     with pytest.raises(SystemExit) as stop:
         cli.main(["shards"])
     assert stop.value.code == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -48,6 +49,18 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+REMOTE: dict[str, tuple[str, str, str]] = {
+    name: ("evofeed.service.remote_commands", name, line)
+    for name, line in (
+        ("featurize", "Raw files to a dataset, by the service."),
+        ("jobs", "Its jobs: list, watch, cancel, retry, log, broken chains."),
+        ("tokens", "Its tokens."),
+        ("webhooks", "Whom it tells of jobs."),
+    )
+}
+"""What `evofeed --service URL` knows: the same names, done by a service over HTTP."""
+
+
 def help_text() -> str:
     """The list of commands, as `evofeed --help` prints it."""
     rows = "\n".join(f"  {name:<10} {line}" for name, (_, _, line) in COMMANDS.items())
@@ -57,6 +70,7 @@ def help_text() -> str:
         f"Commands:\n{rows}\n\n"
         "Start with:    evofeed demo\n"
         "One command:   evofeed COMMAND --help\n"
+        f"By a service:  evofeed --service URL {'|'.join(REMOTE)}\n"
         "Version:       evofeed --version"
     )
 
@@ -66,20 +80,24 @@ def main(argv: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that has no letter for it gets a ?
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    given, commands = (sys.argv[1:] if argv is None else argv), COMMANDS
+    if given[:1] == ["--service"]:
+        os.environ["EVOFEED_SERVICE"], commands = "".join(given[1:2]), REMOTE
+        given = given[2:]
+    name, *rest = given or ["--help"]
     if name in ("--help", "-h", "help"):
         print(help_text())
     elif name == "--version":
         print(f"evofeed {__version__}")
-    elif name not in COMMANDS:
+    elif name not in commands:
         import difflib
 
-        near = difflib.get_close_matches(name, COMMANDS, 1)
+        near = difflib.get_close_matches(name, commands, 1)
         meant = f", did you mean {near[0]!r}?" if near else ";"
         sys.exit(_fail(f"no command {name!r}{meant} `evofeed --help` lists them", 2))
     else:
         try:
-            _load(name)(args=rest, prog_name=f"evofeed {name}")
+            _load(*commands[name][:2], name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
         except OSError as error:  # no such folder, no right to write there, a full disk, ...
@@ -95,9 +113,8 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_fail("interrupted", 130))
 
 
-def _load(name: str) -> Any:
+def _load(module: str, attribute: str, name: str) -> Any:
     """The Typer app behind a command; a plain function becomes an app of one command."""
-    module, attribute, _ = COMMANDS[name]
     target: Any = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):
         return target

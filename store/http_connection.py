@@ -1,0 +1,149 @@
+"""Requests to one service: kept-alive connections, a token, and patience with what passes.
+
+What may pass by itself (connection lost, 429, 5xx) is tried again with growing, jittered waits.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from evofeed.errors import StoreError
+
+ATTEMPTS: Final = 6
+FIRST_WAIT: Final = 0.1
+"""Seconds before the second attempt; doubles each time, up to 5 s, times 0.5 to 1.5."""
+TIMEOUT: Final = 30.0
+PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a service said.
+
+    Attributes:
+        status: of HTTP.
+        headers: names in any case.
+        body: all of it.
+    """
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds it wants to be left alone for."""
+        try:
+            return min(float(self.headers.get("Retry-After") or 0), 60.0)
+        except ValueError:  # an HTTP date: our own waits will do
+            return 0.0
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """What a refusal says of itself, if it is problem JSON; else nothing."""
+        try:
+            values = json.loads(self.body)
+        except ValueError:  # a proxy's own page
+            return {}
+        return values if isinstance(values, dict) else {}
+
+
+class _Kept:
+    """A connection that closes itself when its thread or owner goes."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+        weakref.finalize(self, connection.close)
+
+
+class HttpConnection:
+    """One kept-alive connection per thread and process.
+
+    Args:
+        url: of the service or of something below it; only its host counts here.
+        token: goes as a bearer token with every request. Without one, that of the variable
+            `EVOFEED_TOKEN` goes, as it is at that moment: it may be renewed there.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise ValueError(f"{url}: no host in this address")
+        self.secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._url, self._token = url, token
+        self._local = threading.local()
+        self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        attempts: int = ATTEMPTS,
+    ) -> Answer:
+        """The answer to a request, tried again while what is wrong may pass.
+
+        Args:
+            method: of HTTP. What is not safe to send twice needs an Idempotency-Key.
+            path: with its query.
+            headers: beside the token.
+            body: to send.
+            attempts: in all.
+
+        Raises:
+            StoreError: it never answered, or only with what should have passed.
+        """
+        why = ""
+        for attempt in range(attempts):
+            wait = 0.0
+            try:
+                answer = self._once(method, path, dict(headers or {}), body)
+            except (OSError, http.client.HTTPException) as error:
+                self.connection().close()
+                why = f"{type(error).__name__}: {error}"
+            else:
+                if answer.status not in PASSING:
+                    return answer
+                why, wait = f"HTTP {answer.status}", answer.retry_after
+            if attempt + 1 < attempts:
+                own = min(FIRST_WAIT * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+                time.sleep(max(own, wait))
+        raise StoreError(
+            f"gave up after {attempts} attempts ({why}): is the service up?", path=self._url
+        )
+
+    def connection(self) -> http.client.HTTPConnection:
+        """This thread's own."""
+        if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
+            kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+            self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
+            self._open.add(self._local.kept)
+            self._local.pid = os.getpid()
+        kept: _Kept = self._local.kept
+        return kept.connection
+
+    def close(self) -> None:
+        """Close the connections of all threads; a request opens them again."""
+        for kept in list(self._open):
+            kept.connection.close()
+
+    def _once(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+        if token := (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip():
+            headers["Authorization"] = f"Bearer {token}"
+        connection = self.connection()
+        connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
