@@ -227,10 +227,13 @@ class Catalog:
         )
         return dataset[chain_id]
 
-    def has_snapshot(self, name: str, digest: str) -> bool:
-        """True if a snapshot is open already, so that nothing is waited for."""
+    def open_place(self, name: str, digest: str) -> str:
+        """Where a dataset is, if that is known and the snapshot is open: nothing is waited for.
+
+        Empty where it would be.
+        """
         uri, until = self._uris.get(name, ("", 0.0))
-        return time.monotonic() < until and (uri, digest) in self._snapshots
+        return uri if time.monotonic() < until and (uri, digest) in self._snapshots else ""
 
     def shard(self, name: str, shard: str) -> ShardFile:
         """A shard that some snapshot of the dataset lists.

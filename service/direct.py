@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evofeed.service.admission import admit, caller_of
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, SHARD_PATTERN
+from evofeed.service.ranges import immutable_json
 from evofeed.service.routes import chains, plans, refs, shards, snapshots
 from evofeed.service.routing import mark_of, run_endpoint
 from evofeed.service.state import Service
@@ -38,15 +39,14 @@ class _Hot:
     path: re.Pattern[str]
     endpoint: Callable[..., Response]
     query: type[BaseModel] | None = None
-    in_memory: Callable[..., bool] | None = None
-
-
-def _has_manifest(service: Service, name: str, digest: str) -> bool:
-    return service.catalog.has_snapshot(name, digest)
+    in_memory: bool = False
+    """It waits for nothing once its snapshot is open."""
+    kept: bool = False
+    """It is JSON that depends on its path and query alone."""
 
 
 _HOT: Final = (
-    _Hot(re.compile(_SNAPSHOT), snapshots.get_manifest, in_memory=_has_manifest),
+    _Hot(re.compile(_SNAPSHOT), snapshots.get_manifest, in_memory=True),
     _Hot(
         re.compile(
             rf"/v1/datasets/(?P<name>{_NAME})/shards/(?P<shard>{SHARD_PATTERN.strip('^$')})"
@@ -54,9 +54,9 @@ _HOT: Final = (
         shards.get_shard,
     ),
     _Hot(re.compile(rf"/v1/datasets/(?P<name>{_NAME})/refs/(?P<ref>{_NAME})"), refs.get_ref),
-    _Hot(re.compile(_SNAPSHOT + r"/chains"), chains.list_chains, chains.ChainQuery),
-    _Hot(re.compile(_SNAPSHOT + r"/chains/(?P<chain_id>[^/]+)"), chains.get_chain),
-    _Hot(re.compile(_SNAPSHOT + r"/plan"), plans.get_plan, plans.PlanQuery),
+    _Hot(re.compile(_SNAPSHOT + r"/chains"), chains.list_chains, chains.ChainQuery, kept=True),
+    _Hot(re.compile(_SNAPSHOT + r"/chains/(?P<chain_id>[^/]+)"), chains.get_chain, kept=True),
+    _Hot(re.compile(_SNAPSHOT + r"/plan"), plans.get_plan, plans.PlanQuery, kept=True),
 )
 
 
@@ -106,16 +106,20 @@ class Direct:
     async def _answer(self, hot: _Hot, request: Request, values: dict[str, Any]) -> Response:
         service, mark = self._service, mark_of(hot.endpoint)
         principal = await admit(service, request, mark.scopes, counted=mark.counted)
-        caller = caller_of(request, principal)
+        caller, name = caller_of(request, principal), values["name"]
         run = functools.partial(hot.endpoint, request=request, service=service, **values)
-        return await run_endpoint(
-            run,
-            mark,
-            service,
-            caller,
-            values["name"],
-            here=hot.in_memory is not None and hot.in_memory(service, **values),
-        )
+        place = service.catalog.open_place(name, values.get("digest", ""))
+        if not hot.kept or not place:
+            here = hot.in_memory and place != ""
+            return await run_endpoint(run, mark, service, caller, name, here=here)
+        # The place is in the key: a name may come to mean another one.
+        key = (place, request.url.path, values["digest"], request.scope["query_string"])
+        if (data := service.answers.find(key)) is not None:
+            again = functools.partial(immutable_json, request, data)
+            return await run_endpoint(again, mark, service, caller, name, here=True)
+        response = await run_endpoint(run, mark, service, caller, name)
+        service.answers.keep(key, request.state.whole)
+        return response
 
 
 def _parsed(hot: _Hot, scope: Scope) -> dict[str, Any] | None:

@@ -51,8 +51,12 @@ def cache_control(request: Request) -> str:
 
 
 def immutable_json(request: Request, value: Any) -> Response:
-    """A JSON answer that only depends on digests in its URL, or 304; bytes are JSON already."""
+    """A JSON answer that only depends on digests in its URL, or 304; bytes are JSON already.
+
+    What it is as a whole stays in `request.state.whole`.
+    """
     data = value if isinstance(value, bytes) else orjson.dumps(value)
+    request.state.whole = data
     return immutable_response(
         request,
         etag=f'"{xxhash.xxh3_128_hexdigest(data)}"',

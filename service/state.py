@@ -19,7 +19,7 @@ from evofeed.service.jobs import JobQueue
 from evofeed.service.limits import RateLimiter
 from evofeed.service.metrics import Metrics
 from evofeed.service.noticed import Noticed
-from evofeed.service.packed import Packed
+from evofeed.service.packed import Kept
 from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
@@ -51,7 +51,8 @@ class Service:
     scheduler: Scheduler
     notifier: Notifier
     tickets: Tickets
-    packed: Packed
+    packed: Kept[str]
+    answers: Kept[tuple[str, str, str, bytes]]
     stopping: threading.Event
 
     @classmethod
@@ -96,7 +97,8 @@ class Service:
             scheduler=Scheduler(jobs, settings),
             notifier=Notifier(database, settings.webhook_hosts),
             tickets=Tickets(settings),
-            packed=Packed(),
+            packed=Kept(32 << 20),
+            answers=Kept(64 << 20),
             stopping=threading.Event(),
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +13,9 @@ from tests.service.conftest import Served, Start, open_client
 
 from evofeed.service import direct
 from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.packed import Packed
+from evofeed.service.database import Database
+from evofeed.service.packed import Kept
+from evofeed.service.work import Work
 
 
 def _questions(served: Served) -> list[tuple[str, dict[str, str]]]:
@@ -33,6 +37,7 @@ def _questions(served: Served) -> list[tuple[str, dict[str, str]]]:
             f"{snapshot}/chains?columns=none", f"{snapshot}/chains?where=%7B",
             f"{snapshot}/chains?where=%FF", f"{snapshot}/chains?limit=",
             f"{snapshot}/plan?world_size=4&rank=1", f"{snapshot}/plan?world_size=4",
+            f"{snapshot}/plan?world_size=4&rank=1&preset=prediction",
             f"{snapshot}/plan?world_size=4&rank=4", f"{snapshot}/plan",
         )),
         (snapshot, etag), (f"{base}/refs/main", etag), (snapshot, {"Accept-Encoding": "gzip"}),
@@ -50,7 +55,7 @@ def _said(client: httpx.Client, method: str, path: str, headers: dict[str, str])
 def test_the_short_way_says_what_the_framework_says(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = [(m, *q) for q in _questions(served) for m in ("GET", "HEAD")]
+    questions = [(m, *q) for q in _questions(served) for m in ("GET", "HEAD", "GET")]
     short = [_said(served.client, *question) for question in questions]
     monkeypatch.setattr(direct, "_HOT", ())
     for question, said in zip(questions, short, strict=True):
@@ -126,9 +131,59 @@ def test_json_is_compressed_for_whoever_takes_that(served: Served) -> None:
 
 
 def test_what_is_kept_compressed_is_bounded() -> None:
-    packed = Packed(nbytes=100)
+    packed = Kept[str](100)
     made = [packed.get(str(i), lambda: gzip.compress(b"")) for i in range(50)]
     assert len(set(made)) == 1 and sum(map(len, packed._kept.values())) <= 100
     assert packed.get("49", lambda: b"not asked") == made[0]
     packed.get("large", lambda: b"x" * 60)
     assert "large" not in packed._kept
+
+
+def test_what_was_asked_before_costs_no_thread_and_no_query(
+    start: Start, served: Served, folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start(auth="on", datasets={"demo": str(folder[0])})
+    text = create_token(start.database(), label="x", scopes=["read"])[1]
+    work, read = Counter[str](), Counter[str]()
+    run, session = Work.run, Database.read
+
+    async def counted(self: Work, function: Any, **rest: Any) -> Any:
+        work["threads"] += 1
+        return await run(self, function, **rest)
+
+    def reading(self: Database) -> Any:
+        read["queries"] += 1
+        return session(self)
+
+    base, snapshot = "/v1/datasets/demo", f"/v1/datasets/demo/snapshots/{served.second}"
+    monkeypatch.setattr("evofeed.service.catalog._URI_SECONDS", 600.0)
+    with open_client(str(client.base_url), text) as own:
+        for path, threads in (
+            (snapshot, 0),
+            (f"{snapshot}/chains?limit=5&max_length=300", 0),
+            (f"{snapshot}/chains/0001_A", 0),
+            (f"{snapshot}/plan?world_size=4&rank=1&preset=prediction", 0),
+            (f"{base}/refs/main", 1),
+        ):
+            first = [own.get(path) for _ in range(3)][-1]
+            with monkeypatch.context() as watched:
+                watched.setattr(Work, "run", counted)
+                watched.setattr(Database, "read", reading)
+                work.clear()
+                assert own.get(path).content == first.content and first.status_code == 200
+            assert (work["threads"], read["queries"]) == (threads, 0), path
+
+
+def test_an_epochs_order_is_made_once_for_all_ranks(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evofeed.loader import plan
+
+    made = []
+    order = plan.epoch_order
+    monkeypatch.setattr(plan, "epoch_order", lambda *a, **k: made.append(1) or order(*a, **k))
+    url = f"{served.base}/snapshots/{served.second}/plan"
+    url += "?world_size=40&seed=4242&preset=prediction&rank="
+    ranks = [served.client.get(f"{url}{rank}").json()["samples"] for rank in range(40)]
+    assert len(made) == 1 and all(len(samples) == 1 for samples in ranks)
+    assert len({samples[0]["position"] for samples in ranks}) == 40

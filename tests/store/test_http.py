@@ -15,8 +15,7 @@ from tests.store.records import assert_same, random_record
 from typer.testing import CliRunner
 
 from evofeed.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMissing, StoreError
-from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset
-from evofeed.store import http as store_http
+from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset, http_connection
 from evofeed.store import spans as store_spans
 from evofeed.store.commands import snapshots
 
@@ -71,7 +70,7 @@ class Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_http, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(http_connection, "FIRST_WAIT", 0.001)
     writer = DatasetWriter(str(tmp_path))
     for seed in range(3):
         writer.add(random_record(seed))
@@ -135,7 +134,7 @@ def test_passing_trouble_is_tried_again(service, closing, fault):
 
 def test_lasting_trouble_ends_with_one_clear_error(service, closing):
     dataset = closing(service.url)
-    service.faults.extend([503] * store_http.ATTEMPTS)
+    service.faults.extend([503] * http_connection.ATTEMPTS)
     with pytest.raises(StoreError, match="gave up after 6 attempts"):
         dataset[0]
 
@@ -173,7 +172,7 @@ def test_neighbours_cross_the_network_together(service, closing, monkeypatch):
     monkeypatch.setattr(store_spans, "RUN", int(dataset.spans.nbytes.max()))
     assert ranges() == 3
     monkeypatch.undo()
-    monkeypatch.setattr(store_http, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(http_connection, "FIRST_WAIT", 0.001)
     service.faults.append("flip")
     assert ranges() == 2, "the chain that came out wrong is read again"
     service.faults.extend(["flip", "flip", "flip"])
@@ -243,12 +242,12 @@ def test_closing_closes_the_connections_of_all_threads_and_reading_on_opens_new_
 
         for seed, record in enumerate(pool.map(read, range(3))):
             assert_same(record, random_record(seed))
-        sockets = [kept.connection.sock for kept in dataset.storage._open]
+        sockets = [kept.connection.sock for kept in dataset.storage._http._open]
         assert len(sockets) == 4  # this thread's too
         dataset.close()
         assert all(socket.fileno() == -1 for socket in sockets)
         assert_same(dataset["chain1_A"], random_record(1))
-        again = [kept.connection.sock for kept in dataset.storage._open]
+        again = [kept.connection.sock for kept in dataset.storage._http._open]
     assert sum(socket is not None for socket in again) == 1
     assert all(socket is None or socket.fileno() == -1 for socket in again)
 
