@@ -33,14 +33,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.trainer import AlphaFold, AlphaFoldLoss, finetuning, initial_training, tiny
+from evofeed.trainer import (
+    AlphaFold,
+    AlphaFoldLoss,
+    finetuning,
+    initial_training,
+    multimer,
+    tiny,
+    tiny_multimer,
+)
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.report.flops import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.trainer.synthetic_batch import synthetic_batch
+from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 
 PARTS = ("forward", "backward", "optimizer")
 PRESETS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
@@ -53,7 +61,18 @@ PRESETS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
         finetuning,
         {"num_res": 384, "num_seq": 512, "num_extra_seq": 5120, "num_templates": 4},
     ),
-}
+    "tiny_multimer": (
+        tiny_multimer,
+        {"num_res": 32, "num_seq": 8, "num_extra_seq": 16, "num_templates": 2, "num_chains": 3},
+    ),
+    "multimer": (
+        multimer,
+        {
+            "num_res": 640, "num_seq": 508, "num_extra_seq": 2048, "num_templates": 4,
+            "num_chains": 4,
+        },
+    ),
+}  # fmt: skip
 # Of one pass, and of one with its backward; counted on a CPU by evofeed.trainer.report.flops.
 FLOPS = {
     "initial_training": (11973048897536.0, 35910420443136.0),
@@ -99,6 +118,13 @@ class Clock:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) for a, b in itertools.pairwise(self.marks)]
         return [1e3 * (b - a) for a, b in itertools.pairwise(self.marks)]
+
+
+def batch_of(preset: str, recycles: int, device: torch.device) -> dict[str, Tensor]:
+    """A synthetic batch of a preset's shapes."""
+    shapes = PRESETS[preset][1]
+    make = synthetic_complex if "num_chains" in shapes else synthetic_batch
+    return make(**shapes, no_recycling_iters=recycles, device=device)  # type: ignore[operator]
 
 
 class Step:
@@ -197,8 +223,7 @@ def measured(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = dict(vars(case))
     try:
         step = Step(case, options.preset, device)
-        shapes = PRESETS[options.preset][1]
-        batch = synthetic_batch(**shapes, no_recycling_iters=case.recycles, device=device)
+        batch = batch_of(options.preset, case.recycles, device)
         found |= step.measure(batch, options.warm_up, options.repeats)
     except torch.OutOfMemoryError as error:
         found["error"] = str(error).splitlines()[0]
@@ -217,9 +242,7 @@ def profiled(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The operators with most device time in one step of a case."""
     device = torch.device(options.device)
     step = Step(case, options.preset, device)
-    batch = synthetic_batch(
-        **PRESETS[options.preset][1], no_recycling_iters=case.recycles, device=device
-    )
+    batch = batch_of(options.preset, case.recycles, device)
     for number in range(2):
         step.run(batch, number)
     with torch.profiler.profile() as profile:

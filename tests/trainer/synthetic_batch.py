@@ -25,7 +25,7 @@ from evofeed.trainer.model.torsion import (
     torsion_angles_to_frames,
 )
 
-__all__ = ["synthetic_batch"]
+__all__ = ["synthetic_batch", "synthetic_complex"]
 
 _CA_CA = 3.8  # ångström between neighbouring CA atoms
 
@@ -63,6 +63,33 @@ def synthetic_batch(
     for feature in BATCH:
         _check(feature, batch[feature.name])
     return {name: value.contiguous().to(device) for name, value in batch.items()}
+
+
+def synthetic_complex(
+    *, num_chains: int, batch_size: int = 1, **sizes: int | torch.device | str
+) -> dict[str, Tensor]:
+    """`synthetic_batch` cut into chains of equal length, in the features of complexes.
+
+    Half of the chains, rounded up, are copies of one sequence in name: they share its entity.
+    """
+    batch = synthetic_batch(batch_size=batch_size, **sizes)  # type: ignore[arg-type]
+    num_res = batch["aatype"].shape[-1]
+    chain = torch.arange(num_res) * num_chains // num_res
+    first = torch.searchsorted(chain, torch.arange(num_chains))
+    copies = (num_chains + 1) // 2
+    ids = {
+        "asym_id": chain + 1,
+        "entity_id": (chain - copies).clamp(min=-1) + 2,
+        "sym_id": torch.where(chain < copies, chain + 1, 1),
+        "residue_index": torch.arange(num_res) - first[chain],
+    }
+    device = batch["aatype"].device
+    batch |= {n: v.expand(batch_size, -1).contiguous().to(device) for n, v in ids.items()}
+    deletions = 3 * torch.tan(batch.pop("extra_deletion_value") * (math.pi / 2))
+    del batch["extra_has_deletion"]
+    batch["extra_deletion_matrix"] = deletions.round()
+    batch["target_feat"] = batch["target_feat"][..., 1:].contiguous()
+    return batch
 
 
 def _check(feature: Feature, value: Tensor) -> None:
