@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import numpy as np
 
 from evofeed.residues import ATOM_TYPES, RESTYPE_3
 
-__all__ = ["Structure", "to_mmcif", "to_pdb"]
+__all__ = ["Structure", "chain_name", "to_mmcif", "to_pdb"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Structure:
-    """One chain of atoms.
+    """Atoms of a chain, or of a complex.
 
     Attributes:
         name: what it is called, usually the chain's id.
@@ -23,6 +24,9 @@ class Structure:
         positions: `[L, 37, 3]`, ångström.
         mask: `[L, 37]`, 1 where the atom is there.
         confidence: `[L]`, what is in the B column, 0 to 100 for pLDDT.
+        chain: of a complex: number of each residue's chain, `[L]`, from 1, called A, B and so on.
+        entity: of a complex: number of each residue's sequence, `[L]`, from 1.
+        remark: a line about the whole, for the top of the file.
     """
 
     name: str
@@ -31,9 +35,17 @@ class Structure:
     positions: np.ndarray
     mask: np.ndarray
     confidence: np.ndarray
+    chain: np.ndarray | None = None
+    entity: np.ndarray | None = None
+    remark: str = ""
 
-    def atoms(self) -> Iterator[tuple[int, str, str, int, np.ndarray, float]]:
-        """Serial number, atom name, residue name, residue number, position, confidence."""
+    def place(self, residue: int, only: str) -> tuple[str, int]:
+        """Name of a residue's chain, `only` where there is one, and number of its entity."""
+        name = only if self.chain is None else chain_name(int(self.chain[residue]))
+        return name, 1 if self.entity is None else int(self.entity[residue])
+
+    def atoms(self) -> Iterator[tuple[int, int, str, str, int, np.ndarray, float]]:
+        """Residue from 0, serial, atom name, residue name and number, position, confidence."""
         serial = 0
         for i, code in enumerate(self.aatype):
             residue = RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK"
@@ -41,6 +53,7 @@ class Structure:
                 serial += 1
                 number = int(self.residue_index[i]) + 1
                 yield (
+                    i,
                     serial,
                     ATOM_TYPES[k],
                     residue,
@@ -50,15 +63,35 @@ class Structure:
                 )
 
 
+def chain_name(number: int) -> str:
+    """Name of chain 1, 2, ...: A to Z, then AA, BA, as the PDB names assemblies' chains."""
+    name = ""
+    while number > 0:
+        number, letter = divmod(number - 1, len(ascii_uppercase))
+        name += ascii_uppercase[letter]
+    return name
+
+
 def to_pdb(structure: Structure, chain: str = "A") -> str:
-    """The structure in PDB format.
+    """The structure in PDB format, `chain` the name of a single one.
 
     Raises:
         ValueError: it does not fit the format's columns (write mmCIF then).
     """
-    lines = []
-    last = None
-    for serial, atom, residue, number, xyz, confidence in structure.atoms():
+    lines = [f"REMARK   1 {structure.remark}".ljust(80)] if structure.remark else []
+    last: tuple[str, str, int] | None = None
+    ends = 0  # serial numbers that ends of chains took
+    for i, serial, atom, residue, number, xyz, confidence in structure.atoms():
+        name_of_chain, _ = structure.place(i, chain)
+        if last is not None and last[0] != name_of_chain:
+            lines.append(_end(serial + ends, last))
+            ends += 1
+        serial += ends
+        if len(name_of_chain) > 1:
+            raise ValueError(
+                f"chain {name_of_chain} does not fit the PDB format, which has one letter for a "
+                "chain; write mmCIF (.cif) instead"
+            )
         if serial > 99998 or number > 9999 or np.abs(xyz).max() >= 1000:
             raise ValueError(
                 f"atom {serial} of residue {number} at {xyz.round(1).tolist()} does not fit the "
@@ -67,15 +100,20 @@ def to_pdb(structure: Structure, chain: str = "A") -> str:
         name = atom if len(atom) == 4 else f" {atom}"
         x, y, z = xyz
         lines.append(
-            f"ATOM  {serial:5d} {name:<4s} {residue:3s} {chain}{number:4d}    "
+            f"ATOM  {serial:5d} {name:<4s} {residue:3s} {name_of_chain}{number:4d}    "
             f"{x:8.3f}{y:8.3f}{z:8.3f}{1.0:6.2f}{confidence:6.2f}          {atom[0]:>2s}  "
         )
-        last = serial, residue, number
+        last = name_of_chain, residue, number
+        last_serial = serial
     if last is not None:
-        serial, residue, number = last
-        lines.append(f"TER   {serial + 1:5d}      {residue:3s} {chain}{number:4d}".ljust(80))
+        lines.append(_end(last_serial + 1, last))
     lines.append("END".ljust(80))
     return "\n".join(lines) + "\n"
+
+
+def _end(serial: int, last: tuple[str, str, int]) -> str:
+    chain, residue, number = last
+    return f"TER   {serial:5d}      {residue:3s} {chain}{number:4d}".ljust(80)
 
 
 _MMCIF_COLUMNS = (
@@ -86,14 +124,18 @@ _MMCIF_COLUMNS = (
 
 
 def to_mmcif(structure: Structure, chain: str = "A") -> str:
-    """The structure in mmCIF format."""
+    """The structure in mmCIF format, `chain` the name of a single one."""
     name = "".join(c if c.isalnum() or c in "_-." else "_" for c in structure.name) or "prediction"
-    lines = [f"data_{name}", "#", f"_entry.id {name}", "#", "loop_"]
+    lines = [f"data_{name}", "#", f"_entry.id {name}", "#"]
+    if structure.remark:
+        lines += [f"_struct.entry_id {name}", f"_struct.title '{structure.remark}'", "#"]
+    lines.append("loop_")
     lines += [f"_atom_site.{column}" for column in _MMCIF_COLUMNS]
-    for serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
+    for i, serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
+        own, entity = structure.place(i, chain)
         lines.append(
-            f"ATOM {serial} {atom[0]} {atom} . {residue} {chain} 1 {number} ? "
-            f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {chain} 1"
+            f"ATOM {serial} {atom[0]} {atom} . {residue} {own} {entity} {number} ? "
+            f"{x:.3f} {y:.3f} {z:.3f} 1.00 {confidence:.2f} {number} {own} 1"
         )
     lines.append("#")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.trainer.losses.center_of_mass import chain_center_of_mass_loss
+from evofeed.trainer.losses.chain_labels import with_assigned_truth
 from evofeed.trainer.losses.chi import supervised_chi
 from evofeed.trainer.losses.cross_entropy import (
     aligned_error_loss,
@@ -47,7 +48,8 @@ class AlphaFoldLoss(nn.Module):
 
         Args:
             outputs: what `AlphaFold` returns.
-            batch: the batch it was given.
+            batch: the batch it was given. Of a complex with `gt_features.*` the labels are
+                those of the chains that fit best (see `permutation.py`).
 
         Returns:
             The breakdown holds each term unweighted under its name in
@@ -55,6 +57,7 @@ class AlphaFoldLoss(nn.Module):
         """
         with full_precision(batch["seq_mask"]):
             out = {k: at_least_float32(v) for k, v in outputs.items() if isinstance(v, Tensor)}
+            batch = with_assigned_truth(outputs, batch, self.config.max_chains)
             terms = self.terms(out, outputs["sm"], last_recycle(batch))
             weighted = sum(getattr(self.config, name) * term for name, term in terms.items())
             assert isinstance(weighted, Tensor)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from evofeed.features import BATCH
+from evofeed.features import ASSEMBLY_BATCH, BATCH
 from evofeed.loader import pseudo_beta
 from evofeed.trainer.model.config import ModelConfig, TemplateConfig
 from evofeed.trainer.model.embedders import (
@@ -34,8 +34,9 @@ from evofeed.trainer.model.torsion import atom14_to_atom37
 
 __all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
 
-_OF_COMPLEXES: Final = {"extra_deletion_matrix"}
-RECYCLE_FEATURES: Final = _OF_COMPLEXES | {f.name for f in BATCH if f.stage == "recycle"}
+RECYCLE_FEATURES: Final = frozenset(
+    f.name for f in (*BATCH, *ASSEMBLY_BATCH) if f.stage == "recycle"
+)
 TEMPLATE_FEATURES: Final = tuple(f for f in BATCH if f.name.startswith("template_"))
 Recycled = tuple[Tensor, Tensor, Tensor]
 """What a pass hands to the next: first MSA row `[*, L, c_m]`, pairs `[*, L, L, c_z]`, and
@@ -79,7 +80,7 @@ class AlphaFold(nn.Module):
             if isinstance(module, MSAStack | TemplatePairStack):
                 module.checkpointing = enabled
 
-    per_recycle: Final = frozenset(RECYCLE_FEATURES)
+    per_recycle: Final = RECYCLE_FEATURES
     """Features whose first axis counts the recycles."""
 
     def forward(

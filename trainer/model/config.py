@@ -198,6 +198,8 @@ class LossConfig:
     """Ångström."""
     fape_interface_length_scale: float = 20.0
     """Ångström."""
+    max_chains: int = 20
+    """Chains of a complex that may change places; those with higher numbers keep theirs."""
     chain_center_of_mass: float = 1.0
     """Complexes alone. OpenFold has 0.05 here too: its scale counts twice, squared inside."""
     chain_center_of_mass_scale: float = 0.05

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 )
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
-from evofeed.trainer.presets import initial_training
+from evofeed.trainer.presets import initial_training, multimer
 
 __all__ = [
     "Prediction",
@@ -34,19 +35,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prediction:
-    """What the model says about one chain; numpy, without padding.
+    """What the model says about a chain or a complex; numpy, without padding.
 
     Attributes:
         structure: atoms, with pLDDT (0 to 100) as confidence.
         plddt: `[L]`, 0 to 100.
         distogram: `[L, L, 64]` probabilities of the distance bins.
         contacts: `[L, L]` probability that two CB atoms are within 8 Å.
+        scores: `ptm`, and of a complex `iptm` and `ranking` (0.8 ipTM + 0.2 pTM), where the model
+            has the head.
     """
 
     structure: Structure
     plddt: np.ndarray
     distogram: np.ndarray
     contacts: np.ndarray
+    scores: dict[str, float] = field(default_factory=dict)
 
     def text(self, file_format: str = "pdb") -> str:
         """The structure as `pdb` or `cif`."""
@@ -88,6 +92,13 @@ def predict(
     return predict_structure(model, batch, name=name).text(file_format)
 
 
+_SCORES: Final = {
+    "ptm": "ptm_score",
+    "iptm": "iptm_score",
+    "ranking": "weighted_ptm_score",
+}
+
+
 @torch.no_grad()
 def predict_structure(
     model: AlphaFold, batch: Mapping[str, Tensor], *, name: str = "prediction"
@@ -104,6 +115,12 @@ def predict_structure(
     distogram /= distogram.sum(-1, keepdims=True)
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     plddt = _numpy(outputs["plddt"])[keep]
+    scores = {name: float(outputs[key]) for name, key in _SCORES.items() if key in outputs}
+    ids = {
+        name: batch[key][0].cpu().numpy()[keep]
+        for name, key in (("chain", "asym_id"), ("entity", "entity_id"))
+        if model.config.multimer is not None
+    }
     structure = Structure(
         name=name,
         aatype=batch["aatype"][0].cpu().numpy()[keep],
@@ -111,9 +128,13 @@ def predict_structure(
         positions=_numpy(outputs["final_atom_positions"])[keep],
         mask=_numpy(outputs["final_atom_mask"])[keep],
         confidence=plddt,
+        **ids,
+        remark=", ".join(f"{name} {value:.3f}" for name, value in scores.items()),
     )
     contacts = distogram[..., : int(np.searchsorted(edges, 8.0)) + 1].sum(-1)
-    return Prediction(structure=structure, plddt=plddt, distogram=distogram, contacts=contacts)
+    return Prediction(
+        structure=structure, plddt=plddt, distogram=distogram, contacts=contacts, scores=scores
+    )
 
 
 def _numpy(value: Tensor) -> np.ndarray:
@@ -188,6 +209,8 @@ def _from_run(path: Path, config: ModelConfig | None) -> AlphaFold:
 
 def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
     """The variant of AF2's model that a state dict belongs to."""
+    if "structure_module.ipa.linear_k.weight" in state:
+        return _multimer_config(any("linear_ab_p" in name for name in state))
     config = initial_training(ptm="aux_heads.tm.linear.weight" in state).model
     has_templates = any(name.startswith("template_embedder.") for name in state)
     return config if has_templates else replace(config, template=None)
@@ -196,7 +219,24 @@ def _published_config(state: Mapping[str, Tensor]) -> ModelConfig:
 def _npz_config(path: Path) -> ModelConfig:
     with np.load(path) as arrays:
         keys = list(arrays)
+    if any("_relative_encoding" in key for key in keys):
+        return _multimer_config(any(key.endswith("/left_norm_input//scale") for key in keys))
     ptm = any("predicted_aligned_error_head" in key for key in keys)
     config = initial_training(ptm=ptm).model
     has_templates = any("template_embedding" in key for key in keys)
     return config if has_templates else replace(config, template=None)
+
+
+def _multimer_config(fused: bool) -> ModelConfig:
+    """Version 3, or 1 and 2, whose triangle multiplications have a matrix for each projection.
+
+    The published versions 1 and 2 do not differ in anything else that has parameters.
+    """
+    config = multimer().model
+    assert config.template is not None
+    return replace(
+        config,
+        template=replace(config.template, fuse_projection_weights=fused),
+        extra_msa=replace(config.extra_msa, fuse_projection_weights=fused),
+        evoformer=replace(config.evoformer, fuse_projection_weights=fused),
+    )

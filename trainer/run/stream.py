@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from evofeed.errors import TrainerError
+from evofeed.trainer.losses.chain_labels import flat_batch
 
 
 @runtime_checkable
@@ -57,7 +58,7 @@ class BatchStream:
                 "the loader gave no batch at all: the dataset is empty, or every chain is filtered "
                 "out, or there are more ranks than chains"
             )
-        return batch
+        return flat_batch(batch) if "gt_features" in batch else batch
 
     @property
     def epoch(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from evofeed.residues import ATOM_ORDER
 from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
+from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.settings import loader_config
+from evofeed.trainer.run.settings import loader_config, loss_config
 
 
 class Validator:
@@ -43,13 +45,14 @@ class Validator:
         self.model, self.world, self._batches = model, world, batches
         self._picture = picture if world.is_first else None
         self._precision = config.precision
+        self._max_chains = loss_config(config).max_chains
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """The metrics' means, by name."""
         sums: dict[str, Tensor] = {}
         count = 0
-        for batch in self._batches():
+        for batch in map(flat_batch, self._batches()):
             for name, value in self._measure(batch, first=count == 0).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
             count += 1
@@ -62,13 +65,26 @@ class Validator:
         device = self.world.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._precision == "bf16"):
             outputs = self.model(batch)
+        batch = with_assigned_truth(outputs, batch, self._max_chains)
         atoms = (
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         )  # fmt: skip
         if first and self._picture and atoms[0][0].isfinite().all():
             save_traces(atoms[0][0], atoms[1][0], atoms[2][0], self._picture)
         metrics = structure_metrics(*atoms)
+        if "asym_id" in batch:
+            metrics |= complex_metrics(outputs, batch)
         return {name: value.float().mean() for name, value in metrics.items()}
+
+
+def complex_metrics(outputs: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`dockq` of each complex, 0 without an interface, and `iptm`, what the model thinks of it."""
+    samples = zip(
+        outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
+        batch["asym_id"], strict=True,
+    )  # fmt: skip
+    found = {"dockq": torch.stack([dockq(*sample).nan_to_num(0.0) for sample in samples])}
+    return found | ({"iptm": outputs["iptm_score"]} if "iptm_score" in outputs else {})
 
 
 def save_traces(pred: Tensor, true: Tensor, mask: Tensor, path: Path) -> None:

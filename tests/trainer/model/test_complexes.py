@@ -1,0 +1,185 @@
+"""Complexes from batch to loss, scores and files: labels, DockQ, training, prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.synthetic_batch import synthetic_complex
+from torch import Tensor
+
+from evofeed.structure_text import chain_name
+from evofeed.trainer import AlphaFold, AlphaFoldLoss, tiny_multimer
+from evofeed.trainer.config import OptimConfig
+from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.log.runlog import read_steps
+from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
+from evofeed.trainer.losses.dockq import dockq
+from evofeed.trainer.predict.prediction import predict, predict_structure
+from evofeed.trainer.run.train import train
+
+SIZES: dict[str, Any] = {"num_res": 24, "num_seq": 5, "num_extra_seq": 6, "num_templates": 2}
+TRUTH = (
+    "all_atom_positions", "all_atom_mask", "aatype", "asym_id", "entity_id", "sym_id",
+    "residue_index", "atom14_gt_positions", "atom14_gt_exists", "atom14_alt_gt_positions",
+    "atom14_alt_gt_exists", "atom14_atom_is_ambiguous", "rigidgroups_gt_frames",
+    "rigidgroups_gt_exists", "rigidgroups_alt_gt_frames", "pseudo_beta", "pseudo_beta_mask",
+    "backbone_rigid_tensor", "backbone_rigid_mask", "chi_angles_sin_cos", "chi_mask",
+)  # fmt: skip
+
+
+def _dimer(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Two copies of one sequence in different shapes, and the truth of both beside them."""
+    batch: dict[str, Any] = synthetic_complex(num_chains=2, seed=seed, **SIZES | changes)
+    batch["entity_id"] = torch.ones_like(batch["entity_id"])
+    batch["sym_id"] = batch["asym_id"].clone()
+    batch["gt_features"] = {name: batch[name] for name in TRUTH}
+    return batch
+
+
+def _swapped(value: Tensor) -> Tensor:
+    return torch.cat([value[:, 12:], value[:, :12]], dim=1)
+
+
+def test_a_prediction_with_its_copies_exchanged_gets_the_labels_exchanged_and_no_loss() -> None:
+    batch = flat_batch(_dimer())
+    assert batch[f"{GROUND_TRUTH}all_atom_positions"].shape[1] == 1024
+    exact = {"final_atom_positions": _swapped(batch["all_atom_positions"])}
+    for outputs, wanted in (
+        (exact, _swapped(batch["backbone_rigid_tensor"])),
+        ({"final_atom_positions": batch["all_atom_positions"]}, batch["backbone_rigid_tensor"]),
+    ):
+        found = with_assigned_truth(outputs, batch, no_chains=4)
+        assert torch.equal(found["backbone_rigid_tensor"], wanted)
+        assert torch.equal(found["all_atom_positions"], outputs["final_atom_positions"])
+        assert torch.equal(found["asym_id"], batch["asym_id"])
+        assert not any(name.startswith(GROUND_TRUTH) for name in found)
+
+
+def test_the_loss_is_that_of_the_assigned_labels() -> None:
+    torch.manual_seed(0)
+    model = AlphaFold(tiny_multimer().model)
+    batch = flat_batch(_dimer())
+    outputs = model(batch)
+    loss = AlphaFoldLoss(tiny_multimer().loss)
+    assigned = with_assigned_truth(outputs, batch, no_chains=20)
+    plain = {n: v for n, v in batch.items() if not n.startswith(GROUND_TRUTH)}
+    swapped = {
+        n: _swapped(v) if n in TRUTH and torch.is_floating_point(v) else v for n, v in plain.items()
+    }
+    values = [loss(outputs, b)[0].item() for b in (batch, assigned, plain, swapped)]
+    assert values[0] == values[1]
+    assert values[0] in values[2:]
+
+
+class _Batches:
+    def __init__(self, count: int) -> None:
+        self.count, self.at = count, 0
+
+    def __iter__(self) -> Any:
+        while self.at < self.count:
+            self.at += 1
+            yield _dimer(seed=self.at, no_recycling_iters=self.at % 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def test_a_run_on_complexes_trains_and_says_dockq_and_iptm(tmp_path: Path) -> None:
+    config = tiny_multimer().train.replace(
+        steps=3, fixed_batches=1, profile_steps=0, validate_every=3, validate_batches=1,
+        optim=OptimConfig(warmup_steps=1, learning_rate=2e-3, ema_decay=0.0),
+    )  # fmt: skip
+    result = train(config, _Batches(4), out=tmp_path)
+    assert result.step == 3
+    assert not result.skipped
+    # The outer product comes first in a block, so nobody reads the MSA of the last extra block.
+    assert all(name.startswith("extra_msa_stack.blocks.0.msa_") for name in result.untouched)
+    measured = [row for row in read_steps(tmp_path) if "dockq" in str(row)]
+    assert measured
+    assert "iptm" in str(measured[-1])
+
+
+def test_a_complex_is_written_with_its_chains_entities_and_scores(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AlphaFold(tiny_multimer().model)
+    batch = synthetic_complex(num_chains=3, **SIZES)
+    found = predict_structure(model, batch, name="three")
+    assert set(found.scores) == {"ptm", "iptm", "ranking"}
+    assert 0 <= found.scores["iptm"] <= 1
+    pdb = found.text("pdb").splitlines()
+    assert pdb[0].startswith("REMARK   1 ptm ")
+    assert sum(line.startswith("TER") for line in pdb) == 3
+    assert {line[21] for line in pdb if line.startswith("ATOM")} == {"A", "B", "C"}
+    serials = [int(line[6:11]) for line in pdb if line.startswith(("ATOM", "TER"))]
+    assert serials == list(range(1, len(serials) + 1))
+    rows = [line.split() for line in found.text("cif").splitlines() if line.startswith("ATOM")]
+    assert [row[6:8] for row in rows[:1]] == [["A", "1"]]
+    assert {(row[6], row[7]) for row in rows} == {("A", "1"), ("B", "1"), ("C", "2")}
+    assert all(row[16] == row[6] for row in rows)
+    save_openfold_checkpoint(model, tmp_path / "weights.pt")
+    text = predict(batch, tmp_path / "weights.pt", config=tiny_multimer().model, file_format="cif")
+    assert "iptm" in text
+
+
+def test_written_complexes_are_read_by_gemmi() -> None:
+    import gemmi
+
+    model = AlphaFold(tiny_multimer().model)
+    found = predict_structure(model, synthetic_complex(num_chains=3, **SIZES))
+    for kind, read in (("pdb", gemmi.read_pdb_string), ("cif", None)):
+        text = found.text(kind)
+        structure = (
+            read(text)
+            if read
+            else gemmi.make_structure_from_block(gemmi.cif.read_string(text).sole_block())
+        )
+        assert [chain.name for chain in structure[0]] == ["A", "B", "C"]
+        assert sum(len(chain) for chain in structure[0]) == 24
+
+
+def test_chains_are_named_past_the_alphabet() -> None:
+    assert [chain_name(n) for n in (1, 26, 27, 28, 53)] == ["A", "Z", "AA", "BA", "AB"]
+
+
+def _two_walls(gap: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Two straight chains of CA-like residues side by side, `gap` ångström apart."""
+    atoms = torch.zeros(40, 37, 3, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    along = torch.arange(20) * 3.8
+    for chain in range(2):
+        part = atoms[20 * chain : 20 * chain + 20]
+        part += torch.randn(part.shape, generator=generator, dtype=torch.float64) * 0.3
+        part[..., 0] += along[:, None]
+        part[..., 1] += gap * chain
+    mask = torch.zeros(40, 37)
+    mask[:, [0, 1, 2, 4]] = 1
+    return atoms, mask, torch.arange(40) // 20 + 1
+
+
+def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
+    atoms, mask, asym_id = _two_walls(4.5)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    turn = turn * torch.sign(torch.linalg.det(turn))
+    assert float(dockq(atoms @ turn + 5, atoms, mask, asym_id)) == pytest.approx(1.0, abs=1e-6)
+    moved = atoms.clone()
+    moved[20:, :, 1] += 8.5  # no contact is left, and the ligand is off by 8.5: that term is a half
+    found = float(dockq(moved, atoms, mask, asym_id))
+    both = torch.cat([atoms[:, [0, 1, 2, 4]].flatten(0, 1)])
+    x, y = moved[:, [0, 1, 2, 4]].flatten(0, 1), both
+    interface = _kabsch(x.numpy(), y.numpy())
+    assert found == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
+    assert np.isnan(float(dockq(atoms, _two_walls(30.0)[0], mask, asym_id)))
+
+
+def _kabsch(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(0), y - y.mean(0)
+    u, s, vt = np.linalg.svd(x.T @ y)
+    s[2] *= np.sign(np.linalg.det(u @ vt))
+    return float(np.sqrt(((x**2).sum() + (y**2).sum() - 2 * s.sum()) / len(x)))
