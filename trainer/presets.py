@@ -79,6 +79,7 @@ def multimer() -> Preset:
         model=replace(
             first.model,
             tf_dim=21,
+            activation_checkpointing=True,  # kept, they are more than 139 GiB
             multimer=MultimerConfig(),
             template=replace(
                 first.model.template, tri_mul_first=True, fuse_projection_weights=True
