@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.errors import InputError, MmcifError
-from evofeed.featurize.atom_sites import mask_unconfident
+from evofeed.featurize.atom_sites import mask_unconfident, rounded
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.packed_arrays import Inert, Npz, unpickle
 from evofeed.featurize.residue_names import one_letter
@@ -107,12 +107,14 @@ def _placed(chain_id: str, atoms: _Atoms, threshold: float | None) -> Chain:
     observed[atoms.residue[inside & atoms.seen]] = True
     outside = int((~inside & atoms.seen).sum())
     notes: tuple[str, ...] = (f"{outside} atoms outside the sequence",) if outside else ()
+    kept: tuple[float, ...] = ()
     if threshold is not None and atoms.confidence is not None:
         confidence = np.full([num_res, ATOM37_NUM], -np.inf)
         confidence[atoms.residue[rows], slot[rows]] = atoms.confidence[rows]
         notes += mask_unconfident(mask, confidence.max(-1), threshold)
+        kept = rounded(confidence.max(-1))
         positions *= mask[..., None]
-    return Chain(chain_id, atoms.sequence, positions, mask, observed, {}, notes)
+    return Chain(chain_id, atoms.sequence, positions, mask, observed, {}, notes, kept)
 
 
 def _of_boltz(tables: Mapping[str, Any]) -> dict[str, _Atoms]:

@@ -106,9 +106,11 @@ def place_chain(
     positions[found] = sites.positions[rows[best[found]]]
     mask = found.astype(np.uint8)
     notes = _notes(int((~inside).sum()), int((~same).sum()), sites.absent.get(author, 0))
+    kept: tuple[float, ...] = ()
     if confidence_threshold is not None and sites.b_factor is not None:
         confidence = np.where(found, sites.b_factor[rows[best]], -np.inf).max(-1)
         notes += mask_unconfident(mask, confidence, confidence_threshold)
+        kept = rounded(confidence)
     if "ARG" in sites.components:
         arginine = observed & (sites.component[last] == sites.components.index("ARG"))
         _fix_arginines(positions, mask, arginine)
@@ -124,7 +126,14 @@ def place_chain(
             int(i): sites.insertions[c] for i, c in zip(where, codes[codes != BLANK], strict=True)
         },
         notes=notes,
+        confidence=kept,
     )
+
+
+def rounded(confidence: Float[np.ndarray, " L"]) -> tuple[float, ...]:
+    """Confidences to one decimal, -1 where there is none: as records keep them."""
+    known = np.where(np.isfinite(confidence), confidence, -1.0)
+    return tuple(np.round(known.astype(np.float64), 1).tolist())
 
 
 def mask_unconfident(

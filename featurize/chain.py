@@ -51,6 +51,7 @@ class _Target:
     description: str
     positions: Float[np.ndarray, "L 37 3"] | None = None
     mask: UInt8[np.ndarray, "L 37"] | None = None
+    confidence: tuple[float, ...] = ()
     resolution: float = 0.0
     release_date: str = ""
     method: str = ""
@@ -153,6 +154,7 @@ def _from_structure(source: ChainSource, ref: FileRef, inputs: _Inputs) -> _Targ
         description=structure.description(name),
         positions=chain.positions,
         mask=chain.mask,
+        confidence=chain.confidence,
         resolution=structure.resolution or source.resolution,
         release_date=structure.release_date or source.release_date,
         method=structure.method or source.method,
@@ -218,6 +220,7 @@ def _record(
         release_date=target.release_date,
         method=target.method,
         is_distillation=source.is_distillation,
+        confidence=target.confidence,
         inputs=inputs.digests,
         config_digest=config.digest,
         dropped=tuple(inputs.dropped),

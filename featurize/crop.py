@@ -72,6 +72,7 @@ def cut_window(record: ChainRecord, start: int, end: int) -> ChainRecord:
         ),
         template_all_atom_mask=np.ascontiguousarray(record.template_all_atom_mask[:, start:end]),
         template_sequence=tuple(s[start:end] for s in record.template_sequence),
+        confidence=record.confidence[start:end],
         dropped=(*record.dropped, note),
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from evofeed.errors import MmcifError
-from evofeed.featurize.atom_sites import mask_unconfident
+from evofeed.featurize.atom_sites import mask_unconfident, rounded
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.pdb_atoms import PdbAtoms, read_pdb_atoms
 from evofeed.featurize.residue_names import standard_letter
@@ -123,8 +123,10 @@ def _chain(part: Any, path: str, config: FeaturizeConfig, is_distillation: bool)
         raise MmcifError("a coordinate is no number", path=path or None)
     mask = np.array(masks, np.uint8)
     notes: tuple[str, ...] = ()
+    kept: tuple[float, ...] = ()
     if is_distillation:
         notes = mask_unconfident(mask, np.array(confidences), config.confidence_threshold)
+        kept = rounded(np.array(confidences))
     return Chain(
         chain_id=part.id,
         sequence="".join(letters),
@@ -133,6 +135,7 @@ def _chain(part: Any, path: str, config: FeaturizeConfig, is_distillation: bool)
         observed=np.ones(len(letters), bool),
         insertion_codes=codes,
         notes=notes,
+        confidence=kept,
     )
 
 
@@ -216,8 +219,10 @@ def _plain_chain(
     confidence[index, slot] = atoms.b_factor[rows]
     names = [atoms.residues[code] for code in atoms.residue[rows[first]]]
     notes: tuple[str, ...] = ()
+    kept: tuple[float, ...] = ()
     if is_distillation:
         notes = mask_unconfident(mask, confidence.max(-1), config.confidence_threshold)
+        kept = rounded(confidence.max(-1))
     return Chain(
         chain_id=name,
         sequence="".join(map(standard_letter, names)),
@@ -225,6 +230,7 @@ def _plain_chain(
         mask=mask,
         observed=np.ones(len(names), bool),
         notes=notes,
+        confidence=kept,
     )
 
 

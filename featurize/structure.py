@@ -24,6 +24,7 @@ class Chain:
         positions: ångström, zeros where an atom is not observed.
         mask: 1 where it is.
         observed: residues with any record in the file.
+        confidence: of a prediction, by residue; -1 where there is none. Empty of all others.
         insertion_codes: by position in the sequence, where there is one.
         notes: what was odd or left out, in words.
     """
@@ -35,6 +36,7 @@ class Chain:
     observed: Bool[np.ndarray, " L"]
     insertion_codes: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    confidence: tuple[float, ...] = ()
 
     @property
     def missing(self) -> list[int]:

@@ -22,7 +22,7 @@ import numpy as np
 from evofeed.errors import FeatureError, InputError
 from evofeed.features import RECORD, ChainRecord
 from evofeed.residues import GAP, HHBLITS_TO_RESTYPE, RESTYPES
-from evofeed.store.encode import META_FIELDS
+from evofeed.store.encode import meta_of
 from evofeed.store.history import Snapshot
 from evofeed.store.manifest import canonical_json
 from evofeed.store.writer import DatasetWriter
@@ -215,7 +215,7 @@ def export_npz(record: ChainRecord, path: str | Path) -> None:
         value = getattr(record, feature.name)
         if value is not None and feature.dtype != "str":
             arrays[feature.name] = value
-    meta = {name: getattr(record, name) for name in (*META_FIELDS, "msa_species", "chain_id")}
+    meta = meta_of(record) | {"msa_species": record.msa_species, "chain_id": record.chain_id}
     arrays["meta"] = np.frombuffer(canonical_json(meta), np.uint8)
     with Path(path).open("wb") as file:
         np.savez_compressed(file, **arrays)

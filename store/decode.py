@@ -18,7 +18,7 @@ from evofeed.errors import FeatureError, ShardCorrupt
 from evofeed.features import RECORD, ChainRecord, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
 from evofeed.store.codecs import unpack_integers, unpack_runs, unpack_strings
-from evofeed.store.encode import META_FIELDS
+from evofeed.store.encode import META_FIELDS, OPTIONAL_META
 from evofeed.store.layout import Codec, Compression, PackedColumn
 from evofeed.store.msa_codec import reorder_runs, row_nbytes, row_starts, unpack_rows
 
@@ -271,6 +271,7 @@ class ChainDecoder:
         try:
             values = json.loads(bytes(self.raw("meta").payload))
             fields = {name: values[name] for name in META_FIELDS}
+            fields |= {name: values[name] for name in OPTIONAL_META if name in values}
         except (ValueError, KeyError, TypeError) as error:
             raise self.place.corrupt(f"column meta: {error!r}") from None
         return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

@@ -37,6 +37,8 @@ META_FIELDS = (
     "dropped",
 )
 """Record fields kept as one JSON object: small, and never needed by a training step."""
+OPTIONAL_META = ("confidence",)
+"""Fields of that object that only records have in which they are not empty."""
 ZSTD_LEVEL = 9
 """Decodes faster than level 3 on MSAs and is a tenth smaller."""
 
@@ -61,12 +63,18 @@ def encode_record(record: ChainRecord, *, zstd: bool = False) -> dict[str, Packe
         "msa": packed(Codec.MSA5, pack_rows(record.msa[order])),
         "msa_source": pack_runs(record.msa_source),
         "msa_species": pack_strings(record.msa_species),
-        "meta": packed(Codec.JSON, canonical_json({n: getattr(record, n) for n in META_FIELDS})),
+        "meta": packed(Codec.JSON, canonical_json(meta_of(record))),
     }
     columns |= _deletions(record, order) | _structure(record) | _templates(record)
     if zstd:
         columns = {name: compress(name, column) for name, column in columns.items()}
     return {name: columns[name] for name in COLUMNS}
+
+
+def meta_of(record: ChainRecord) -> dict[str, Any]:
+    """The fields of a record that are no arrays; optional ones where it has them."""
+    fields = {name: getattr(record, name) for name in META_FIELDS}
+    return fields | {name: value for name in OPTIONAL_META if (value := getattr(record, name))}
 
 
 def compress(name: str, column: PackedColumn) -> PackedColumn:

@@ -74,13 +74,13 @@ def cat(
     from evofeed.features import RECORD
     from evofeed.store import Dataset
     from evofeed.store.convert import export_npz
-    from evofeed.store.encode import META_FIELDS
+    from evofeed.store.encode import meta_of
 
     with wrong_call():
         record = Dataset.open(uri, snapshot)[chain]
     if out:
         export_npz(record, out)
-    values: dict[str, Any] = {"chain_id": chain, **{n: getattr(record, n) for n in META_FIELDS}}
+    values: dict[str, Any] = {"chain_id": chain, **meta_of(record)}
     for feature in RECORD:
         array = getattr(record, feature.name)
         if feature.dtype != "str" and array is not None:

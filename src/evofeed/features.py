@@ -240,7 +240,8 @@ class ChainRecord:
     Array fields are the rows of `RECORD` (shapes and dtypes there). A chain
     without a structure has `None` in the two structure arrays. `release_date`
     is ISO or empty, `resolution` in ångström, 0.0 if unknown. `dropped` says in
-    words what was left out and why; `inputs` maps each file read to its sha256.
+    words what was left out and why; `confidence` is a prediction's pLDDT of each residue,
+    to one decimal, -1 where it has none, and empty of all others; `inputs` maps each file read to its sha256.
     """
 
     chain_id: str
@@ -270,6 +271,7 @@ class ChainRecord:
     release_date: str = ""
     method: str = ""
     is_distillation: bool = False
+    confidence: tuple[float, ...] = ()
     inputs: dict[str, str] = field(default_factory=dict)
     config_digest: str = ""
     dropped: tuple[str, ...] = ()
@@ -324,6 +326,11 @@ class ChainRecord:
             _check(self, feature, value.shape == feature.shape(sizes), value.shape)
         if (self.all_atom_positions is None) != (self.all_atom_mask is None):
             raise FeatureError("positions and mask must both be there", item=self.chain_id)
+        if len(self.confidence) not in (0, self.num_res):
+            raise FeatureError(
+                f"{len(self.confidence)} confidences of {self.num_res} residues",
+                item=self.chain_id,
+            )
         if not self.num_alignments or self.msa.max(initial=0) > GAP or self.aatype.max() > UNKNOWN:
             raise FeatureError("codes out of range, or no MSA row at all", item=self.chain_id)
         return self

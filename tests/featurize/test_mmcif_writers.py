@@ -163,6 +163,7 @@ def test_a_prediction_is_masked_alike_in_both_formats(tmp_path: Path) -> None:
             for data, name in ((pdb, "m.pdb"), (mmcif, "m.cif"))
         )
         assert one.notes[0] == two.notes[0] and "residues below confidence" in one.notes[0]
+        assert one.confidence == two.confidence and len(one.confidence) == len(one.sequence)
         assert np.array_equal(one.mask, two.mask) and np.array_equal(one.positions, two.positions)
         assert 0 < one.mask.sum() < 20
     assert parse_structure(mmcif, "m.cif").chain("A").mask.sum() == 20

@@ -20,9 +20,10 @@ from evofeed.features import ChainRecord
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.chain import sequence_aatype
 from evofeed.featurize.clusters import cluster_sizes
+from evofeed.featurize.crop import cut_window
 from evofeed.featurize.job.driver import run_job
 from evofeed.residues import RESTYPES
-from evofeed.store import Dataset
+from evofeed.store import Dataset, DatasetWriter
 
 Write = Callable[[Path, Sequence[ChainRecord]], Path]
 WRITERS: dict[str, Write] = {
@@ -149,6 +150,14 @@ def test_unconfident_residues_of_predictions_lose_their_atoms(tmp_path: Path) ->
     assert found.all_atom_mask is not None and found.is_distillation
     assert not found.all_atom_mask[:10].any() and found.all_atom_mask[10:].any()
     assert any("below confidence" in note for note in found.dropped)
+    # What is masked keeps its confidence, and so does what comes back from a shard.
+    assert len(found.confidence) == found.num_res
+    assert set(found.confidence[:10]) <= {30.0, -1.0} and set(found.confidence[10:]) <= {90.0, -1.0}
+    writer = DatasetWriter(str(tmp_path / "data"))
+    writer.add(found)
+    writer.commit()
+    assert Dataset.open(str(tmp_path / "data"))[found.chain_id].confidence == found.confidence
+    assert cut_window(found, 5, 15).confidence == found.confidence[5:15]
 
 
 def test_letters_of_boltz_are_ours() -> None:
