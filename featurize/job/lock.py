@@ -17,14 +17,19 @@ _PATIENCE = 5.0  # seconds: workers of a killed driver may outlive it for a mome
 
 
 @contextmanager
-def driving(ledger: Ledger, job_id: str) -> Iterator[None]:
+def driving(ledger: Ledger, job_id: str, patience: float = _PATIENCE) -> Iterator[None]:
     """Hold the right to drive a job.
+
+    Args:
+        ledger: where the job is.
+        job_id: the job.
+        patience: seconds to wait for another driver to let go.
 
     Raises:
         JobError: another driver has it.
     """
     hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
-    with hold(ledger, job_id):
+    with hold(ledger, job_id, patience):
         yield
 
 
@@ -32,17 +37,17 @@ def is_driven(ledger: Ledger, job_id: str) -> bool:
     """Whether a driver holds the job at this moment."""
     hold = _file_lock if ledger.engine.dialect.name == "sqlite" else _advisory_lock
     try:
-        with hold(ledger, job_id, patience=0.0):
+        with hold(ledger, job_id, 0.0):
             return False
     except JobError:
         return True
 
 
 @contextmanager
-def _file_lock(ledger: Ledger, job_id: str, patience: float | None = None) -> Iterator[None]:
+def _file_lock(ledger: Ledger, job_id: str, patience: float) -> Iterator[None]:
     path = Path(f"{ledger.engine.url.database}.{job_id[:16]}.lock")
     with path.open("a") as file:
-        end = time.monotonic() + (_PATIENCE if patience is None else patience)
+        end = time.monotonic() + patience
         while True:
             try:  # a POSIX lock: unlike flock's it is not inherited by forked workers
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,11 +61,11 @@ def _file_lock(ledger: Ledger, job_id: str, patience: float | None = None) -> It
 
 
 @contextmanager
-def _advisory_lock(ledger: Ledger, job_id: str, patience: float | None = None) -> Iterator[None]:
+def _advisory_lock(ledger: Ledger, job_id: str, patience: float) -> Iterator[None]:
     """PostgreSQL's session lock: it goes with the connection."""
     key = int(job_id[:15], 16)
     with ledger.engine.connect() as connection:
-        end = time.monotonic() + (_PATIENCE if patience is None else patience)
+        end = time.monotonic() + patience
         while not connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar():
             connection.commit()
             if time.monotonic() < end:

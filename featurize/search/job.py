@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,17 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from evofeed.errors import InputError, JobError
-from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import Found, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.executors import SearchExecutor, open_executor
+from evofeed.featurize.search.folder import INDEX, alone, by_chain, unusable, write_index
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
 from evofeed.featurize.search.plan import Schedule, Unit, cost_of, cut_up, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, suffix_of
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
-from evofeed.featurize.sources import ChainSource, role_of
+from evofeed.featurize.sources import ChainSource
 from evofeed.files import write_atomic
 
 _TICK: Final = 0.5
@@ -45,7 +43,6 @@ _NOWHERE: Final = 60.0
 _REST: Final = 6.0
 """Seconds until Ray says that a node has died, and some."""
 _RESTARTS: Final = 3
-INDEX: Final = "search.index"
 REPORT: Final = "report.json"
 
 Progress = Callable[[SearchProgress], None]
@@ -85,16 +82,16 @@ def run_search(
     check_databases(databases)
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out), contextlib.ExitStack() as stack:
+    with alone(out), contextlib.ExitStack() as stack:
         cache = SearchCache(options.cache_dir or out / "cache")
         stack.callback(cache.close)
         sequences = (chain.sequence for chain in chains)
         search = Search(sequences, databases, config, options, cache, progress)
         stack.callback(search.close)
         found, broken = search.run()
-        problem_entries = [*map(_unusable, problems), *_by_chain(chains, broken)]
+        problem_entries = [*map(unusable, problems), *by_chain(chains, broken)]
         report = search.report(found, problem_entries, len(chains) + len(problems))
-        _write_index(out / INDEX, chains, databases, search.infos, found, broken)
+        write_index(out / INDEX, chains, databases, search.infos, found, broken)
         write_atomic(out / REPORT, json.dumps(report.to_dict(), indent=1).encode())
         return report
 
@@ -119,17 +116,6 @@ def check_databases(databases: Sequence[Database]) -> None:
     templates = [database for database in databases if database.is_template]
     if len(templates) > 1:
         raise InputError("a second template database: one is searched", path=templates[1].path)
-
-
-def result_name(database: Database, info: DatabaseInfo) -> str:
-    """What the result of a database is called, as an alignment_db has it."""
-    suffix = suffix_of(info.kind, database.is_template)
-    if database.is_template and info.kind == "fasta":
-        return f"hmmsearch_output{suffix}"
-    name = f"{database.name}_hits{suffix}"
-    # `pdb_hits.sto` and `uniprot_hits.sto` mean something else.
-    is_plain = role_of(name, FeaturizeConfig()) in ("a3m", "stockholm", "hhr")
-    return name if is_plain else f"search_{name}"
 
 
 class Search:
@@ -468,65 +454,3 @@ class Search:
             databases=tuple(databases),
             broken=tuple(broken),
         )
-
-
-def _unusable(problem: InputError) -> dict[str, Any]:
-    """A record that is no chain, as an entry of the report."""
-    what = {"type": type(problem).__name__, "message": str(problem)}
-    return {"chain_id": problem.item or problem.path or "?", "database": "", **what}
-
-
-def _by_chain(
-    chains: Iterable[ChainSource], broken: dict[str, dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Why chains have no results, by chain."""
-    for chain in chains:
-        if (why := broken.get(chain.sequence.upper())) is not None:
-            yield {"chain_id": chain.chain_id, **why}
-
-
-def _write_index(
-    path: Path,
-    chains: Iterable[ChainSource],
-    databases: Sequence[Database],
-    infos: Sequence[DatabaseInfo],
-    found: dict[tuple[str, int], Found],
-    broken: dict[str, dict[str, Any]],
-) -> None:
-    """The chains with all their results, as spans of the cache's packs."""
-    index: dict[str, Any] = {}
-    for chain in chains:
-        sequence = chain.sequence.upper()
-        if sequence in broken:
-            continue
-        files = []
-        for number, database in enumerate(databases):
-            ref = found[sequence, number].ref
-            name = f"{result_name(database, infos[number])}.zst"
-            files.append([name, ref.offset, ref.size, _beside(path, Path(ref.path).resolve())])
-        index[chain.chain_id] = {
-            "sequence": sequence,
-            "description": chain.description,
-            "files": files,
-        }
-    write_atomic(path, json.dumps(index).encode())
-
-
-def _beside(index: Path, pack: Path) -> str:
-    """A pack by the name of a link beside the index: an index names nothing that is elsewhere."""
-    link = index.parent / pack.name
-    if not link.exists():
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(pack, index.parent.resolve()))
-    return link.name
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One search at a time writes a folder; the death of its process opens the lock."""
-    with (out / ".lock").open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise JobError("another search is writing here: wait for it", path=str(out)) from None
-        yield

@@ -209,10 +209,7 @@ def test_a_ledger_that_cannot_be_opened_is_one_line_without_the_password() -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_job_is_driven_by_one_process_at_a_time(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+def test_a_job_is_driven_by_one_process_at_a_time(url: str, tmp_path: Path) -> None:
     job_id, held = os.urandom(8).hex(), tmp_path / "held"
     pid = os.fork()
     if not pid:
@@ -226,12 +223,11 @@ def test_a_job_is_driven_by_one_process_at_a_time(
             os._exit(code)
     wait_until(held.exists)
     ledger = Ledger(url)
-    with pytest.raises(JobError, match="another process"), lock.driving(ledger, job_id):
+    with pytest.raises(JobError, match="another process"), lock.driving(ledger, job_id, 0.2):
         pass
     os.kill(pid, signal.SIGKILL)
     assert wait_for(pid) == -signal.SIGKILL
-    monkeypatch.setattr(lock, "_PATIENCE", 240.0)
-    with lock.driving(ledger, job_id):  # the death of the holder opens it
+    with lock.driving(ledger, job_id, 240.0):  # the death of the holder opens it
         pass
     ledger.close()
 
