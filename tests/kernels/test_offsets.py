@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,11 @@ from torch import Tensor
 import evofeed.kernels
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels import reference
+from evofeed.kernels.ops.attention import offsets
+from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.op import (
     BackwardInputs,
+    biased_attention,
     output_delta,
     prepare_mask,
     run_backward,
@@ -59,7 +63,7 @@ class _Widths(ast.NodeVisitor):
             return LOCAL
         if isinstance(node, ast.Call):
             text = ast.unparse(node)
-            if "int64" in text:
+            if "int64" in text or text.startswith("positions("):
                 return WIDE
             if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith("in_turn("):
                 return LOCAL
@@ -70,7 +74,15 @@ class _Widths(ast.NodeVisitor):
             return max(self.kind(node.left), self.kind(node.right))
         if isinstance(node, ast.Subscript | ast.Attribute):
             return self.kind(node.value)
+        if isinstance(node, ast.IfExp) and ast.unparse(node.test) == "WIDE":
+            return self.kind(node.body)
         return POSITION
+
+    def visit_If(self, node: ast.If) -> None:
+        """The branch of 32 bits is for what `is_wide` says no to."""
+        narrow = ast.unparse(node.test) == "WIDE"
+        for statement in node.body + ([] if narrow else node.orelse):
+            self.visit(statement)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         for statement in node.body:
@@ -170,6 +182,50 @@ def test_attention_down_an_axis_longer_than_32_bits(
     assert db is not None
     for ours, theirs in zip((*grads, db), expected, strict=True):
         torch.testing.assert_close(ours.float(), theirs, atol=3e-2, rtol=3e-2)
+
+
+def _view(per_position: int, length: int = 100) -> Tensor:
+    """`[1, 1, N, 4, 16]` with that many numbers between positions, of no memory."""
+    base = torch.empty((1 + length) * per_position, device="meta", dtype=torch.bfloat16)
+    return base.as_strided((1, 1, length, 4, 16), (64, 64, per_position, 16, 1))
+
+
+def test_offsets_are_64_bits_wide_from_the_first_row_that_needs_them() -> None:
+    edge = (2**31 - 4 * 16 - MOST_ROWS) // (100 + MOST_ROWS)
+    near, far = _view(edge), _view(edge + 1)
+    assert not is_wide(None, near)
+    assert is_wide(None, far)
+    assert is_wide(None, near, far)  # one of several is enough
+    assert (100 + MOST_ROWS) * edge + 4 * 16 < 2**31  # the last tile's last, filled up or not
+
+
+def test_offsets_in_the_bias_and_its_gradient_count_too() -> None:
+    view = _view(64)
+    longest = math.isqrt(2**31)
+    small, large = (
+        torch.empty(1, device="meta").expand(1, 1, n, n) for n in (longest - 128, longest + 1)
+    )
+    assert not is_wide(small, view)
+    assert is_wide(large, view)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_wide_and_narrow_offsets_give_equal_bits(
+    has_mask: bool, device: str, half: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    shape = (1, 2, 40, 2, 16)
+    q, k, v, do = (torch.randn(shape, device=device, dtype=half) for _ in range(4))
+    bias = torch.randn(1, 2, 40, 40, device=device, dtype=half)
+    mask = (torch.rand(1, 2, 40, device=device) > 0.3).float() if has_mask else None
+    found = []
+    for limit in (2**31, 0):
+        monkeypatch.setattr(offsets, "LIMIT", limit)
+        leaves = [t.clone().requires_grad_() for t in (q, k, v, bias)]
+        out = biased_attention(*leaves, mask)
+        found.append([out, *torch.autograd.grad(out, leaves, do)])
+    for narrow, wide in zip(*found, strict=True):
+        assert torch.equal(narrow, wide)
 
 
 def test_a_grid_that_no_gpu_launches_is_refused_before_it() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.attention import reference
 from evofeed.kernels.ops.attention.hopper import launch as hopper_attention
+from evofeed.kernels.ops.attention.offsets import is_wide
 from evofeed.kernels.ops.attention.triton import (
     LOG2E,
     backward_db_kernel,
@@ -116,7 +117,7 @@ def run_forward(
         forward_kernel, (B * R, triton.cdiv(NQ, tiles.forward.rows), H),
         (q, k, v, bias, term, factor, out, lse, *q.stride()[:4], *out.stride()[:4],
          *_bias_strides(bias), _term_stride(mask), R, H, NQ, NK, scale * LOG2E),
-        _options(tiles.forward, q, NK, bias, mask),
+        _options(tiles.forward, q, k, bias, mask, out),
     )  # fmt: skip
     return lse
 
@@ -159,7 +160,7 @@ class BackwardInputs(NamedTuple):
 
     def options(self, tile: Tile) -> dict[str, Any]:
         """Compile-time arguments for one tile."""
-        return _options(tile, self.q, self.k.shape[2], self.bias, self.mask)
+        return _options(tile, self.q, self.k, self.bias, self.mask, self.do, self.grads[0])
 
 
 def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) -> Tensor | None:
@@ -218,18 +219,26 @@ def output_delta(o: Tensor, do: Tensor) -> Tensor:
         (B * R, triton.cdiv(NQ, block)),
         (o, do, delta, *o.stride()[:4], R, H, NQ),
         # Threads that share a sum add it up in two orders: contracted, their last bits differ.
-        {"D": D, "BLOCK_D": width, "BLOCK_N": block, "HEADS": heads, "enable_fp_fusion": False},
+        {
+            "D": D,
+            "BLOCK_D": width,
+            "BLOCK_N": block,
+            "HEADS": heads,
+            "WIDE": is_wide(None, o, do),
+            "enable_fp_fusion": False,
+        },
     )
     return delta
 
 
 def _options(
-    tile: Tile, q: Tensor, NK: int, bias: Tensor | None, mask: MaskTerms | None
+    tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, mask: MaskTerms | None, *others: Tensor
 ) -> dict[str, Any]:
     return {
         "D": q.shape[-1], "BLOCK_D": padded(q.shape[-1]), "BLOCK_Q": tile.rows,
         "BLOCK_K": tile.columns, "HAS_BIAS": bias is not None, "HAS_MASK": mask is not None,
-        "PAD": NK % tile.columns != 0, "PRECISION": precision(q.dtype),
+        "PAD": k.shape[2] % tile.columns != 0, "PRECISION": precision(q.dtype),
+        "WIDE": is_wide(bias, q, k, *others),
         "num_warps": tile.warps,
         # One stage gave wrong numbers (Triton 3.6, sm_90, head width 8, 64 keys, 16 bits).
         "num_stages": tile.stages if q.dtype is torch.float32 else max(2, tile.stages),

@@ -16,8 +16,9 @@ its logits are. `mask_kernel` makes both from the mask.
 These run everywhere, in every precision. In 16 bits on a Hopper card
 `hopper/` does the same faster and is checked against them.
 
-A position's offset is found in 64 bits: down the columns of a long protein's pairs one axis
-alone spans more than 2^31 numbers.
+WIDE says in how many bits a position is multiplied by its stride. Down the columns of a long
+protein's pairs one axis alone spans more than 2^31 numbers, and 32 bits would wrap round;
+everywhere else 64 bits cost 5 % of the time (`op.is_wide` chooses).
 
 Letters: B batch, R rows that attend, N positions (Q queries, K keys), H heads,
 D head width; a program's tile is BLOCK_Q x BLOCK_K.
@@ -38,6 +39,14 @@ __all__ = [
 ]
 
 LOG2E = math.log2(math.e)
+
+
+@triton.jit
+def positions(n, WIDE: tl.constexpr):
+    """Positions as they are multiplied by strides."""
+    if WIDE:
+        n = n.to(tl.int64)
+    return n
 
 
 @triton.jit
@@ -66,17 +75,18 @@ def mask_kernel(
 def _key_block(
     q, K, V, BIAS, TERM, start, bias_at, term_at, rows, first, d, d_in, qs_n, bs_q, NQ, NK,
     BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Keys and values from `first` on, which there are, and the logits of queries with them."""
     cols = first + tl.arange(0, BLOCK_K)
     k_in = cols < NK
-    kv = start + cols.to(tl.int64)[:, None] * qs_n + d[None, :]
+    kv = start + positions(cols, WIDE)[:, None] * qs_n + d[None, :]
     kv_in = k_in[:, None] & d_in[None, :]
     k = tl.load(K + kv, mask=kv_in, other=0.0)
     v = tl.load(V + kv, mask=kv_in, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if HAS_BIAS:
-        bias = tl.load(BIAS + bias_at + rows.to(tl.int64)[:, None] * bs_q + cols[None, :],
+        bias = tl.load(BIAS + bias_at + positions(rows, WIDE)[:, None] * bs_q + cols[None, :],
                        mask=(rows < NQ)[:, None] & k_in[None, :], other=0.0)  # fmt: skip
         s += bias.to(tl.float32)
     if HAS_MASK:
@@ -91,17 +101,18 @@ def forward_kernel(
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One query tile of one row and head: the output and the log-sum-exp of its logits."""
     row = tl.program_id(0)  # fastest: rows that read the same bias tile run together
     tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    rows64 = rows.to(tl.int64)[:, None]
+    row_at = positions(rows, WIDE)[:, None]
     d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     start = b * qs_b + i * qs_i + h * qs_h
-    q = tl.load(Q + start + rows64 * qs_n + d[None, :],
+    q = tl.load(Q + start + row_at * qs_n + d[None, :],
                 mask=q_in[:, None] & d_in[None, :], other=0.0)  # fmt: skip
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
@@ -111,7 +122,7 @@ def forward_kernel(
     for first in range(0, NK, BLOCK_K):
         _, v, k_in, s = _key_block(
             q, K, V, BIAS, TERM, start, b * bs_b + h * bs_h, row.to(tl.int64) * ts_row, rows, first,
-            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION,
+            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION, WIDE,
         )  # fmt: skip
         s *= factor
         if PAD:
@@ -122,7 +133,7 @@ def forward_kernel(
         total = total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
-    out = OUT + b * os_b + i * os_i + h * os_h + rows64 * os_n + d[None, :]
+    out = OUT + b * os_b + i * os_i + h * os_h + row_at * os_n + d[None, :]
     tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty),
              mask=q_in[:, None] & d_in[None, :])  # fmt: skip
     tl.store(LSE + (row.to(tl.int64) * H + h) * NQ + rows, top + tl.log2(total), mask=q_in)
@@ -132,13 +143,15 @@ def forward_kernel(
 def delta_kernel(
     OUT, DO, DELTA, os_b, os_i, os_n, os_h, R, H, N,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HEADS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """delta[row, h, n] = sum over the head width of o * do, all heads at once: whole lines."""
     row = tl.program_id(0)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     h, d = tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
-    at = b * os_b + i * os_i + (n.to(tl.int64)[:, None] * os_n + h[None, :] * os_h)[:, :, None] + d
+    across = positions(n, WIDE)[:, None] * os_n + h[None, :] * os_h
+    at = b * os_b + i * os_i + across[:, :, None] + d
     whole = (n < N)[:, None] & (h < H)[None, :]
     inside = whole[:, :, None] & (d < D)
     o = tl.load(OUT + at, mask=inside, other=0.0).to(tl.float32)
@@ -154,19 +167,20 @@ def backward_dq_kernel(
     bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """dq of one query tile of one row and head."""
     row = tl.program_id(0)
     tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    rows64 = rows.to(tl.int64)[:, None]
+    row_at = positions(rows, WIDE)[:, None]
     d = tl.arange(0, BLOCK_D)
     q_in, d_in = rows < NQ, d < D
     qd_in = q_in[:, None] & d_in[None, :]
     start = b * qs_b + i * qs_i + h * qs_h
-    q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
-    do = tl.load(DO + b * os_b + i * os_i + h * os_h + rows64 * os_n + d[None, :],
+    q = tl.load(Q + start + row_at * qs_n + d[None, :], mask=qd_in, other=0.0)
+    do = tl.load(DO + b * os_b + i * os_i + h * os_h + row_at * os_n + d[None, :],
                  mask=qd_in, other=0.0)  # fmt: skip
     stat = (row.to(tl.int64) * H + h) * NQ + rows
     lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
@@ -177,7 +191,7 @@ def backward_dq_kernel(
     for first in range(0, NK, BLOCK_K):
         k, v, k_in, s = _key_block(
             q, K, V, BIAS, TERM, start, b * bs_b + h * bs_h, row.to(tl.int64) * ts_row, rows, first,
-            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION,
+            d, d_in, qs_n, bs_q, NQ, NK, BLOCK_K, HAS_BIAS, HAS_MASK, PRECISION, WIDE,
         )  # fmt: skip
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         s = s * factor - lse[:, None]
@@ -186,7 +200,7 @@ def backward_dq_kernel(
         p = tl.exp2(s)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    to = b * gs_b + i * gs_i + h * gs_h + rows64 * gs_n + d[None, :]
+    to = b * gs_b + i * gs_i + h * gs_h + row_at * gs_n + d[None, :]
     tl.store(DQ + to, (dq * scale).to(DQ.dtype.element_ty), mask=qd_in)
 
 
@@ -197,6 +211,7 @@ def backward_dkv_kernel(
     bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one key tile of one row and head; logits lie keys first, as dk and dv do.
 
@@ -206,31 +221,31 @@ def backward_dkv_kernel(
     tile, h = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, i = (row // R).to(tl.int64), (row % R).to(tl.int64)
     cols = tile * BLOCK_K + tl.arange(0, BLOCK_K)
-    cols64 = cols.to(tl.int64)[:, None]
+    col_at = positions(cols, WIDE)[:, None]
     d = tl.arange(0, BLOCK_D)
     k_in, d_in = cols < NK, d < D
     kv_in = k_in[:, None] & d_in[None, :]
     start = b * qs_b + i * qs_i + h * qs_h
     out_start = b * os_b + i * os_i + h * os_h
-    k = tl.load(K + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
-    v = tl.load(V + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
+    k = tl.load(K + start + col_at * qs_n + d[None, :], mask=kv_in, other=0.0)
+    v = tl.load(V + start + col_at * qs_n + d[None, :], mask=kv_in, other=0.0)
     if HAS_MASK:
         factor = tl.load(FACTOR + row)
     dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     for first in range(0, NQ, BLOCK_Q):
         rows = first + tl.arange(0, BLOCK_Q)
-        rows64 = rows.to(tl.int64)[:, None]
+        row_at = positions(rows, WIDE)[:, None]
         q_in = rows < NQ
         qd_in = q_in[:, None] & d_in[None, :]
-        q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
-        do = tl.load(DO + out_start + rows64 * os_n + d[None, :], mask=qd_in, other=0.0)
+        q = tl.load(Q + start + row_at * qs_n + d[None, :], mask=qd_in, other=0.0)
+        do = tl.load(DO + out_start + row_at * os_n + d[None, :], mask=qd_in, other=0.0)
         stat = (row.to(tl.int64) * H + h) * NQ + rows
         lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
         delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if HAS_BIAS:
-            bias = tl.load(BIAS + b * bs_b + h * bs_h + rows64 * bs_q + cols[None, :],
+            bias = tl.load(BIAS + b * bs_b + h * bs_h + row_at * bs_q + cols[None, :],
                            mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
             s += tl.trans(bias).to(tl.float32)
         # 100: a masked or padded key must not overflow before it is dropped
@@ -243,7 +258,7 @@ def backward_dkv_kernel(
         line = tl.load(TERM + row.to(tl.int64) * ts_row + cols, mask=k_in, other=0.0)
         keep = (line.to(tl.float32) * factor == 0.0)[:, None]  # valid, or no key is
         dk, dv = tl.where(keep, dk, 0.0), tl.where(keep, dv, 0.0)
-    to = b * gs_b + i * gs_i + h * gs_h + cols64 * gs_n + d[None, :]
+    to = b * gs_b + i * gs_i + h * gs_h + col_at * gs_n + d[None, :]
     tl.store(DK + to, (dk * scale).to(DK.dtype.element_ty), mask=kv_in)
     tl.store(DV + to, dv.to(DV.dtype.element_ty), mask=kv_in)
 
@@ -255,12 +270,13 @@ def backward_db_kernel(
     bs_b, bs_h, bs_q, ts_row, R, H, NQ, NK, factor, scale, rows_each,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """The share of `rows_each` rows in one tile of the bias gradient, of one head."""
     tiles_k = tl.cdiv(NK, BLOCK_K)
     rows = (tl.program_id(0) // tiles_k) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     cols = (tl.program_id(0) % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
-    rows64, cols64 = rows.to(tl.int64)[:, None], cols.to(tl.int64)[:, None]
+    row_at, col_at = positions(rows, WIDE)[:, None], positions(cols, WIDE)[:, None]
     h = tl.program_id(1).to(tl.int64)
     splits = tl.cdiv(R, rows_each)
     b, split = tl.program_id(2) // splits, tl.program_id(2) % splits
@@ -268,7 +284,7 @@ def backward_db_kernel(
     d = tl.arange(0, BLOCK_D)
     q_in, k_in, d_in = rows < NQ, cols < NK, d < D
     qd_in, kv_in = q_in[:, None] & d_in[None, :], k_in[:, None] & d_in[None, :]
-    bias = tl.load(BIAS + batch * bs_b + h * bs_h + rows64 * bs_q + cols[None, :],
+    bias = tl.load(BIAS + batch * bs_b + h * bs_h + row_at * bs_q + cols[None, :],
                    mask=q_in[:, None] & k_in[None, :], other=0.0)  # fmt: skip
     db = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     for each in range(split * rows_each, tl.minimum((split + 1) * rows_each, R)):
@@ -276,10 +292,10 @@ def backward_db_kernel(
         i = row - batch * R
         start = batch * qs_b + i * qs_i + h * qs_h
         out_start = batch * os_b + i * os_i + h * os_h
-        q = tl.load(Q + start + rows64 * qs_n + d[None, :], mask=qd_in, other=0.0)
-        k = tl.load(K + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
-        v = tl.load(V + start + cols64 * qs_n + d[None, :], mask=kv_in, other=0.0)
-        do = tl.load(DO + out_start + rows64 * os_n + d[None, :], mask=qd_in, other=0.0)
+        q = tl.load(Q + start + row_at * qs_n + d[None, :], mask=qd_in, other=0.0)
+        k = tl.load(K + start + col_at * qs_n + d[None, :], mask=kv_in, other=0.0)
+        v = tl.load(V + start + col_at * qs_n + d[None, :], mask=kv_in, other=0.0)
+        do = tl.load(DO + out_start + row_at * os_n + d[None, :], mask=qd_in, other=0.0)
         stat = (row * H + h) * NQ + rows
         lse = tl.load(LSE + stat, mask=q_in, other=float("inf"))
         delta = tl.load(DELTA + stat, mask=q_in, other=0.0)
@@ -295,5 +311,5 @@ def backward_db_kernel(
                     s * factor - lse[:, None])  # fmt: skip
         db += p * (dp - delta[:, None])
     slab = ((batch * splits + split) * tl.num_programs(1) + h) * NQ * NK
-    to = PARTIAL_DB + slab + rows64 * NK + cols[None, :]
+    to = PARTIAL_DB + slab + row_at * NK + cols[None, :]
     tl.store(to, db, mask=q_in[:, None] & k_in[None, :])

@@ -15,6 +15,7 @@ def compile_kernel(kernel, warps, maxnreg=None, **sizes):
     """PTX of one kernel for bfloat16 heads of width 32, with bias and mask."""
     constants = {
         "D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": False,
+        "WIDE": False,
         "num_warps": warps, **sizes,
     }  # fmt: skip
     types = {}
@@ -45,5 +46,8 @@ TEXTS = [
     compile_kernel(backward_kernel, 8, **WIDE, Q_TILES=3, RESIDENT=False),
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3),
     compile_kernel(bias_gradient_kernel, 8, 128, BLOCK_Q=128, BLOCK_K=64, STAGES=2),
+    compile_kernel(forward_kernel, 4, **TILE, TILES=4, WIDE=True),
+    compile_kernel(backward_kernel, 4, **TILE, Q_TILES=4, K_TILES=4, RESIDENT=True, WIDE=True),
+    compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3, WIDE=True),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

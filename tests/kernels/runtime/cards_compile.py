@@ -62,7 +62,7 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     tiles = AttentionTiles()
     core = {
         "D": 32, "BLOCK_D": 32, "HAS_BIAS": True, "HAS_MASK": True, "PAD": True,
-        "PRECISION": "ieee",
+        "PRECISION": "ieee", "WIDE": True,
     }  # fmt: skip
 
     def attend(tile: Any) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def backward_kernel(
     bs_b, bs_h, bs_k, ts_row, R, H, N, factor, scale,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
     Q_TILES: gl.constexpr, K_TILES: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr,
-    RESIDENT: gl.constexpr, PAD: gl.constexpr, num_warps: gl.constexpr,
+    RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq, dk and dv of one row and head. Logits lie keys first, as dk and dv do."""
     mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_Q, num_warps)
@@ -121,17 +122,17 @@ def backward_kernel(
     if HAS_BIAS:
         BIAS = in_pairs(BIAS + (b * bs_b + h * bs_h) * 8)
         bias = load_pairs(BIAS, 0, 0, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
-    copy_rows(k_tiles.index(0), K, 0, N, qs_n, D)
-    copy_rows(v_tiles.index(0), V, 0, N, qs_n, D)
-    copy_in_turn(q_tiles.index(0), Q, 0, N, qs_n, D)
-    copy_in_turn(do_tiles.index(0), DO, 0, N, os_n, D)
+    copy_rows(k_tiles.index(0), K, 0, N, qs_n, D, WIDE)
+    copy_rows(v_tiles.index(0), V, 0, N, qs_n, D, WIDE)
+    copy_in_turn(q_tiles.index(0), Q, 0, N, qs_n, D, WIDE)
+    copy_in_turn(do_tiles.index(0), DO, 0, N, os_n, D, WIDE)
     cp.commit_group()
     for n in gl.static_range(1, Q_TILES):
-        copy_in_turn(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D)
-        copy_in_turn(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D)
+        copy_in_turn(q_tiles.index(n), Q, n * BLOCK_Q, N, qs_n, D, WIDE)
+        copy_in_turn(do_tiles.index(n), DO, n * BLOCK_Q, N, os_n, D, WIDE)
     for n in gl.static_range(1, K_SLOTS):
-        copy_rows(k_tiles.index(n), K, n * BLOCK_K, N, qs_n, D)
-        copy_rows(v_tiles.index(n), V, n * BLOCK_K, N, qs_n, D)
+        copy_rows(k_tiles.index(n), K, n * BLOCK_K, N, qs_n, D, WIDE)
+        copy_rows(v_tiles.index(n), V, n * BLOCK_K, N, qs_n, D, WIDE)
     cp.commit_group()
     cp.wait_group(1)
     barrier()
@@ -151,8 +152,8 @@ def backward_kernel(
                 hopper.fence_async_shared()
                 barrier()
                 if kb < K_TILES - 1:
-                    copy_rows(k_tiles.index((kb + 1) % 2), K, (kb + 1) * BLOCK_K, N, qs_n, D)
-                    copy_rows(v_tiles.index((kb + 1) % 2), V, (kb + 1) * BLOCK_K, N, qs_n, D)
+                    copy_rows(k_tiles.index((kb + 1) % 2), K, (kb + 1) * BLOCK_K, N, qs_n, D, WIDE)
+                    copy_rows(v_tiles.index((kb + 1) % 2), V, (kb + 1) * BLOCK_K, N, qs_n, D, WIDE)
                     cp.commit_group()
             k_tile, v_tile = k_tiles.index(kb % 2), v_tiles.index(kb % 2)
         keys = kb * BLOCK_K + gl.arange(0, BLOCK_K, of_key)
@@ -208,9 +209,9 @@ def backward_kernel(
             dv, dk, dq, _, _ = hopper.warpgroup_mma_wait(0, [dv, dk, dq, p16, ds16])
             dv, dk = hopper.warpgroup_mma_init(dv), hopper.warpgroup_mma_init(dk)
             if kb == K_TILES - 1:
-                put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D)
+                put_in_turn(DQ + to, dq * scale, qb * BLOCK_Q, N, gs_n, q_mma, D, WIDE)
             else:
                 dq_tiles.index(qb).store(dq)
         dk, dv = hopper.warpgroup_mma_wait(0, [dk, dv])
-        put(DK + to, dk * scale, kb * BLOCK_K, N, gs_n, k_mma, D)
-        put(DV + to, dv, kb * BLOCK_K, N, gs_n, k_mma, D)
+        put(DK + to, dk * scale, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)
+        put(DV + to, dv, kb * BLOCK_K, N, gs_n, k_mma, D, WIDE)

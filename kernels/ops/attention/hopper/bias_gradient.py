@@ -14,12 +14,13 @@ __all__ = ["bias_gradient_kernel"]
 
 
 @gluon.jit
-def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr):
+def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr, WIDE: gl.constexpr):
     """Starts the copy of a bias tile; columns up to the stride may be read."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     q = first_q + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     k = first_k + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    at = BIAS + (q.to(gl.int64)[:, None] * stride + k[None, :])
+    down = q.to(gl.int64) if WIDE else q
+    at = BIAS + (down[:, None] * stride + k[None, :])
     if PAD:
         cp.async_copy_global_to_shared(tile, at, mask=(q < N)[:, None] & (k < stride)[None, :])
     else:
@@ -59,17 +60,18 @@ def _start(bias, term, HAS_MASK: gl.constexpr):
 
 @gluon.jit
 def _copy_row(
-    memory, slot, sources, strides, i, q0, k0, N, D: gl.constexpr, HAS_MASK: gl.constexpr
-):
+    memory, slot, sources, strides, i, q0, k0, N, D: gl.constexpr, HAS_MASK: gl.constexpr,
+    WIDE: gl.constexpr,
+):  # fmt: skip
     """Starts the copy of what one row brings to a tile of the bias gradient."""
     q_s, k_s, v_s, do_s, terms, lses, deltas = memory
     Q, K, V, DO, TERM, LSE, DELTA = sources
     qs_i, qs_n, os_i, os_n, ts_row, stats = strides
     i = i.to(gl.int64)
-    copy_rows(q_s.index(slot), Q + i * qs_i, q0, N, qs_n, D)
-    copy_rows(k_s.index(slot), K + i * qs_i, k0, N, qs_n, D)
-    copy_rows(do_s.index(slot), DO + i * os_i, q0, N, os_n, D)
-    copy_rows(v_s.index(slot), V + i * qs_i, k0, N, qs_n, D)
+    copy_rows(q_s.index(slot), Q + i * qs_i, q0, N, qs_n, D, WIDE)
+    copy_rows(k_s.index(slot), K + i * qs_i, k0, N, qs_n, D, WIDE)
+    copy_rows(do_s.index(slot), DO + i * os_i, q0, N, os_n, D, WIDE)
+    copy_rows(v_s.index(slot), V + i * qs_i, k0, N, qs_n, D, WIDE)
     copy_line(lses.index(slot), LSE + i * stats, q0, N, 1)
     copy_line(deltas.index(slot), DELTA + i * stats, q0, N, 1)
     if HAS_MASK:
@@ -82,7 +84,8 @@ def bias_gradient_kernel(
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, N, factor,
     rows_each,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, HAS_MASK: gl.constexpr, PAD: gl.constexpr, num_warps: gl.constexpr,
+    STAGES: gl.constexpr, HAS_MASK: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """The share of `rows_each` rows in one tile of the bias gradient, of one head."""
     mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_K, num_warps)
@@ -114,7 +117,7 @@ def bias_gradient_kernel(
     lses = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], flat())
     deltas = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], flat())
     bias_tile = tiles_of(dtype, 1, BLOCK_Q, BLOCK_K).index(0)
-    _copy_bias(bias_tile, BIAS + (b * bs_b + h * bs_h) * 8, q0, k0, N, bs_q, PAD)
+    _copy_bias(bias_tile, BIAS + (b * bs_b + h * bs_h) * 8, q0, k0, N, bs_q, PAD, WIDE)
     first = split * rows_each
     end = gl.minimum(first + rows_each, R)
     db = gl.full([BLOCK_Q, BLOCK_K], 0.0, gl.float32, mma)
@@ -126,7 +129,7 @@ def bias_gradient_kernel(
     strides = (qs_i * 8, qs_n, os_i * 8, os_n, ts_row, H * N)
     for stage in gl.static_range(STAGES - 1):
         if first + stage < end:
-            _copy_row(memory, stage, sources, strides, first + stage, q0, k0, N, D, HAS_MASK)
+            _copy_row(memory, stage, sources, strides, first + stage, q0, k0, N, D, HAS_MASK, WIDE)
         cp.commit_group()
     slot = 0
     for each in range(first, end):
@@ -136,7 +139,7 @@ def bias_gradient_kernel(
         ahead = each + STAGES - 1
         if ahead < end:
             free = (slot + STAGES - 1) % STAGES
-            _copy_row(memory, free, sources, strides, ahead, q0, k0, N, D, HAS_MASK)
+            _copy_row(memory, free, sources, strides, ahead, q0, k0, N, D, HAS_MASK, WIDE)
         cp.commit_group()
         now = factor
         term = 0.0

@@ -36,7 +36,7 @@ def forward_kernel(
     qs_b, qs_i, qs_n, qs_h, os_b, os_i, os_n, os_h, bs_b, bs_h, bs_q, ts_row, R, H, N, factor,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr,
     TILES: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_MASK: gl.constexpr, PAD: gl.constexpr,
-    num_warps: gl.constexpr,
+    WIDE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The output of one row and head, and the log-sum-exp of its logits.
 
@@ -60,10 +60,10 @@ def forward_kernel(
     q_tile = tiles_of(dtype, 1, BLOCK_Q, BLOCK_D).index(0)
     k_tiles = tiles_of(dtype, TILES, BLOCK_K, BLOCK_D)
     v_tiles = tiles_of(dtype, TILES, BLOCK_K, BLOCK_D)
-    copy_rows(q_tile, Q, 0, N, qs_n, D)
+    copy_rows(q_tile, Q, 0, N, qs_n, D, WIDE)
     for each in gl.static_range(TILES):
-        copy_in_turn(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D)
-        copy_in_turn(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D)
+        copy_in_turn(k_tiles.index(each), K, each * BLOCK_K, N, qs_n, D, WIDE)
+        copy_in_turn(v_tiles.index(each), V, each * BLOCK_K, N, qs_n, D, WIDE)
     if HAS_BIAS:
         BIAS = in_pairs(BIAS + (b * bs_b + h * bs_h) * 8)
         bias = load_pairs(BIAS, 0, 0, N, bs_q, BLOCK_Q, PAIRS, wide, PAD)
@@ -80,7 +80,7 @@ def forward_kernel(
         barrier()
         q = q_tile.load(gl.DotOperandLayout(0, mma, 2))
         barrier()
-        copy_rows(q_tile, Q, first + BLOCK_Q, N, qs_n, D)
+        copy_rows(q_tile, Q, first + BLOCK_Q, N, qs_n, D, WIDE)
         cp.commit_group()
         # finite, so that a factor of 0 makes it 0
         top = gl.full([BLOCK_Q], -1e30, gl.float32, of_query)
@@ -120,6 +120,6 @@ def forward_kernel(
             acc = hopper.warpgroup_mma(p, v_tiles.index(n), acc, is_async=True)
         acc = hopper.warpgroup_mma_wait(0, [acc])
         share = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_mma))
-        put(OUT, acc * share[:, None], first, N, os_n, out_mma, D)
+        put(OUT, acc * share[:, None], first, N, os_n, out_mma, D, WIDE)
         rows = first + gl.arange(0, BLOCK_Q, of_query)
         gl.store(LSE + rows, top * factor + gl.log2(total), mask=rows < N)

@@ -14,6 +14,7 @@ from torch import Tensor
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
@@ -35,7 +36,6 @@ __all__ = [
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
-MOST_ROWS = 128  # rows or columns of any saved tile
 
 
 def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
@@ -115,7 +115,8 @@ def run_forward(
         (q, k, v, bias, term, factor, out, lse, *_eighths(q), *_eighths(out),
          *_bias_strides(bias), _eighth(term), R, H, N, float(scale * LOG2E)),
         {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
-         "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "num_warps": tile.warps},
+         "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "WIDE": is_wide(bias, q, out),
+         "num_warps": tile.warps},
     )  # fmt: skip
     return lse
 
@@ -146,7 +147,9 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
          "K_TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": keys_first is not None,
          "HAS_MASK": inputs.mask is not None,
          "RESIDENT": _keeps_all_keys(N, D, tile),
-         "PAD": _pads(N, tile) or tile.rows >= N, "num_warps": tile.warps},
+         "PAD": _pads(N, tile) or tile.rows >= N,
+         "WIDE": is_wide(keys_first, inputs.q, inputs.do, inputs.grads[0]),
+         "num_warps": tile.warps},
     )  # fmt: skip
 
 
@@ -167,7 +170,8 @@ def run_bias_gradient(inputs: BackwardInputs, bias: Tensor, tiles: HopperTiles) 
          *_bias_strides(bias), _eighth(inputs.mask and inputs.mask.term), R, H, N,
          float(inputs.scale * LOG2E), rows_each),
         {**_sizes(tile, D), "STAGES": tile.stages, "HAS_MASK": inputs.mask is not None,
-         "PAD": _pads(N, tile), "num_warps": tile.warps,
+         "PAD": _pads(N, tile), "WIDE": is_wide(bias, inputs.q, inputs.do),
+         "num_warps": tile.warps,
          # at 8 warps and more, 128 registers a thread fit without spilling
          "maxnreg": 128 if tile.warps >= 8 else None},
     )  # fmt: skip

@@ -60,33 +60,40 @@ def in_turn(SIZE: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _row(PTR, first, stride):
-    """Where row `first` begins: from there on, 32 bits will do for the rows of a tile."""
-    return PTR + gl.to_tensor(first).to(gl.int64) * stride
+def _tile_at(PTR, first, rows, N, stride, WIDTH: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr):
+    """Where rows `first + rows` of D numbers are, and which there are.
+
+    WIDE: `first` times the stride may pass 2^31; within a tile 32 bits always do.
+    """
+    d = gl.arange(0, WIDTH, gl.SliceLayout(0, rows.type.layout.parent))
+    if WIDE:
+        PTR += gl.to_tensor(first).to(gl.int64) * stride
+        N -= first
+    else:
+        rows = first + rows
+    return PTR + (rows[:, None] * stride + d[None, :]), (rows < N)[:, None] & (d < D)[None, :]
 
 
 @gluon.jit
-def _copy(tile, PTR, first, rows, N, stride, D: gl.constexpr, layout: gl.constexpr):
-    d = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    inside = (rows < N - first)[:, None] & (d < D)[None, :]
-    at = _row(PTR, first, stride) + (rows[:, None] * stride + d[None, :])
+def _copy(tile, PTR, first, rows, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
+    at, inside = _tile_at(PTR, first, rows, N, stride, tile.shape[1], D, WIDE)
     cp.async_copy_global_to_shared(tile, at, mask=inside)
 
 
 @gluon.jit
-def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr):
+def copy_rows(tile, PTR, first, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
     """Starts the copy of rows of D numbers into a tile; what is outside is 0."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     rows = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, first, rows, N, stride, D, layout)
+    _copy(tile, PTR, first, rows, N, stride, D, WIDE)
 
 
 @gluon.jit
-def copy_in_turn(tile, PTR, first, N, stride, D: gl.constexpr):
+def copy_in_turn(tile, PTR, first, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
     """`copy_rows` in the order of `in_turn`."""
     layout: gl.constexpr = copying(tile.shape[1], gl.num_warps())
     rows = in_turn(tile.shape[0], gl.SliceLayout(1, layout))
-    _copy(tile, PTR, first, rows, N, stride, D, layout)
+    _copy(tile, PTR, first, rows, N, stride, D, WIDE)
 
 
 @gluon.jit
@@ -104,25 +111,25 @@ def copy_line_in_turn(line, PTR, first, N):
 
 
 @gluon.jit
-def _put(PTR, x, first, rows, N, stride, layout: gl.constexpr, D: gl.constexpr):
-    d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
-    inside = (rows < N - first)[:, None] & (d < D)[None, :]
-    to = _row(PTR, first, stride) + (rows[:, None] * stride + d[None, :])
+def _put(PTR, x, first, rows, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
+    to, inside = _tile_at(PTR, first, rows, N, stride, x.shape[1], D, WIDE)
     gl.store(to, x.to(PTR.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
+def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr):
     """Stores rows of D numbers."""
     rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, first, rows, N, stride, layout, D)
+    _put(PTR, x, first, rows, N, stride, D, WIDE)
 
 
 @gluon.jit
-def put_in_turn(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr):
+def put_in_turn(
+    PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr
+):
     """`put` of rows that lie in the order of `in_turn`."""
     rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
-    _put(PTR, x, first, rows, N, stride, layout, D)
+    _put(PTR, x, first, rows, N, stride, D, WIDE)
 
 
 @gluon.jit
