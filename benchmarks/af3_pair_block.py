@@ -1,147 +1,286 @@
-"""A pair block of Boltz, OpenFold3 and Protenix, forward and backward, before and after `to_fused`.
+"""Parts of a Pairformer's pair block, and the whole, beside PyTorch and cuEquivariance on one GPU.
 
-    PYTHONPATH=src python benchmarks/af3_pair_block.py --out benchmarks/results/af3_pair_block_h200.json
+    PYTHONPATH=src python benchmarks/af3_pair_block.py --out benchmarks/results/af3_pair_block_h100.json
 
-Modules with the projects' names and mathematics (`tests/kernels/af3`), C 128, 4 heads of 32, a
-SwiGLU transition four times as wide, bfloat16 by autocast, no dropout. Peers: the same module eagerly and under
-torch.compile. Milliseconds are medians of CUDA events around single calls; memory is what the block keeps until its backward
-pass. Proof on a laptop: `--device cpu --sizes 8 --repeats 1`.
+OpenFold3's modules (names and mathematics as in `tests/kernels/af3`), 4 heads of 32, a SwiGLU
+transition four times as wide, bfloat16 by autocast, float32 weights, no dropout. Ways: eager; `compiled` by
+torch.compile, static shapes; `cuequivariance`, whose two triangle operators stand where the
+projects' own switch puts them (norms, projections and gates of the attention are PyTorch's);
+`fused` by `to_fused`; `graph` by `to_fused(cuda_graphs=True)`.
+
+`both_ms` and `forward_ms`: median, first and third quartile of CUDA events around single calls that
+were queued ahead of the GPU; `wall_ms`: a loop of calls, launches included; `kept_mb`: what a call
+keeps until its backward pass. `difference`: of the output and of z's gradient from eager's in
+float32, relative. Rows are written as they come, the most telling first; after `--seconds` those
+left are listed as `not_run`. Proof on a laptop:
+`--device cpu --sizes 8 --repeats 1 --ways eager fused`.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.metadata
+import itertools
 import json
+import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from evofeed.files import write_atomic
 from evofeed.kernels import to_fused
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.kernels.af3 import boltz, openfold3, protenix
+from tests.kernels.af3 import openfold3
 
-C, HEADS, WIDTH = 128, 4, 32
-
-
-def modules(project: str) -> dict[str, nn.Module]:
-    """The block, and its last part by itself."""
-    if project == "boltz":
-        block: nn.Module = boltz.PairformerNoSeqLayer(C, 0.0, WIDTH, HEADS)
-        return {"block": block, "transition": boltz.Transition(C, 4 * C)}
-    if project == "openfold3":
-        block = openfold3.PairBlock(C, C, WIDTH, HEADS, "swiglu", 4, 0.0, False, 1e9)
-        return {"block": block, "transition": openfold3.SwiGLUTransition(C, 4)}
-    block = protenix.PairformerBlock(16, C, 0, C, WIDTH, HEADS, 4, 0.0)
-    return {"block": block, "transition": protenix.Transition(C, 4)}
+HEADS, WIDTH = 4, 32
+WAYS = ("fused", "eager", "cuequivariance", "graph", "compiled")
+QUEUED = 60_000_000  # cycles, about 30 ms: launches of a step are queued meanwhile
 
 
-def arguments(project: str, part: str, z: Tensor, mask: Tensor) -> tuple[Any, ...]:
-    if part == "transition":
-        return (z,)
-    return (None, z, mask) if project == "protenix" else (z, mask)
+class Case(NamedTuple):
+    """One module at one size."""
+
+    part: str
+    channels: int
+    size: int
 
 
-def measured(step: Callable[[], None], repeats: int, device: str) -> float:
-    """Median milliseconds."""
+def module_of(case: Case) -> nn.Module:
+    C = case.channels
+    return {
+        "block": lambda: openfold3.PairBlock(C, C, WIDTH, HEADS, "swiglu", 4, 0.0, False, 1e9),
+        "multiplication": lambda: openfold3.TriangleMultiplicationOutgoing(C, C),
+        "attention": lambda: openfold3.TriangleAttention(C, WIDTH, HEADS),
+        "transition": lambda: openfold3.SwiGLUTransition(C, 4),
+    }[case.part]()
+
+
+def cases(sizes: list[int]) -> Iterator[Case]:
+    """The most telling first."""
+    middle = sizes[min(1, len(sizes) - 1)]
+    first = [Case("block", 128, n) for n in sizes[:2]]
+    first += [Case("multiplication", c, middle) for c in (128, 256)]
+    first += [Case(part, 128, middle) for part in ("attention", "transition")]
+    first += [Case("block", 128, n) for n in sizes[2:]]
+    rest = itertools.product(("transition", "multiplication", "attention"), sizes)
+    first += [Case(part, 128, n) for part, n in rest]
+    first += [Case("multiplication", 256, n) for n in sizes]
+    yield from dict.fromkeys(first)
+
+
+# --- cuEquivariance -------------------------------------------------------------------------------
+
+
+def use_cuequivariance(module: nn.Module) -> None:
+    """Puts its operators in place of the triangles'."""
+    from cuequivariance_torch import triangle_attention, triangle_multiplicative_update
+
+    def multiply(m: Any) -> Callable[..., Tensor]:
+        def forward(z: Tensor, mask: Tensor, **options: Any) -> Tensor:
+            out: Tensor = triangle_multiplicative_update(
+                z, "outgoing" if m._outgoing else "incoming", mask=mask,
+                norm_in_weight=m.layer_norm_in.weight, norm_in_bias=m.layer_norm_in.bias,
+                p_in_weight=torch.cat([m.linear_a_p.weight, m.linear_b_p.weight]),
+                g_in_weight=torch.cat([m.linear_a_g.weight, m.linear_b_g.weight]),
+                norm_out_weight=m.layer_norm_out.weight, norm_out_bias=m.layer_norm_out.bias,
+                p_out_weight=m.linear_z.weight, g_out_weight=m.linear_g.weight, eps=1e-5,
+            )  # fmt: skip
+            return out
+
+        return forward
+
+    def attend(m: Any) -> Callable[..., Tensor]:
+        def forward(x: Tensor, mask: Tensor, **options: Any) -> Tensor:
+            if not m.starting:
+                x, mask = x.transpose(-2, -3), mask.transpose(-1, -2)
+            x, mha = m.layer_norm(x), m.mha
+            q, k, v = (
+                layer(x).unflatten(-1, (HEADS, WIDTH)).transpose(-2, -3)
+                for layer in (mha.linear_q, mha.linear_k, mha.linear_v)
+            )
+            bias = m.linear_z(x) if hasattr(m, "linear_z") else m.linear(x)
+            o = triangle_attention(
+                q, k, v, bias.movedim(-1, -3)[:, None], mask=mask[..., None, None, :].bool(),
+                scale=WIDTH**-0.5,
+            )  # fmt: skip
+            o = o.transpose(-2, -3).flatten(-2)
+            out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(x)) * o)
+            return out if m.starting else out.transpose(-2, -3)
+
+        return forward
+
+    for part in module.modules():
+        if isinstance(part, openfold3.TriangleMultiplicationOutgoing):
+            part.forward = multiply(part)  # type: ignore[method-assign]
+        if isinstance(part, openfold3.TriangleAttention):
+            part.forward = attend(part)  # type: ignore[method-assign]
+
+
+# --- one row --------------------------------------------------------------------------------------
+
+
+class Step:
+    """A module, its inputs, and what is timed."""
+
+    def __init__(self, case: Case, how: str, device: str) -> None:
+        torch.manual_seed(0)
+        self.device, self.precise = device, how == "float32"
+        module = module_of(case).to(device)
+        if how in ("fused", "graph"):
+            to_fused(module, cuda_graphs=how == "graph")
+        if how == "cuequivariance":
+            use_cuequivariance(module)
+        n = case.size
+        kind = torch.float32 if self.precise else torch.bfloat16
+        z = torch.randn(1, n, n, case.channels, device=device).to(kind)
+        self.z = z.requires_grad_()
+        self.mask = (torch.rand(1, n, n, device=device) > 0.1).to(kind)
+        self.grad = torch.randn(1, n, n, case.channels, device=device).to(kind)
+        self.leaves = [self.z, *module.parameters()]
+        self.call: Any = torch.compile(module, dynamic=False) if how == "compiled" else module
+
+    def forward(self) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=not self.precise):
+            return self.call(self.z, self.mask)  # type: ignore[no-any-return]
+
+    def both(self) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self.forward(), self.leaves, self.grad)
+
+    def alone(self) -> None:
+        with torch.no_grad():
+            self.forward()
+
+    def results(self) -> list[Tensor]:
+        """Output and z's gradient."""
+        return [self.forward().detach().float(), self.both()[0].float()]
+
+    def kept_mb(self) -> int:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        out = self.forward()
+        kept = torch.cuda.memory_allocated() - before
+        del out
+        return round(kept / 1e6)
+
+
+def gpu_ms(step: Callable[[], Any], repeats: int, device: str) -> list[float]:
+    """Median and quartiles."""
     for _ in range(2 if repeats > 1 else 1):
         step()
     found = []
-    for _ in range(repeats):
+    for _ in range(max(repeats, 2)):
         if device == "cuda":
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            torch.cuda._sleep(2_000_000)  # the launches of a step are queued meanwhile
+            torch.cuda._sleep(QUEUED)
             marks[0].record()
             step()
             marks[1].record()
             torch.cuda.synchronize()
             found.append(marks[0].elapsed_time(marks[1]))
         else:
-            began = time.perf_counter()
-            step()
-            found.append(1e3 * (time.perf_counter() - began))
-    return round(statistics.median(found), 3)
+            found.append(wall_ms(step, 1, device))
+    q1, median, q3 = statistics.quantiles(found, n=4)
+    return [round(ms, 3) for ms in (median, q1, q3)]
+
+
+def wall_ms(step: Callable[[], Any], repeats: int, device: str) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return round(1e3 * (time.perf_counter() - began) / repeats, 3)
+
+
+def difference(ours: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [
+        round(float((a - b).norm() / b.norm()), 5) for a, b in zip(ours, exact, strict=True)
+    ]  # fmt: skip
 
 
 def row(
-    project: str, part: str, how: str, size: int, options: argparse.Namespace
+    case: Case, how: str, exact: list[Tensor] | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One way of one block at one size."""
-    device = options.device
-    torch.manual_seed(0)
-    module = modules(project)[part].to(device)
-    if how == "fused":
-        to_fused(module)
-    call: Callable[..., Any] = torch.compile(module) if how == "compiled" else module
-    # Boltz's dropout masks are float32, and make its pairs float32
-    kind = torch.float32 if project == "boltz" else torch.bfloat16
-    z = torch.randn(1, size, size, C, device=device, dtype=kind, requires_grad=True)
-    mask = torch.ones(1, size, size, device=device)
-    given = arguments(project, part, z, mask)
-    leaves = [z, *module.parameters()]
-
-    def forward() -> Tensor:
-        with torch.autocast(device, torch.bfloat16):
-            out = call(*given)
-        return out[-1] if isinstance(out, tuple) else out
-
-    def both() -> None:
-        out = forward()
-        torch.autograd.grad(out, leaves, torch.ones_like(out))
-
-    def alone() -> None:
-        with torch.no_grad():
-            forward()
-
-    found: dict[str, Any] = {"project": project, "part": part, "how": how, "size": size}
+    """One way of one case."""
+    device, repeats = options.device, options.repeats
+    found: dict[str, Any] = {**case._asdict(), "how": how}
+    began = time.perf_counter()
     try:
-        found["both_ms"] = measured(both, options.repeats, device)
-        found["forward_ms"] = measured(alone, options.repeats, device)
-        if device == "cuda":
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            out = forward()
-            found["kept_mb"] = round((torch.cuda.memory_allocated() - before) / 1e6)
-            del out
+        step = Step(case, how, device)
+        found["both_ms"] = gpu_ms(step.both, repeats, device)
+        if how != "compiled":  # compiling once more, for inference, takes long
+            found["forward_ms"] = gpu_ms(step.alone, repeats, device)
+        found["wall_ms"] = wall_ms(step.both, repeats, device)
+        if device == "cuda" and how != "graph":
+            found["kept_mb"] = step.kept_mb()
+        if exact is not None:
+            found["difference"] = difference(step.results(), exact)
     except torch.OutOfMemoryError:
-        found["error"] = "out of memory"
+        found["failed"] = "out of memory"
     except Exception as error:  # a peer's
-        found["error"] = f"{type(error).__name__}: {error}"[:200]
+        found["failed"] = f"{type(error).__name__}: {error}"[:300]
+    found["seconds"] = round(time.perf_counter() - began, 1)
     return found
+
+
+def environment(options: argparse.Namespace) -> dict[str, Any]:
+    versions = {}
+    for name in ("torch", "triton", "cuequivariance-torch", "cuequivariance-ops-torch-cu13"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    shown = ["PATH" if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
+    return {
+        "command": " ".join(["python", "benchmarks/af3_pair_block.py", *shown]),
+        "card": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        **versions, "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "repeats": f"{options.repeats} calls: median, first and third quartile",
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 384, 640, 768])
-    parser.add_argument("--projects", nargs="+", default=["boltz", "openfold3", "protenix"])
-    parser.add_argument("--ways", nargs="+", default=["eager", "compiled", "fused"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = []
-    for project in options.projects:
-        for part in ("block", "transition"):
-            for size in options.sizes:
-                for how in options.ways:
-                    torch._dynamo.reset()
-                    rows.append(row(project, part, how, size, options))
-                    print(json.dumps(rows[-1]), flush=True)
-                    if options.out:
-                        card = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-                        result = {
-                            "command": " ".join(sys.argv), "card": card,
-                            "torch": torch.__version__, "rows": rows,
-                        }  # fmt: skip
-                        options.out.write_text(json.dumps(result, indent=1) + "\n")
-                    if options.device == "cuda":
-                        torch.cuda.empty_cache()
+    began = time.perf_counter()
+    result: dict[str, Any] = {**environment(options), "rows": [], "not_run": []}
+
+    def save() -> None:
+        if options.out:
+            write_atomic(options.out, json.dumps(result, indent=1) + "\n")
+
+    for case in cases(options.sizes):
+        exact = None
+        if case.size <= 384 and time.perf_counter() - began < options.seconds:
+            exact = Step(case, "float32", options.device).results()
+        for how in options.ways:
+            if how == "cuequivariance" and case.part == "transition":
+                continue  # it has none
+            if time.perf_counter() - began > options.seconds:
+                result["not_run"].append({**case._asdict(), "how": how})
+                continue
+            torch.compiler.reset()
+            result["rows"].append(row(case, how, exact, options))
+            print(json.dumps(result["rows"][-1]), flush=True)
+            save()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+    save()
 
 
 if __name__ == "__main__":

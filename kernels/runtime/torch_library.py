@@ -129,63 +129,72 @@ class Operator:
         return results
 
 
-def _save(op: type[Operator], ctx: Any, tensors: Results, made: Results) -> None:
-    saved = [tensors[n] for n in op.kept]
-    ctx.save_for_backward(*saved, *(made if op.keeps_result else made[1:]))
+def _saver(op: type[Operator]) -> Callable[[Results, Results], list[Tensor | None]]:
+    """What the backward pass reads, of an operator's inputs and of what it made."""
+    kept, first = op.kept, 0 if op.keeps_result else 1
 
+    def saved(tensors: Results, made: Results) -> list[Tensor | None]:
+        return [*[tensors[n] for n in kept], *made[first:]]
 
-def _finish(
-    op: type[Operator], ctx: Any, grad: Tensor, found: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients of all tensors."""
-    gradients = op.gradients(grad, found, ctx.kinds, *ctx.options)
-    return [
-        None if grad is None or kind is None else grad.to(kind)
-        for grad, kind in zip(gradients, ctx.kinds, strict=True)
-    ]
+    return saved
 
 
 def _kinds(tensors: Results) -> list[torch.dtype | None]:
     return [None if t is None else t.dtype for t in tensors]
 
 
+def _cast(gradients: Results, kinds: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+    """The gradients of all tensors, in their types."""
+    return [
+        g if g is None or g.dtype is kind else None if kind is None else g.to(kind)
+        for g, kind in zip(gradients, kinds, strict=True)
+    ]
+
+
 # --- eager ----------------------------------------------------------------------------------------
+# Called once a launch or so: names are looked up when an operator is defined, not at every call.
 
 
 def _eager(op: type[Operator]) -> type[torch.autograd.Function]:
+    compute, differentiate, gradients, saved = op.forward, op.backward, op.gradients, _saver(op)
+
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
-            made = op.forward(tensors, *options)
-            _save(op, ctx, tensors, made)
-            ctx.options, ctx.kinds = options, _kinds(tensors)
+            made = compute(tensors, *options)
+            ctx.save_for_backward(*saved(tensors, made))
+            ctx.call = options, _kinds(tensors)
             return made[0]
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
-            found = op.backward((grad, *ctx.saved_tensors), *ctx.options)
-            return None, *_finish(op, ctx, grad, found)
+            options, kinds = ctx.call
+            found = differentiate((grad, *ctx.saved_tensors), *options)
+            return None, *_cast(gradients(grad, found, kinds, *options), kinds)
 
     return Function
 
 
 def _eager_and_input(op: type[Operator]) -> type[torch.autograd.Function]:
+    compute, gradients, saved = op.forward, op.gradients, _saver(op)
+    differentiate: Any = op.backward
+
     class FunctionAndInput(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
             ctx.set_materialize_grads(False)
-            made = op.forward(tensors, *options)
-            _save(op, ctx, tensors, made)
-            ctx.options, ctx.kinds = options, _kinds(tensors)
+            made = compute(tensors, *options)
+            ctx.save_for_backward(*saved(tensors, made))
+            ctx.call = options, _kinds(tensors)
             return made[0], tensors[0]
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
+            options, kinds = ctx.call
             if grad is None:
-                return None, later, *(None for _ in ctx.kinds[1:])
-            backward: Any = op.backward
-            found = backward((grad, *ctx.saved_tensors), *ctx.options, later=later)
-            return None, *_finish(op, ctx, grad, found)
+                return None, later, *(None for _ in kinds[1:])
+            found = differentiate((grad, *ctx.saved_tensors), *options, later=later)
+            return None, *_cast(gradients(grad, found, kinds, *options), kinds)
 
     return FunctionAndInput
 
@@ -199,17 +208,18 @@ def _register(op: type[Operator], name: str) -> None:
     _define(f"{name}_backward", op, op.backward, op.backward_fake)
     op.compiled = getattr(torch.ops.evofeed, name).default
     compiled_backward = getattr(torch.ops.evofeed, f"{name}_backward").default
+    saved = _saver(op)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         tensors, *ctx.options = inputs
-        _save(op, ctx, tensors, output)
+        ctx.save_for_backward(*saved(tensors, output))
         ctx.kinds = _kinds(_with_none(tensors))
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         found = compiled_backward([grads[0], *ctx.saved_tensors], *ctx.options)
-        of_tensors = _finish(op, ctx, grads[0], _with_none(found))
-        return of_tensors, *(None for _ in ctx.options)
+        of_tensors = op.gradients(grads[0], _with_none(found), ctx.kinds, *ctx.options)
+        return _cast(of_tensors, ctx.kinds), *(None for _ in ctx.options)
 
     torch.library.register_autograd(f"evofeed::{name}", differentiate, setup_context=setup)
 

@@ -105,14 +105,16 @@ def _run(
     kernel: Any, op: str, args: tuple[Any, ...], sizes: tuple[int, int, int], dtype: torch.dtype,
     more: tuple[Any, ...] = (), **meta: bool,
 ) -> None:  # fmt: skip
-    """Launches one of the four kernels; the outer two hold all of E."""
+    """Launches one of the four kernels; those of the output hold all of E."""
     M, C, E = sizes
     block = tile(op, C, dtype)
-    whole = op.startswith("triangle_out")
+    if op.startswith("triangle_out"):
+        columns = {"BLOCK_E": padded(E), "BLOCK_N": min(block.columns, padded(C))}
+    else:
+        columns = {"BLOCK_E": min(block.columns, padded(E))}
     launch(
         kernel, (_programs(op, sizes, dtype),), (*args, M, C, E, *more),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C),
-         "BLOCK_E": padded(E) if whole else min(block.columns, padded(E)), **meta,
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), **columns, **meta,
          "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
 
@@ -329,7 +331,7 @@ def _out_grad(
         triangle_out_grad_kernel, "triangle_out_grad",
         (dout, xt, gamma_x, beta_x, wz, bz, z, gamma_z, beta_z, wg, bg, drop.mask, dxt, dy,
          dgate, normed, sums),
-        sizes, plan.dtype, (dgate.stride(0), plan.eps, *drop.strides(), 1),
+        sizes, plan.dtype, (dgate.stride(0), plan.eps, *drop.strides()),
         HAS_DROP=drop.mask is not None,
     )  # fmt: skip
     return weight_grad(dy, normed), column_sums([sums], dtype)[0]
@@ -338,12 +340,12 @@ def _out_grad(
 def triangle_multiplication_fits(
     z: Tensor, weights: TriangleWeights, *, rows: bool = False
 ) -> bool:
-    """Whether the fused op takes this input: powers of two of 16 to 128 channels.
+    """Whether the fused op takes this input: powers of two of 16 to 256 channels.
 
     With `rows` z need not be square, but some rows of something square.
     """
     C, E = z.shape[-1], weights.a_p.shape[0]
-    powers = all(n & (n - 1) == 0 and 16 <= n <= 128 for n in (C, E))
+    powers = all(n & (n - 1) == 0 and 16 <= n <= 256 for n in (C, E))
     square = z.dim() == 4 and (z.numel() > 0 if rows else z.shape[1] == z.shape[2])
     return square and powers and z.dtype is not torch.float64 and usable(z, weights.a_p)
 

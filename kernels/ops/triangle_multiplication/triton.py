@@ -94,42 +94,55 @@ def triangle_in_grad_kernel(
 
 
 @triton.jit
+def _gate(zn, WG, BG, n, k, C, PRECISION: tl.constexpr):
+    """sigmoid(zn Wg^T + bg) for some output channels n."""
+    inside = (n < C)[:, None] & (k < C)[None, :]
+    w = tl.load(WG + n[:, None] * C + k[None, :], mask=inside, other=0.0)
+    g = tl.dot(zn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
+    return tl.sigmoid(g + tl.load(BG + n, mask=n < C, other=0.0).to(tl.float32)[None, :])
+
+
+@triton.jit
 def triangle_out_kernel(
     XT, GAMMA_X, BETA_X, WZ, BZ, Z, GAMMA_Z, BETA_Z, WG, BG, DROP, OUT, STATS_X,
     M, C, E, eps, drop_1, drop_2, drop_rows,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_DROP: tl.constexpr, HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """OUT = Z + DROP * (norm(X) Wz^T + bz) * sigmoid(norm(Z) Wg^T + bg); X is channels first."""
+    """OUT = Z + DROP * (norm(X) Wz^T + bz) * sigmoid(norm(Z) Wg^T + bg); X is channels first.
+
+    BLOCK_N output channels at a time.
+    """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    c, e = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_E)
-    row_in, c_in, e_in = rows < M, c < C, e < E
+    k, e = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_E)
+    row_in, e_in = rows < M, e < E
     xn, mean, rstd = load_normalised(XT, GAMMA_X, BETA_X, rows, e, row_in, e_in, 1, M, E, eps)
     tl.store(STATS_X + rows, mean, mask=row_in)
     tl.store(STATS_X + M + rows, rstd, mask=row_in)
-    w = tl.load(WZ + c[:, None] * E + e[None, :], mask=c_in[:, None] & e_in[None, :], other=0.0)
-    y = tl.dot(xn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
-    y += tl.load(BZ + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
-    zn, _, _ = load_normalised(Z, GAMMA_Z, BETA_Z, rows, c, row_in, c_in, C, 1, C, eps)
-    w = tl.load(WG + c[:, None] * C + c[None, :], mask=c_in[:, None] & c_in[None, :], other=0.0)
-    g = tl.dot(zn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
-    g += tl.load(BG + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
-    out = y * tl.sigmoid(g)
-    inside = row_in[:, None] & c_in[None, :]
-    if HAS_DROP:
-        at = drop_row(rows, drop_1, drop_2, drop_rows)
-        out *= tl.load(DROP + at[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    zn, _, _ = load_normalised(Z, GAMMA_Z, BETA_Z, rows, k, row_in, k < C, C, 1, C, eps)
     row_start = rows.to(tl.int64)[:, None] * C
-    if HAS_RES:
-        out += tl.load((Z + row_start) + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store((OUT + row_start) + c[None, :], out.to(OUT.dtype.element_ty), mask=inside)
+    for first in tl.static_range(0, BLOCK_C, BLOCK_N):
+        n = first + tl.arange(0, BLOCK_N)
+        n_in = n < C
+        w = tl.load(WZ + n[:, None] * E + e[None, :], mask=n_in[:, None] & e_in[None, :], other=0.0)
+        y = tl.dot(xn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
+        y += tl.load(BZ + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
+        out = y * _gate(zn, WG, BG, n, k, C, PRECISION)
+        inside = row_in[:, None] & n_in[None, :]
+        if HAS_DROP:
+            at = drop_row(rows, drop_1, drop_2, drop_rows)
+            drop = tl.load(DROP + at[:, None] * C + n[None, :], mask=inside, other=0.0)
+            out *= drop.to(tl.float32)
+        if HAS_RES:
+            out += tl.load((Z + row_start) + n[None, :], mask=inside, other=0.0).to(tl.float32)
+        tl.store((OUT + row_start) + n[None, :], out.to(OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def triangle_out_grad_kernel(
     DOUT, XT, GAMMA_X, BETA_X, WZ, BZ, Z, GAMMA_Z, BETA_Z, WG, BG, DROP,
-    DXT, DY, DGATE, NORMED, PARTIAL, M, C, E, dg_m, eps, drop_1, drop_2, drop_rows, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
+    DXT, DY, DGATE, NORMED, PARTIAL, M, C, E, dg_m, eps, drop_1, drop_2, drop_rows,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward of `triangle_out_kernel` up to the weights, both products rebuilt.
@@ -140,60 +153,52 @@ def triangle_out_grad_kernel(
     and of the columns of DY and DGATE.
     """
     program = tl.program_id(0)
-    c, e = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_E)
-    c_in, e_in = c < C, e < E
+    rows = program * BLOCK_M + tl.arange(0, BLOCK_M)
+    k, e = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_E)
+    row_in, e_in = rows < M, e < E
+    row_start = rows.to(tl.int64)[:, None] * C
+    zn, _, _ = load_normalised(Z, GAMMA_Z, BETA_Z, rows, k, row_in, k < C, C, 1, C, eps)
+    xt_in = row_in[:, None] & e_in[None, :]
+    column_start = e.to(tl.int64)[None, :] * M
+    x = tl.load((XT + column_start) + rows[:, None], mask=xt_in, other=0.0).to(tl.float32)
+    mean = tl.sum(x, 1) / E
+    xhat = tl.where(xt_in, x - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(xhat * xhat, 1) / E + eps)
+    xhat *= rstd[:, None]
     gamma = tl.load(GAMMA_X + e, mask=e_in, other=0.0).to(tl.float32)
     beta = tl.load(BETA_X + e, mask=e_in, other=0.0).to(tl.float32)
-    dgamma = tl.zeros([BLOCK_E], tl.float32)
-    dbeta = tl.zeros([BLOCK_E], tl.float32)
-    sum_y = tl.zeros([BLOCK_C], tl.float32)
-    sum_gate = tl.zeros([BLOCK_C], tl.float32)
-    for tile in range(tiles_each):
-        rows = (tile * tl.num_programs(0) + program) * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_in = rows < M
-        inside = row_in[:, None] & c_in[None, :]
-        row_start = rows.to(tl.int64)[:, None] * C
-        dout = tl.load((DOUT + row_start) + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    xn = (xhat * gamma[None, :] + beta[None, :]).to(WZ.dtype.element_ty)
+    tl.store((NORMED + rows.to(tl.int64)[:, None] * E) + e[None, :], xn, mask=xt_in)
+    sums = PARTIAL + program.to(tl.int64) * (2 * E + 2 * C)
+    dxn = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for first in tl.static_range(0, BLOCK_C, BLOCK_N):
+        n = first + tl.arange(0, BLOCK_N)
+        n_in = n < C
+        inside = row_in[:, None] & n_in[None, :]
+        dout = tl.load((DOUT + row_start) + n[None, :], mask=inside, other=0.0).to(tl.float32)
         if HAS_DROP:
             at = drop_row(rows, drop_1, drop_2, drop_rows)
-            drop = tl.load(DROP + at[:, None] * C + c[None, :], mask=inside, other=0.0)
+            drop = tl.load(DROP + at[:, None] * C + n[None, :], mask=inside, other=0.0)
             dout *= drop.to(tl.float32)
-        zn, _, _ = load_normalised(Z, GAMMA_Z, BETA_Z, rows, c, row_in, c_in, C, 1, C, eps)
-        w = tl.load(WG + c[:, None] * C + c[None, :], mask=c_in[:, None] & c_in[None, :], other=0.0)
-        g = tl.dot(zn.to(w.dtype), tl.trans(w), input_precision=PRECISION)
-        open_ = tl.sigmoid(g + tl.load(BG + c, mask=c_in, other=0.0).to(tl.float32)[None, :])
-        xt_in = row_in[:, None] & e_in[None, :]
-        column_start = e.to(tl.int64)[None, :] * M
-        x = tl.load((XT + column_start) + rows[:, None], mask=xt_in, other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / E
-        xhat = tl.where(xt_in, x - mean[:, None], 0.0)
-        rstd = 1.0 / tl.sqrt(tl.sum(xhat * xhat, 1) / E + eps)
-        xhat *= rstd[:, None]
-        w = tl.load(WZ + c[:, None] * E + e[None, :], mask=c_in[:, None] & e_in[None, :], other=0.0)
-        xn = (xhat * gamma[None, :] + beta[None, :]).to(w.dtype)
-        tl.store((NORMED + rows.to(tl.int64)[:, None] * E) + e[None, :], xn, mask=xt_in)
+        gate = _gate(zn, WG, BG, n, k, C, PRECISION)
+        w = tl.load(WZ + n[:, None] * E + e[None, :], mask=n_in[:, None] & e_in[None, :], other=0.0)
         y = tl.dot(xn, tl.trans(w), input_precision=PRECISION)
-        y += tl.load(BZ + c, mask=c_in, other=0.0).to(tl.float32)[None, :]
-        dgate = (dout * y * open_ * (1.0 - open_)).to(DGATE.dtype.element_ty)
-        to = (DGATE + rows.to(tl.int64)[:, None] * dg_m) + c[None, :]
+        y += tl.load(BZ + n, mask=n_in, other=0.0).to(tl.float32)[None, :]
+        dgate = (dout * y * gate * (1.0 - gate)).to(DGATE.dtype.element_ty)
+        to = (DGATE + rows.to(tl.int64)[:, None] * dg_m) + n[None, :]
         tl.store(to, dgate, mask=inside)
-        dy = (dout * open_).to(w.dtype)
-        tl.store((DY + row_start) + c[None, :], dy, mask=inside)
-        sum_y += column_sum(dy, PRECISION)
-        sum_gate += column_sum(dgate, PRECISION)
-        dxn = tl.dot(dy, w, input_precision=PRECISION)
-        dgamma += tl.sum(dxn * xhat, 0)
-        dbeta += tl.sum(dxn, 0)
-        dxn *= gamma[None, :]
-        mean_g = tl.sum(dxn, 1) / E
-        mean_gx = tl.sum(dxn * xhat, 1) / E
-        dx = rstd[:, None] * (dxn - mean_g[:, None] - xhat * mean_gx[:, None])
-        tl.store((DXT + column_start) + rows[:, None], dx.to(DXT.dtype.element_ty), mask=xt_in)
-    to = PARTIAL + program.to(tl.int64) * (2 * E + 2 * C)
-    tl.store(to + e, dgamma, mask=e_in)
-    tl.store(to + E + e, dbeta, mask=e_in)
-    tl.store(to + 2 * E + c, sum_y, mask=c_in)
-    tl.store(to + 2 * E + C + c, sum_gate, mask=c_in)
+        dy = (dout * gate).to(w.dtype)
+        tl.store((DY + row_start) + n[None, :], dy, mask=inside)
+        tl.store(sums + 2 * E + n, column_sum(dy, PRECISION), mask=n_in)
+        tl.store(sums + 2 * E + C + n, column_sum(dgate, PRECISION), mask=n_in)
+        dxn = tl.dot(dy, w, dxn, input_precision=PRECISION)
+    tl.store(sums + e, tl.sum(dxn * xhat, 0), mask=e_in)
+    tl.store(sums + E + e, tl.sum(dxn, 0), mask=e_in)
+    dxn *= gamma[None, :]
+    mean_g = tl.sum(dxn, 1) / E
+    mean_gx = tl.sum(dxn * xhat, 1) / E
+    dx = rstd[:, None] * (dxn - mean_g[:, None] - xhat * mean_gx[:, None])
+    tl.store((DXT + column_start) + rows[:, None], dx.to(DXT.dtype.element_ty), mask=xt_in)
 
 
 @triton.jit

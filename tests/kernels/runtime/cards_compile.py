@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -17,6 +18,7 @@ from evofeed.kernels.ops.gated_attention import triton as gated
 from evofeed.kernels.ops.swiglu import triton as swiglu
 from evofeed.kernels.ops.triangle_multiplication import triton as triangle
 from evofeed.kernels.runtime.tiles import DEFAULTS, AttentionTiles
+from evofeed.kernels.runtime.tiles import tile as tile_of
 
 CARDS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_89": GPUTarget("cuda", 89, 32),
@@ -87,11 +89,13 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_C": 64, "PRECISION": "ieee"},
     )
     for name in ("triangle_in", "triangle_in_grad", "triangle_out", "triangle_out_grad"):
-        tile, out = DEFAULTS[name], "out" in name
-        sizes = {**wide, "BLOCK_M": tile.rows, "BLOCK_E": 128 if out else tile.columns}
-        sizes |= {"HAS_DROP": True} if out else {}
-        sizes |= {"HAS_RES": True} if name == "triangle_out" else {}
-        found[name] = (getattr(triangle, f"{name}_kernel"), tile, sizes)
+        for C in (128, 256):
+            chosen, out = tile_of(name, C, torch.bfloat16), "out" in name
+            sizes = {"BLOCK_C": C, "PRECISION": "ieee", "BLOCK_M": chosen.rows}
+            sizes |= {"BLOCK_E": C, "BLOCK_N": chosen.columns} if out else {}
+            sizes |= {"HAS_DROP": True} if out else {"BLOCK_E": chosen.columns}
+            sizes |= {"HAS_RES": True} if name == "triangle_out" else {}
+            found[f"{name}_{C}"] = (getattr(triangle, f"{name}_kernel"), chosen, sizes)
     tile = DEFAULTS["gated_output"]
     found["gated_output"] = (
         gated.gated_output_kernel, tile,

@@ -50,3 +50,22 @@ def test_triangle_multiplication_in_half_precision_and_batches(
         call(triangle_multiplication), call(reference.triangle_multiplication), [z, *weights],
         range(17),
     )  # fmt: skip
+
+
+def test_triangle_multiplication_of_256_channels_takes_output_channels_in_parts(
+    half: torch.dtype, device: str, three_way: Check
+) -> None:
+    z = torch.randn(1, 5, 5, 256, device=device).to(half)
+    weights = to(triangle_weights(256, 256), device, half)
+    drop = 2 * (torch.rand(1, 5, 256, device=device) > 0.5).to(half)
+    assert triangle_multiplication_fits(z, TriangleWeights(*weights))
+
+    def call(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda z, *weights: op(
+            z, TriangleWeights(*weights), outgoing=False, residual=True, drop_mask=drop.to(z.dtype)
+        )
+
+    three_way(
+        call(triangle_multiplication), call(reference.triangle_multiplication), [z, *weights],
+        range(17),
+    )  # fmt: skip
