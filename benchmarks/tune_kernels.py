@@ -27,7 +27,7 @@ from evofeed.kernels.ops.attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
 from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_backward
 from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
-from evofeed.kernels.ops.pair_bias.op import pair_bias_through
+from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
 from evofeed.kernels.ops.softmax.op import masked_softmax
 from evofeed.kernels.ops.transition.op import TransitionWeights
 from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
@@ -211,7 +211,7 @@ def op_cases() -> Iterator[Case]:
 def bias_and_softmax_cases() -> Iterator[Case]:
     def pair() -> Callable[[Any], Any]:
         z = rand(1, 256, 256, 128).requires_grad_()
-        bias, through = pair_bias_through(z, *norm(128), rand(8, 128))
+        bias, through = pair_bias_with_input(z, *norm(128), rand(8, 128))
         grads = torch.randn_like(bias), torch.randn_like(through)
         return lambda _: torch.autograd.grad((bias, through), z, grads, retain_graph=True)
 

@@ -31,6 +31,7 @@ __all__ = [
     "transition_of",
     "triangle_multiplication",
     "triangle_multiplication_of",
+    "weighted_average",
 ]
 
 _HOMES = {
@@ -59,6 +60,7 @@ _HOMES = {
     "transition_of": "swap.shards",
     "triangle_multiplication": "ops.triangle_multiplication.op",
     "triangle_multiplication_of": "swap.shards",
+    "weighted_average": "ops.weighted_average.op",
 }
 
 __getattr__ = names_from(__name__, _HOMES)

@@ -34,7 +34,7 @@ class Recordable(Fused):
 
 
 class _Recorded(Fused):
-    """Forward of a module with recordings: stands before the fused one."""
+    """Forward of a module with recordings: is called before the fused one."""
 
     recorded = True
 

@@ -14,6 +14,7 @@ from evofeed.kernels.ops.softmax.reference import masked_softmax
 from evofeed.kernels.ops.swiglu.reference import swiglu_transition
 from evofeed.kernels.ops.transition.reference import transition
 from evofeed.kernels.ops.triangle_multiplication.reference import triangle_multiplication
+from evofeed.kernels.ops.weighted_average.reference import weighted_average
 
 __all__ = [
     "biased_attention",
@@ -26,4 +27,5 @@ __all__ = [
     "swiglu_transition",
     "transition",
     "triangle_multiplication",
+    "weighted_average",
 ]

@@ -38,6 +38,7 @@ from benchmarks.kernels import (
     swiglu,
     transition,
     triangle_multiplication,
+    weighted_average,
 )
 
 SECTIONS = {
@@ -51,6 +52,7 @@ SECTIONS = {
     "global_attention": global_attention.section,
     "transition": transition.section,
     "swiglu": swiglu.section,
+    "weighted_average": weighted_average.section,
     "outer_product_mean": outer_product_mean.section,
     "pair_bias": pair_bias.section,
     "blocks": blocks.section,

@@ -95,7 +95,7 @@ class _Tables:
         self.partial = torch.zeros((len(rows), 2), device=device)
 
     def launch(self, kernel: Any, before: tuple[Any, ...], *after: Any, **options: bool) -> None:
-        """Runs a kernel over all chunks; the table stands between its arguments."""
+        """Runs a kernel over all chunks; the table is between its arguments."""
         for table, full in self._parts:
             kernel[(len(table),)](
                 *before, table, *after, **options, FULL=full, ALIGN=self.align, CHUNK=_CHUNK,

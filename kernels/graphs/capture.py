@@ -32,11 +32,11 @@ def record_graph(
         function: must not wait for the device.
 
     Raises:
-        RuntimeError: it cannot be recorded; random numbers go on as if it had not been tried.
+        RuntimeError: it cannot be recorded; the random generator is as if it had not been tried.
     """
     generator = torch.cuda.default_generators[device.index]
     state, graph = generator.clone_state(), torch.cuda.CUDAGraph()
-    # thread_local: a loader's thread goes on allocating meanwhile.
+    # thread_local: a loader's thread allocates meanwhile.
     how = {
         "pool": pool, "stream": recording_stream(device), "capture_error_mode": "thread_local",
     }  # fmt: skip
@@ -44,7 +44,7 @@ def record_graph(
         with torch.cuda.device(device), torch.cuda.graph(graph, **how):
             found = function()
     except RuntimeError:
-        # A recording cut short leaves a generator that believes it still goes on.
+        # A recording cut short leaves a generator in its capturing state.
         generator.graphsafe_set_state(state)
         raise
     return found, graph.replay

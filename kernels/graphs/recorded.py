@@ -163,7 +163,7 @@ class _State:
         ]
 
     def _changed(self) -> bool:
-        """Whether parameters lie elsewhere, or modules inside were exchanged or set otherwise."""
+        """Whether parameters are elsewhere, or modules inside were exchanged or set otherwise."""
         try:
             return _places(self._homes) != self._places or any(
                 home[name] is not inner() or home[name].training != training  # type: ignore[union-attr]

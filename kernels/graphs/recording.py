@@ -133,7 +133,7 @@ class Recording:
         """Gradients of the inputs and of the weights, in memory of their own."""
         if self._turn() is not turn:
             raise KernelError(
-                "a recorded module's backward pass was asked for again after another forward "
+                "a recorded module's backward pass was run again after another forward "
                 "pass: call to_fused(model) without cuda_graphs to keep graphs for longer"
             )
         copy_all(self._given, [g for g, wanted in zip(grads, self._wanted, strict=True) if wanted])

@@ -2,7 +2,7 @@
 """Where a kernel may run: Triton if it is installed, and on which tensors.
 
 `triton` and `tl` are imported from here, so that every module of this package
-imports on a machine without Triton; there `usable` says no and the callers
+imports on a machine without Triton; there `usable` is False and the callers
 take their PyTorch path. On a CPU the kernels run only under Triton's
 interpreter and only inside `interpreted()`: it is for tests, and slow.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class _Absent:
-    """Stands where a Triton name stood; a kernel is defined with it, never run."""
+    """Replaces a Triton name; a kernel is defined with it, never run."""
 
     def __getattr__(self, name: str) -> Any:
         return _Absent()

@@ -16,7 +16,7 @@ __all__ = [
     "lines_of",
     "load_drop",
     "no_sums",
-    "opened",
+    "sigmoid_exp2",
     "store_columns",
     "store_rows",
     "store_sums",
@@ -74,7 +74,7 @@ def vectors_of(COUNT: gl.constexpr, SIZE: gl.constexpr):
 
 @gluon.jit
 def _rows_at(PTR, first, M, stride, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """Where rows `first` and on of M lie, and which there are; within a tile 32 bits will do."""
+    """Where rows `first` and on of M are, and which exist; within a tile 32 bits are enough."""
     layout: gl.constexpr = lines_of(COLS, gl.num_warps())
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     c = gl.arange(0, COLS, gl.SliceLayout(0, layout))
@@ -84,7 +84,7 @@ def _rows_at(PTR, first, M, stride, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def _columns_at(PTR, first, M, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """Where columns `first` and on of a contiguous `[ROWS, M]` lie, and which there are."""
+    """Where columns `first` and on of a contiguous `[ROWS, M]` are, and which exist."""
     layout: gl.constexpr = lines_of(COLS, gl.num_warps())
     e = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     m = gl.arange(0, COLS, gl.SliceLayout(0, layout))
@@ -114,7 +114,7 @@ def load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, COLS: gl.constexpr, stri
 
 
 @gluon.jit
-def opened(x):
+def sigmoid_exp2(x):
     """1 / (1 + 2^x) of float32: a sigmoid whose argument comes times -log2(e)."""
     return gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x)], dtype=gl.float32, is_pure=True,

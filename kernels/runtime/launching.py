@@ -3,7 +3,7 @@
 At every launch Triton looks the compiled kernel up from all that it specialises on.
 Here numbers, types and compile-time arguments are the key, and a launch seen before is
 repeated as it was; the first time, Triton's own runs. Tensors go to the launcher as
-addresses: for a tensor object it would ask the driver for each. A caller who
+addresses: for each tensor object it would call the driver. A caller who
 keeps a `Launch`, for calls that differ in nothing but addresses, needs no key either.
 """
 

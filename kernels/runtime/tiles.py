@@ -114,7 +114,7 @@ def small_norm(rows: int, channels: int, *, casts: bool) -> bool:
     Its launches are cheaper, but its kernels take about 6 ns a row where ours take 1:
     forward and backward it takes 120 to 150 us of wall time below 2^14 rows, ours 200
     (H200, 128 and 384 channels). Where it needs `casts` of weight and bias first, it
-    takes 200 too, and 22 us of the GPU's time to our 15. The answer does not ask whether
+    takes 200 too, and 22 us of the GPU's time to our 15. The answer does not depend on whether
     a CUDA graph is being captured: what was not compiled while warming up must not be
     compiled then.
     """

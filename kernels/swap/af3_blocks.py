@@ -136,7 +136,7 @@ def _drawn(block: Any, z: Tensor) -> Iterator[Dropped]:
 
 
 def _promoted(z: Tensor) -> Tensor:
-    """z as Boltz goes on with it under autocast: its masks are float32, and so are the sums."""
+    """z as Boltz has it under autocast: its masks are float32, and so are the sums."""
     return z.float() if torch.is_autocast_enabled(z.device.type) else z
 
 

@@ -15,7 +15,7 @@ from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attent
 from evofeed.kernels.ops.outer_product_mean.op import (
     OuterWeights,
     outer_product_mean_fits,
-    outer_product_mean_through,
+    outer_product_mean_with_input,
 )
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.swap.forms import children, has, signature_trouble
@@ -27,7 +27,7 @@ from evofeed.kernels.swap.modules import (
     four_axes,
     global_attention,
     outer_weights,
-    row_attention_through,
+    row_attention_with_pairs,
     shaped,
     three_axes,
     transition_weights,
@@ -60,7 +60,7 @@ class FusedEvoformerBlock(Recordable):
         if self.opm_first:
             m, z = self._outer(m, z, msa_mask, outer)
             flat = four_axes(m)
-        update, z = row_attention_through(
+        update, z = row_attention_with_pairs(
             self.msa_att_row, flat, z, three_axes(msa_mask), residual=True,
             drop_mask=drop_mask(self.msa_dropout_layer, flat, flat.shape[2]),
         )  # fmt: skip
@@ -82,7 +82,7 @@ class FusedEvoformerBlock(Recordable):
     ) -> tuple[Tensor, Tensor]:
         module, rows = self.outer_product_mean, three_axes(mask)
         assert rows is not None
-        update, flat = outer_product_mean_through(
+        update, flat = outer_product_mean_with_input(
             four_axes(m), weights, rows, z=four_axes(z), eps=module.eps,
             norm_eps=module.layer_norm.eps,
         )  # fmt: skip

@@ -28,7 +28,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean,
     outer_product_mean_fits,
 )
-from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_through
+from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_with_input
 from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
 from evofeed.kernels.ops.triangle_multiplication.op import (
     TriangleWeights,
@@ -50,7 +50,7 @@ __all__ = [
     "outer_weights",
     "pair_layer",
     "row_attention",
-    "row_attention_through",
+    "row_attention_with_pairs",
     "transition_weights",
     "triangle_attention_trouble",
     "triangle_multiplication_trouble",
@@ -162,14 +162,14 @@ def row_attention(
     return biased_row_attention(module, m, bias, mask, **options)
 
 
-def row_attention_through(
+def row_attention_with_pairs(
     module: Any, m: Tensor, z: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """As `row_attention`, where it fits, and the z to go on with (see `pair_bias_through`)."""
-    bias, through = pair_bias_through(four_axes(z), *_bias_arguments(module))
+    """As `row_attention`, where it fits, and z for later ops (see `pair_bias_with_input`)."""
+    bias, pairs = pair_bias_with_input(four_axes(z), *_bias_arguments(module))
     update = biased_row_attention(module, m, bias, mask, **options)
     assert update is not None
-    return update, shaped(through, z)
+    return update, shaped(pairs, z)
 
 
 def _bias_scale(module: Any) -> float:

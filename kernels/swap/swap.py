@@ -17,7 +17,15 @@ from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
 from evofeed.kernels.fused_module import Fused, Recordable, fuse
-from evofeed.kernels.swap import af3_blocks, af3_modules, blocks, modules, pair_stacks
+from evofeed.kernels.swap import (
+    af3_attention,
+    af3_blocks,
+    af3_modules,
+    af3_stacks,
+    blocks,
+    modules,
+    pair_stacks,
+)
 from evofeed.kernels.swap.coverage import swapped_share
 
 __all__ = ["RULES", "Rule", "SwapReport", "to_fused", "to_torch"]
@@ -30,14 +38,16 @@ Rule = Callable[[nn.Module], "type[Fused] | str | None"]
 RULES: list[Rule] = [
     modules.rule,
     af3_modules.rule,
+    af3_attention.rule,
     af3_blocks.rule,
+    af3_stacks.rule,
     pair_stacks.rule,
     blocks.rule,
     lstm.rule,
     multihead_attention.rule,
     layer_norm.rule,
 ]
-"""Asked in this order; the first answer counts."""
+"""In this order; the first answer counts."""
 
 
 class SwapReport:

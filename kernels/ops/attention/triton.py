@@ -213,7 +213,7 @@ def backward_dkv_kernel(
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one key tile of one row and head; logits lie keys first, as dk and dv do.
+    """dk and dv of one key tile of one row and head; logits are keys first, as dk and dv are.
 
     A masked key only reaches its own dk and dv, which are set to 0 at the end.
     """

@@ -31,28 +31,20 @@ from evofeed.kernels.ops.attention.op import (
 )
 from evofeed.kernels.ops.gated_attention import reference
 from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
-from evofeed.kernels.ops.gated_attention.triton import (
-    gated_output_grad_kernel,
-    gated_output_kernel,
-)
+from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
     norm_rows,
     pack,
-    padded,
-    precision,
     project,
-    scaled,
     weight_grad,
     zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
@@ -149,7 +141,8 @@ class _GatedAttention(Operator, name="gated_attention"):
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
         drop = plan.drop(drop_mask, x)
-        result = _gated_output(attended, qkvg, g_bias, out_weight, o_bias, x, plan, drop)
+        gate = qkvg[:, 3 * width :]
+        result = gated_output(attended, gate, g_bias, out_weight, o_bias, x, drop, plan.residual)
         return [
             result, ready, packed_w, stats, qkvg, attended, lse, out_weight,
             *(masked or (None, None)),
@@ -199,9 +192,9 @@ class _GatedAttention(Operator, name="gated_attention"):
             of_weight = [weight_sums]
         else:
             of_weight = []
-            dwo, delta, out_sums = _output_grads(
-                dout, out_weight, attended, qkvg, g_bias, do, dpacked, plan, drop,
-                not residual_sums,
+            dwo, delta, out_sums = output_grads(
+                dout, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
+                dpacked[:, 3 * width :], drop, columns=plan.columns, sums=not residual_sums,
             )  # fmt: skip
         masked = None if term is None else MaskTerms(term, factor)
         dbias = run_backward(BackwardInputs(
@@ -279,74 +272,6 @@ def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dty
         H, C = pair.shape
         parts = [*parts, pair, pair.new_zeros(-H % 16, C)]
     return pack(parts, dtype)
-
-
-def _gated_output(
-    attended: Tensor, qkvg: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
-    plan: _Plan, drop: Drop,
-) -> Tensor:  # fmt: skip
-    C, K = weight.shape
-    if hopper.fits(x, K, weight.dtype):
-        gate = qkvg[:, 3 * K :]
-        return hopper.run_output(attended, gate, gate_bias, weight, bias, x, drop, plan.residual)
-    M = attended.numel() // K
-    out = torch.empty_like(x)
-    block = tile("gated_output", K, weight.dtype)
-    launch(
-        gated_output_kernel, (triton.cdiv(M, block.rows),),
-        (attended, qkvg[:, 3 * K :], gate_bias, weight, bias, drop.mask, x, out, M, K, C,
-         qkvg.stride(0), *drop.strides()),
-        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": min(padded(C), block.columns),
-         "HAS_DROP": drop.mask is not None, "HAS_RES": plan.residual,
-         "PRECISION": precision(weight.dtype), "num_warps": block.warps,
-         "num_stages": block.stages},
-    )  # fmt: skip
-    return out
-
-
-def _output_grads(
-    dout: Tensor, weight: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor,
-    dpacked: Tensor, plan: _Plan, drop: Drop, sums: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """Fills `do` and the gate's part of `dpacked`.
-
-    Returns the gradient of the output's weight, delta, and parts of the gradients of the
-    gate's bias and (with `sums`) of the output's.
-    """
-    gated = torch.empty_like(attended)
-    dy, *out_sums = scaled(dout, plan.dtype, drop) if sums else (dout,)
-    delta, gate_sums = _gated_output_grad(
-        torch.mm(dy, weight), attended, qkvg, gate_bias, do, dpacked, gated, plan
-    )
-    return weight_grad(dy, gated.view(-1, weight.shape[1])), delta, [gate_sums, *out_sums]
-
-
-def _gated_output_grad(
-    grad: Tensor, attended: Tensor, qkvg: Tensor, gate_bias: Tensor, do: Tensor, dpacked: Tensor,
-    gated: Tensor, plan: _Plan,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills `do`, the gate's part of `dpacked`, and `gated`.
-
-    Returns delta `[B * rows, H, N]` and parts of the gradient of the gate's bias.
-    """
-    B, R, N, H, D = attended.shape
-    M, K = B * R * N, H * D
-    rows, length = (N, R) if plan.columns else (R, N)
-    delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
-    to_i, to_j = (1, H * length) if plan.columns else (H * length, 1)
-    block = tile("gated_output_grad", K, plan.dtype)
-    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
-    programs = triton.cdiv(M, block.rows)
-    partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
-    launch(
-        gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
-        (grad, attended, qkvg[:, 3 * K :], gate_bias, do, dpacked[:, 3 * K :], gated, delta,
-         partial, M, K, qkvg.stride(0), dpacked.stride(0), rows * H * length, to_i, to_j, length,
-         R, N),
-        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "D": D, "HEADS": heads,
-         "num_warps": block.warps},
-    )  # fmt: skip
-    return delta, partial
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:

@@ -67,11 +67,11 @@ def gated_output_grad_kernel(
     o = tl.load(O_ + flat, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(GATE + rows64[:, None] * gs_m + k[None, :], mask=inside, other=0.0)
     shift = tl.load(GATE_BIAS + k, mask=k_in, other=0.0).to(tl.float32)
-    open_ = tl.sigmoid(gate.to(tl.float32) + shift[None, :])
-    do = (grad * open_).to(DO.dtype.element_ty)
+    sig = tl.sigmoid(gate.to(tl.float32) + shift[None, :])
+    do = (grad * sig).to(DO.dtype.element_ty)
     tl.store(DO + flat, do, mask=inside)
-    tl.store(GATED + flat, (open_ * o).to(GATED.dtype.element_ty), mask=inside)
-    dgate = grad * o * open_ * (1.0 - open_)
+    tl.store(GATED + flat, (sig * o).to(GATED.dtype.element_ty), mask=inside)
+    dgate = grad * o * sig * (1.0 - sig)
     tl.store(DGATE + rows64[:, None] * dg_m + k[None, :], dgate.to(DGATE.dtype.element_ty),
              mask=inside)  # fmt: skip
     tl.store(PARTIAL + tl.program_id(0).to(tl.int64) * K + k, tl.sum(dgate, 0), mask=k_in)

@@ -207,13 +207,13 @@ def gated_broadcast_grad_kernel(
         sum_out += dout.to(tl.float32)
         grad = tl.dot(dout, w, input_precision=PRECISION)
         gate = tl.load(GATE + row[:, None] * gate_stride + k[None, :], mask=rk_in, other=0.0)
-        open_ = tl.sigmoid(gate.to(tl.float32) + shift[None, :])
-        total += grad * open_
-        dgate = grad * o * open_ * (1.0 - open_)
+        sig = tl.sigmoid(gate.to(tl.float32) + shift[None, :])
+        total += grad * sig
+        dgate = grad * o * sig * (1.0 - sig)
         sum_gate += dgate
         tl.store(DGATE + row[:, None] * d_stride + k[None, :],
                  dgate.to(DGATE.dtype.element_ty), mask=rk_in)  # fmt: skip
-        tl.store(GATED + row[:, None] * K + k[None, :], (open_ * o).to(GATED.dtype.element_ty),
+        tl.store(GATED + row[:, None] * K + k[None, :], (sig * o).to(GATED.dtype.element_ty),
                  mask=rk_in)  # fmt: skip
     slab = (split * tl.num_programs(2) + b) * R * K
     tl.store(PARTIAL + slab + r[:, None] * K + k[None, :], total, mask=rk_in)

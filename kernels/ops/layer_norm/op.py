@@ -87,7 +87,7 @@ def _walk(choice: Tile, C: int, itemsize: int) -> dict[str, Any]:
     """What else the backward kernel is compiled for."""
     sizes = _sizes(choice, C)
     rows, threads = sizes["BLOCK_M"], 32 * choice.warps
-    # Threads lie along a row, 16 bytes each, and then along the rows.
+    # Threads are along a row, 16 bytes each, and then along the rows.
     ways = min(rows, max(1, threads * (16 // itemsize) // sizes["BLOCK_C"]))
     # Float32 does best with twice the columns and half the rows at a time, 64 numbers a thread.
     wide = itemsize == 4
@@ -280,7 +280,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     check_shape("layer_norm", "bias", bias, C)
     if x.numel() == 0 or not supported(x, weight, bias):
         check_one_device("layer_norm", x, weight, bias)
-        if weight.dtype is not x.dtype or bias.dtype is not x.dtype:  # asking costs less than `to`
+        if weight.dtype is not x.dtype or bias.dtype is not x.dtype:  # cheaper than `to`
             weight, bias = weight.to(x.dtype), bias.to(x.dtype)
         if torch.is_autocast_enabled(x.device.type):  # entering the context costs microseconds
             with torch.autocast(x.device.type, enabled=False):
@@ -290,7 +290,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`layer_norm` of what `supported` says yes to."""
+    """`layer_norm` of what is `supported`."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _LayerNorm.apply((eps,), x, weight, bias)
     return _normalised(x, weight, bias, eps, False)[0]

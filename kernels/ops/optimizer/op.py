@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-call"
 """Clipping, Adam, moving average and the 16-bit copy of the weights in one pass over memory.
 
-All weights lie in one flat buffer (as the trainer keeps them), so there is no
+All weights are in one flat buffer (as the trainer keeps them), so there is no
 table of pointers and nothing to copy to the device. Learning rate, number of
 updates and clip factor are scalars on the device: a step never waits for the
 GPU and can be captured in a CUDA graph. A gradient that is not finite changes

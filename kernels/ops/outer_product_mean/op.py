@@ -47,7 +47,7 @@ __all__ = [
     "outer_product_mean",
     "outer_product_mean_fits",
     "outer_product_mean_of_columns",
-    "outer_product_mean_through",
+    "outer_product_mean_with_input",
 ]
 
 KEPT_FROM = 1024  # sequences from which the outer product is kept: 134 MB, or 170 us of GEMM
@@ -296,7 +296,7 @@ def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
     return m.dim() == 4 and powers and sizes and m.dtype is not torch.float64 and usable(m)
 
 
-def outer_product_mean_through(
+def outer_product_mean_with_input(
     m: Tensor,
     weights: OuterWeights,
     mask: Tensor,

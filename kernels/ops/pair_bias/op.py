@@ -21,7 +21,7 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["heads_last", "pair_bias", "pair_bias_fits", "pair_bias_through"]
+__all__ = ["heads_last", "pair_bias", "pair_bias_fits", "pair_bias_with_input"]
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
@@ -113,7 +113,7 @@ def pair_bias_fits(z: Tensor, weight: Tensor) -> bool:
     return z.dim() == 4 and z.numel() > 0 and z.dtype is not torch.float64 and usable(z, weight)
 
 
-def pair_bias_through(
+def pair_bias_with_input(
     z: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,

@@ -85,9 +85,9 @@ def swiglu_grad_kernel(
     from_a = rows64 * (2 * N) + n[None, :]
     a = tl.load(AB + from_a, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(AB + from_a + N, mask=inside, other=0.0).to(tl.float32)
-    open_ = tl.sigmoid(a)
-    silu = a * open_
+    sig = tl.sigmoid(a)
+    silu = a * sig
     kind = DAB.dtype.element_ty
-    tl.store(DAB + from_a, (d * b * (open_ + silu * (1.0 - open_))).to(kind), mask=inside)
+    tl.store(DAB + from_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
     tl.store(DAB + from_a + N, (d * silu).to(kind), mask=inside)
     tl.store(HIDDEN + rows64 * N + n[None, :], (silu * b).to(kind), mask=inside)

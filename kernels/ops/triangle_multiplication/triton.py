@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """The two ends of a triangle multiplication; the product between them is a batched GEMM.
 
-a, b and the product lie channels first, `[C, M]`, so that the GEMM reads plain
+a, b and the product are channels first, `[C, M]`, so that the GEMM reads plain
 matrices and no transposing copy is ever made.
 
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
@@ -82,11 +82,11 @@ def triangle_in_grad_kernel(
         inside = row_in[:, None] & (e < E)[None, :]
         at = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
         dy = tl.load(at, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
-        open_ = tl.sigmoid(g)
+        sig = tl.sigmoid(g)
         to = (DP + rows.to(tl.int64)[:, None] * dp_m) + (half * 2 * E + e)[None, :]
-        dp = (dy * open_).to(DP.dtype.element_ty)
+        dp = (dy * sig).to(DP.dtype.element_ty)
         tl.store(to, dp, mask=inside)
-        dg = (dy * p * open_ * (1.0 - open_)).to(DP.dtype.element_ty)
+        dg = (dy * p * sig * (1.0 - sig)).to(DP.dtype.element_ty)
         tl.store(to + E, dg, mask=inside)
         sums = PARTIAL + tl.program_id(0).to(tl.int64) * 4 * E + half * 2 * E + e
         tl.store(sums, column_sum(dp, PRECISION), mask=e < E)

@@ -27,8 +27,9 @@ NAMES = [f"{path.parent.name} {path.stem}" for path in PATHS]
 EXACT = 1e-6  # large arrays are recorded in float32
 FLOAT32 = 5e-6
 OURS = re.compile(
-    r"Triangle(Attention|Multiplication)|Transition$|OuterProductMean|PairBlock|"
-    r"PairformerBlock|PairformerLayer|PairformerNoSeqLayer"
+    r"Triangle(Attention|Multiplication)|Transition$|OuterProductMean|PairBlock|PairFormerBlock|"
+    r"PairformerBlock|PairformerLayer|PairformerNoSeqLayer|PairWeightedAveraging|AttentionPairBias$|"
+    r"MSAModuleBlock|MSALayer"
 )
 """Classes of which every module is to be fused; `Transition` alone, not a conditioned one."""
 

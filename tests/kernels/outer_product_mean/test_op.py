@@ -14,7 +14,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
-    outer_product_mean_through,
+    outer_product_mean_with_input,
 )
 
 
@@ -44,5 +44,5 @@ def test_what_is_passed_on_brings_its_gradient_back(used: tuple[float, float], d
     mask = (torch.rand(1, 3, 5, device=device) > 0.2).float()
     check_passed_on(
         m, lambda m: outer_product_mean(m, w, mask),
-        lambda m: outer_product_mean_through(m, w, mask), used,
+        lambda m: outer_product_mean_with_input(m, w, mask), used,
     )  # fmt: skip

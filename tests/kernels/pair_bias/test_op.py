@@ -10,7 +10,7 @@ from tests.kernels.weights import Check, check_passed_on, norm, to
 from torch import Tensor
 
 from evofeed.kernels import reference
-from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_through
+from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_with_input
 
 
 @pytest.mark.parametrize("precise", [True, False])
@@ -28,4 +28,6 @@ def test_pair_bias(precise: bool, half: torch.dtype, device: str, three_way: Che
 def test_what_is_passed_on_brings_its_gradient_back(used: tuple[float, float], device: str) -> None:
     z = torch.randn(1, 5, 5, 32, device=device)
     bias = to([*norm(32), torch.randn(4, 32)], device, z.dtype)
-    check_passed_on(z, lambda z: pair_bias(z, *bias), lambda z: pair_bias_through(z, *bias), used)
+    check_passed_on(
+        z, lambda z: pair_bias(z, *bias), lambda z: pair_bias_with_input(z, *bias), used
+    )

@@ -49,7 +49,18 @@ def test_what_falls_back_is_passed_on_whole(op: str, monkeypatch: pytest.MonkeyP
 
 def _arguments(function: Any, op: str) -> dict[str, Any]:
     """A value for every parameter that is not its default."""
-    ranks = {"x": 4, "z": 4, "m": 4, "q": 5, "k": 5, "v": 5, "bias": 4, "mask": 3, "drop_mask": 3}
+    ranks = {
+        "x": 4,
+        "z": 4,
+        "m": 4,
+        "q": 5,
+        "k": 5,
+        "v": 5,
+        "bias": 4,
+        "mask": 3,
+        "drop_mask": 3,
+        "shares": 4,
+    }
     ranks |= {"weight": 2, "norm_weight": 1, "norm_bias": 1} | ({"x": 5} if op == "softmax" else {})
     values: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -58,6 +69,7 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
                 "gated_attention": "AttentionWeights", "global_attention": "AttentionWeights",
                 "transition": "TransitionWeights", "outer_product_mean": "OuterWeights",
                 "triangle_multiplication": "TriangleWeights", "swiglu": "SwigluWeights",
+                "weighted_average": "AverageWeights",
             }[op]  # fmt: skip
             cls: Any = getattr(importlib.import_module(f"evofeed.kernels.ops.{op}.op"), kind)
             values["weights"] = cls(*(torch.ones(2, 2) for _ in cls.__slots__))

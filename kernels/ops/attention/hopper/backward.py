@@ -4,7 +4,7 @@
 One kernel makes dq, dk and dv of a row and head from a single computation of the logits:
 a key block's dk and dv stay in registers while all queries pass by, dq gathers in shared
 memory. The log-sum-exp, delta and the mask are 16 more columns of the products: the tensor
-cores have time. The bias arrives with its keys first (`BIAS[..., k, q]`), as the logits lie,
+cores have time. The bias arrives with its keys first (`BIAS[..., k, q]`), as the logits are,
 and goes straight to registers.
 
 A program starts when its first tiles are there; the others arrive while it works. It writes
@@ -79,7 +79,7 @@ def backward_kernel(
     RESIDENT: gl.constexpr, PAD: gl.constexpr, WIDE: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk and dv of one row and head. Logits lie keys first, as dk and dv do."""
+    """dq, dk and dv of one row and head. Logits are keys first, as dk and dv are."""
     mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_Q, num_warps)
     k_mma: gl.constexpr = mma_layout(BLOCK_K, BLOCK_D, num_warps)
     q_mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_D, num_warps)

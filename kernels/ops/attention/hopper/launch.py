@@ -76,7 +76,7 @@ def _forward_bytes(N: int, D: int, tile: Tile) -> int:
 def _backward_bytes(N: int, D: int, tile: Tile, resident: bool = False) -> int:
     """With all keys and values in shared memory (`resident`), or two tiles of them.
 
-    The log-sum-exps and deltas lie where the gradient of the logits comes later.
+    The log-sum-exps and deltas are where the gradient of the logits comes later.
     """
     width, queries = padded(D), max(2, triton.cdiv(N, tile.rows)) * tile.rows
     keys = triton.cdiv(N, tile.columns) * tile.columns

@@ -2,7 +2,7 @@
 """What the attention kernels for Hopper share: layouts, copies to shared memory, the bias in pairs.
 
 A bias tile goes from memory to the registers that need it, 16 bytes at a time, while the
-tile before it is worked on. For that, positions lie in shared memory in another order: in
+tile before it is worked on. For that, positions are in shared memory in another order: in
 each 32 of them, the 8 that one thread holds of an accumulator's row follow each other in
 memory (`in_turn`). A pair of 16-bit numbers of the bias is one 32-bit number until it is used.
 
@@ -127,7 +127,7 @@ def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: g
 def put_in_turn(
     PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr
 ):
-    """`put` of rows that lie in the order of `in_turn`."""
+    """`put` of rows that are in the order of `in_turn`."""
     rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
     _put(PTR, x, first, rows, N, stride, D, WIDE)
 

@@ -16,7 +16,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     load_drop,
     mma_layout,
     no_sums,
-    opened,
+    sigmoid_exp2,
     store_rows,
     store_sums,
     tiles_of,
@@ -67,8 +67,8 @@ def gated_output_kernel(
         cp.commit_group()
         gate = gate_tiles.index(slot).load(lines).to(gl.float32)
         o_tile = o_tiles.index(slot)
-        open_ = opened(gate * -LOG2E + shift[None, :])
-        o_tile.store((o_tile.load(lines).to(gl.float32) * open_).to(dtype))
+        sig = sigmoid_exp2(gate * -LOG2E + shift[None, :])
+        o_tile.store((o_tile.load(lines).to(gl.float32) * sig).to(dtype))
         hopper.fence_async_shared()
         cp.wait_group(1)
         barrier()
@@ -153,13 +153,13 @@ def gated_output_grad_kernel(
         grad = hopper.warpgroup_mma(d_tile, w_tile, zeros, use_acc=False, is_async=True)
         o = o_tile.load(mma).to(gl.float32)
         gate = gate_tile.load(mma).to(gl.float32)
-        open_ = opened(gate * -LOG2E + shift.load(gl.SliceLayout(0, mma))[None, :])
-        gated = o * open_
+        sig = sigmoid_exp2(gate * -LOG2E + shift.load(gl.SliceLayout(0, mma))[None, :])
+        gated = o * sig
         grad = hopper.warpgroup_mma_wait(0, [grad])
-        do = (grad * open_).to(dtype)
+        do = (grad * sig).to(dtype)
         do_tile.store(do)
         o_tile.store(gated.to(dtype))
-        gate_tile.store((grad * gated * (1.0 - open_)).to(dtype))
+        gate_tile.store((grad * gated * (1.0 - sig)).to(dtype))
         hopper.fence_async_shared()
         barrier()
         dw_next = hopper.warpgroup_mma(d_tile.permute((1, 0)), o_tile, dw, is_async=True)

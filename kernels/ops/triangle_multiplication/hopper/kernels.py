@@ -19,7 +19,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     load_drop,
     mma_layout,
     no_sums,
-    opened,
+    sigmoid_exp2,
     store_columns,
     store_rows,
     store_sums,
@@ -72,12 +72,12 @@ def _load_stats(STATS, rows, M):
 
 
 @gluon.jit
-def _by_row(product, rstd, lean, vectors, first):
+def _by_row(product, rstd, centre, vectors, first):
     """The product of normalised rows, from that of rows as they are (`_fold_norm`)."""
     of_column: gl.constexpr = gl.SliceLayout(0, product.type.layout)
     shift = vectors.index(first).load(of_column)
     total = vectors.index(first + 1).load(of_column)
-    return product * rstd[:, None] + (lean[:, None] * total[None, :] + shift[None, :])
+    return product * rstd[:, None] + (centre[:, None] * total[None, :] + shift[None, :])
 
 
 @gluon.jit
@@ -134,7 +134,7 @@ def triangle_in_kernel(
         gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
         g, p = hopper.warpgroup_mma_wait(0, [g, p])
         p = (p + shift_p[:, None]) * mask[None, :]
-        ab_tile.store((p * opened(g + shift_g[:, None])).to(dtype))
+        ab_tile.store((p * sigmoid_exp2(g + shift_g[:, None])).to(dtype))
         barrier()
         store_columns(AB, ab_tile, first, M)
         slot = 1 - slot
@@ -178,7 +178,7 @@ def triangle_in_grad_kernel(
     for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
         rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-        rstd, lean = _load_stats(STATS, rows, M)
+        rstd, centre = _load_stats(STATS, rows, M)
         mask = gl.load(MASK + rows, mask=rows < M, other=0.0).to(gl.float32)
         cp.wait_group(0)
         barrier()
@@ -192,14 +192,14 @@ def triangle_in_grad_kernel(
         cp.commit_group()
         dy = dab_tiles.index(slot).permute((1, 0)).load(mma).to(gl.float32) * mask[:, None]
         g = hopper.warpgroup_mma_wait(1, [g])
-        open_ = opened(_by_row(g, rstd, lean, vectors, 2))
-        dp = dy * open_
+        sig = sigmoid_exp2(_by_row(g, rstd, centre, vectors, 2))
+        dp = dy * sig
         p, _ = hopper.warpgroup_mma_wait(0, [p, z])
-        p = _by_row(p, rstd, lean, vectors, 0)
+        p = _by_row(p, rstd, centre, vectors, 0)
         barrier()  # all have read dab
         dp_tile = dab_tiles.index(slot)._reinterpret(dtype, [BLOCK_M, BLOCK_E], dp_shared)
         dp_tile.store(dp.to(dtype))
-        dg_tile.store((dp * p * (1.0 - open_)).to(dtype))
+        dg_tile.store((dp * p * (1.0 - sig)).to(dtype))
         barrier()
         sum_p = add_columns(sum_p, store_rows(DP, dp_tile, first, M, dp_m))
         sum_g = add_columns(sum_g, store_rows(DP + E, dg_tile, first, M, dp_m))
@@ -237,7 +237,7 @@ def triangle_out_kernel(
     for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
         rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-        rstd_z, lean_z = _load_stats(STATS_Z, rows, M)
+        rstd_z, centre_z = _load_stats(STATS_Z, rows, M)
         if HAS_DROP:
             drop = load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, C, C)
         cp.wait_group(0)
@@ -258,12 +258,12 @@ def triangle_out_kernel(
         x_rows = first + gl.arange(0, BLOCK_M, of_x)
         gl.store(STATS_X + x_rows, mean, mask=x_rows < M)
         gl.store(STATS_X + M + x_rows, rstd, mask=x_rows < M)
-        lean = gl.convert_layout(-mean * rstd, gl.SliceLayout(1, mma))
+        centre = gl.convert_layout(-mean * rstd, gl.SliceLayout(1, mma))
         rstd = gl.convert_layout(rstd, gl.SliceLayout(1, mma))
         g, _ = hopper.warpgroup_mma_wait(1, [g, z])
-        open_ = opened(_by_row(g, rstd_z, lean_z, vectors, 2))
+        sig = sigmoid_exp2(_by_row(g, rstd_z, centre_z, vectors, 2))
         y, _ = hopper.warpgroup_mma_wait(0, [y, xs])
-        out = _by_row(y, rstd, lean, vectors, 0) * open_
+        out = _by_row(y, rstd, centre, vectors, 0) * sig
         if HAS_DROP:
             out *= drop.to(gl.float32)
         if HAS_RES:
@@ -319,9 +319,9 @@ def triangle_out_grad_kernel(
     for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
         rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-        rstd_z, lean_z = _load_stats(STATS_Z, rows, M)
+        rstd_z, centre_z = _load_stats(STATS_Z, rows, M)
         m = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, x_lines))
-        rstd, lean = _load_stats(STATS_X, m, M)
+        rstd, centre = _load_stats(STATS_X, m, M)
         cp.wait_group(0)
         hopper.fence_async_shared()
         barrier()
@@ -337,7 +337,7 @@ def triangle_out_grad_kernel(
         copy_rows(d_tiles.index(1 - slot), DOUT, after, M, C)
         cp.commit_group()
         x = x_tile.load(x_lines).to(gl.float32)
-        x_tile.store((x * rstd[None, :] + lean[None, :]).to(dtype))
+        x_tile.store((x * rstd[None, :] + centre[None, :]).to(dtype))
         hopper.fence_async_shared()
         barrier()
         y = hopper.warpgroup_mma(
@@ -347,11 +347,11 @@ def triangle_out_grad_kernel(
         if HAS_DROP:
             dy *= drop.to(gl.float32)
         g = hopper.warpgroup_mma_wait(1, [g])
-        open_ = opened(_by_row(g, rstd_z, lean_z, vectors, 2))
-        dy *= open_
+        sig = sigmoid_exp2(_by_row(g, rstd_z, centre_z, vectors, 2))
+        dy *= sig
         d_tile.store(dy.to(dtype))
         y = hopper.warpgroup_mma_wait(0, [y])
-        z_tile.store((dy * (1.0 - open_) * (y + vectors.index(0).load(of_c)[None, :])).to(dtype))
+        z_tile.store((dy * (1.0 - sig) * (y + vectors.index(0).load(of_c)[None, :])).to(dtype))
         dy = dy.to(dtype).to(gl.float32)
         mean_g = gl.sum(dy * vectors.index(1).load(of_c)[None, :], 1) / E
         mean_gx = gl.sum(dy * y, 1) / E

@@ -1,0 +1,98 @@
+"""The end of a gated attention: gate, output layer, dropout and residual, and their gradients.
+
+Letters: B batch, R and N the two position axes, M = B * R * N rows, C channels of the result,
+H heads, D head width, K = H * D.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
+from evofeed.kernels.ops.gated_attention.triton import (
+    gated_output_grad_kernel,
+    gated_output_kernel,
+)
+from evofeed.kernels.runtime.backend import triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import Drop, padded, precision, scaled, weight_grad
+from evofeed.kernels.runtime.tiles import tile
+
+__all__ = ["gated_output", "output_grads"]
+
+
+def gated_output(
+    attended: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,
+    drop: Drop, residual: bool,
+) -> Tensor:  # fmt: skip
+    """drop * ((sigmoid(gate + gate_bias) * attended) weight^T + bias), plus x if `residual`.
+
+    Args:
+        attended: `[B, R, N, H, D]`, contiguous.
+        gate: `[M, K]` view of rows that may be longer.
+        gate_bias, weight, bias: `[K]`, `[C, K]` and `[C]`.
+        x: `[B, R, N, C]`; the result has its shape and type.
+        drop: the dropout mask.
+        residual: whether x is added.
+    """
+    C, K = weight.shape
+    if hopper.fits(x, K, weight.dtype):
+        return hopper.run_output(attended, gate, gate_bias, weight, bias, x, drop, residual)
+    M = attended.numel() // K
+    out = torch.empty_like(x)
+    block = tile("gated_output", K, weight.dtype)
+    launch(
+        gated_output_kernel, (triton.cdiv(M, block.rows),),
+        (attended, gate, gate_bias, weight, bias, drop.mask, x, out, M, K, C, gate.stride(0),
+         *drop.strides()),
+        {"BLOCK_M": block.rows, "BLOCK_K": padded(K), "BLOCK_N": min(padded(C), block.columns),
+         "HAS_DROP": drop.mask is not None, "HAS_RES": residual,
+         "PRECISION": precision(weight.dtype), "num_warps": block.warps,
+         "num_stages": block.stages},
+    )  # fmt: skip
+    return out
+
+
+def output_grads(
+    dout: Tensor, weight: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor, do: Tensor,
+    dgate: Tensor, drop: Drop, *, columns: bool, sums: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """Fills `do`, like `attended`, and `dgate`, like `gate`, from dout `[M, C]`.
+
+    Returns the gradient of the output's weight, delta in the order that the attention kernels
+    read it (`columns`: axis R attends), and parts of the gradients of the gate's bias and (with
+    `sums`) of the output's.
+    """
+    gated = torch.empty_like(attended)
+    dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout,)
+    grad = torch.mm(dy, weight)
+    delta, gate_sums = _gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
+    return weight_grad(dy, gated.view(-1, weight.shape[1])), delta, [gate_sums, *out_sums]
+
+
+def _gate_grads(
+    grad: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor, do: Tensor, dgate: Tensor,
+    gated: Tensor, columns: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills `do`, `dgate` and `gated`.
+
+    Returns delta `[B * rows, H, N]` and parts of the gradient of the gate's bias.
+    """
+    B, R, N, H, D = attended.shape
+    M, K = B * R * N, H * D
+    rows, length = (N, R) if columns else (R, N)
+    delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=do.device)
+    to_i, to_j = (1, H * length) if columns else (H * length, 1)
+    block = tile("gated_output_grad", K, grad.dtype)
+    heads = max(1, min(triton.next_power_of_2(H), 128 // D))  # whole heads, 128 columns
+    programs = triton.cdiv(M, block.rows)
+    partial = torch.empty((programs, K), dtype=torch.float32, device=do.device)
+    launch(
+        gated_output_grad_kernel, (programs, triton.cdiv(K, heads * D)),
+        (grad, attended, gate, gate_bias, do, dgate, gated, delta, partial, M, K, gate.stride(0),
+         dgate.stride(0), rows * H * length, to_i, to_j, length, R, N),
+        {"BLOCK_M": block.rows, "BLOCK_K": heads * D, "D": D, "HEADS": heads,
+         "num_warps": block.warps},
+    )  # fmt: skip
+    return delta, partial

@@ -1,0 +1,1 @@
+"""Averages of an MSA's rows, weighted by the pairs."""
