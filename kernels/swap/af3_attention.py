@@ -186,8 +186,8 @@ class FusedProtenixPairBiasAttention(Recordable):
         """As the original's."""
         mha, sizes = self.attention, shared_bias(a.shape[:-2], z.shape[:-3])
         width = mha.linear_q.weight.shape[0] // mha.num_heads
-        windows = positional or options.get("n_queries") or options.get("n_keys")
-        changes = windows or options.get("inplace_safe", False)
+        other = ("n_queries", "n_keys", "inplace_safe", "enable_efficient_fusion")
+        changes = positional or any(options.get(name) for name in other)
         if changes or sizes is None or not _fits(a, width, z):
             return super().forward(a, s, z, *positional, **options)  # type: ignore[misc,no-any-return]
         a = self.layernorm_a(a, s) if self.has_s else self.layernorm_a(a)
@@ -266,7 +266,9 @@ def _protenix_trouble(module: Any) -> str | None:
     names = {"layernorm_a", "layernorm_z", "linear_nobias_z", "attention"}
     names |= {"linear_a_last"} if adaptive else set()
     trouble = children_trouble(module, names)
-    trouble = trouble or signature_trouble(module, "a", "s", "z", "n_queries", "n_keys")
+    known = ("a", "s", "z", "n_queries", "n_keys", "inplace_safe", "chunk_size")
+    later = signature_trouble(module, *known, "enable_efficient_fusion")
+    trouble = trouble or (later and signature_trouble(module, *known))
     mha = module.attention
     heads, channels = getattr(mha, "num_heads", None), mha.linear_q.weight.shape[-1]
     return (
