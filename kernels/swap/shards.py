@@ -19,7 +19,7 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean_fits,
     outer_product_mean_of_columns,
 )
-from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_through
+from evofeed.kernels.ops.pair_bias.op import pair_bias_fits, pair_bias_with_input
 from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.ops.triangle_multiplication.op import (
     Product,
@@ -56,8 +56,8 @@ def _swapped(module: Any) -> bool:
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """The bias `[*, H, I, J]` of an attention from any part of the pairs z `[*, I, J, C]`.
 
-    It is multiplied by the root of the head width, which saves a rounding. Also the z to go
-    on with (see `pair_bias_through`).
+    It is multiplied by the root of the head width, which saves a rounding. Also z for later
+    ops (see `pair_bias_with_input`).
     """
     if not _swapped(module):
         return None
@@ -69,10 +69,10 @@ def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
     flat = four_axes(z)
     if not pair_bias_fits(flat, weight):
         return None
-    bias, through = pair_bias_through(
+    bias, pairs = pair_bias_with_input(
         flat, norm.weight, norm.bias, weight, norm.eps, module.mha.c_hidden**0.5
     )
-    return bias.view(*z.shape[:-3], *bias.shape[1:]), shaped(through, z)
+    return bias.view(*z.shape[:-3], *bias.shape[1:]), shaped(pairs, z)
 
 
 def attention_of(
