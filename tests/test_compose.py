@@ -57,7 +57,9 @@ def test_what_a_service_waits_for_can_come_true(name: str) -> None:
             assert one_shot(SERVICES[other])
         else:
             assert wish["condition"] == "service_healthy"
-            assert SERVICES[other]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+            inherits = other in OURS and "serve" in our_command(SERVICES[other])
+            if not inherits or "healthcheck" in SERVICES[other]:
+                assert SERVICES[other]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
         assert "profiles" not in SERVICES[other], "it would not be started"
 
 
@@ -141,7 +143,12 @@ def test_commands_are_ones_our_command_line_takes() -> None:
 
 def test_ports_of_service_and_checks_agree() -> None:
     port = str(ServiceSettings.model_fields["port"].default)
-    assert SERVICES["service"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert "ports" not in SERVICES["service"], "what it says to nginx is for nginx only"
+    assert SERVICES["nginx"]["ports"] == [f"127.0.0.1:{port}:8080"]
+    nginx = (ROOT / "deploy" / "nginx.conf").read_text()
+    assert f"server service:{port};" in nginx and "listen 8080;" in nginx
+    accel = SERVICES["service"]["environment"]["EVOFEED_ACCEL"]
+    assert f"location {accel}/ {{" in nginx
     assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
     head = SERVICES["ray-head"]["command"]
     address = SERVICES["service"]["environment"]["EVOFEED_RAY_ADDRESS"]

@@ -14,7 +14,7 @@ from evofeed.service.audit import record
 from evofeed.service.body import Body
 from evofeed.service.clock import iso
 from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
-from evofeed.service.ranges import ARROW, cache_control, described, immutable_response
+from evofeed.service.ranges import ARROW, cache_control, described, immutable_response, matches
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.snapshot import ShardFile
 
@@ -104,4 +104,7 @@ def _by_nginx(request: Request, location: str, file: ShardFile) -> Response:
         "Cache-Control": cache_control(request),
         "X-Accel-Redirect": quote(f"{location.rstrip('/')}{file.path}"),
     }
+    if (known := request.headers.get("if-none-match")) and matches(known, headers["ETag"]):
+        del headers["X-Accel-Redirect"]
+        return Response(status_code=304, headers=headers)
     return Response(status_code=200, headers=headers, media_type=ARROW)
