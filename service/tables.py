@@ -168,6 +168,19 @@ class JobChain(Base):
     line: Mapped[int | None]
 
 
+class RunRow(Base):
+    """A training run's folder, and the dataset it is about."""
+
+    __tablename__ = "runs"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    folder: Mapped[str] = mapped_column(Text)
+    description: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float]
+    principal: Mapped[str] = mapped_column(String(128))
+
+
 class TokenRow(Base):
     """An API token; only the hash of its secret is kept."""
 

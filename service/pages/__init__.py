@@ -1,7 +1,17 @@
 """The pages: made on the server, whole without a script, which only enlivens them."""
 
-from evofeed.service.pages import actions, admin, chain, dataset, home, job, session, snapshots
+from evofeed.service.pages import (
+    actions,
+    admin,
+    chain,
+    dataset,
+    home,
+    job,
+    runs,
+    session,
+    snapshots,
+)
 
 ROUTERS = tuple(
-    each.router for each in (home, session, actions, admin, snapshots, dataset, chain, job)
+    each.router for each in (home, session, actions, admin, snapshots, dataset, chain, job, runs)
 )

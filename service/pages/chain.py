@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 import pyarrow.compute as pc
 from fastapi import Path, Request
 from pydantic import StringConstraints
 from starlette.responses import HTMLResponse, Response
 
 from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
-from evofeed.chain_numbers import ca_trace
-from evofeed.drawing.structure_view import chain_view
+from evofeed.chain_numbers import ca_trace, superposed
+from evofeed.drawing.structure_view import chain_view, pair_view
 from evofeed.features import ChainRecord
 from evofeed.service import chains
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
@@ -22,11 +23,13 @@ from evofeed.service.problems import Problem
 from evofeed.service.ranges import immutable_response
 from evofeed.service.routes.statistics import digest_of
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.runs import list_runs, read_prediction
 from evofeed.service.state import Service
 
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")
 ChainId = Annotated[str, Path(pattern=NAME_PATTERN, description="chain id; case matters")]
 Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN), Path(description="ref or digest")]
+_RUNS: Final = 8  # whose predictions are looked for
 _MAX_NBYTES: Final = 256 << 20  # of a chain that is unpacked for a page
 _FILES: Final[dict[str, tuple[str, Callable[[ChainRecord], str | bytes]]]] = {
     "fasta": ("text/plain", to_fasta),
@@ -66,6 +69,7 @@ def chain_page(
         identity=pictures.identity_histogram(record),
         scales=pictures.SCALES,
         structure=chain_view(ca_trace(record), "structure, CA atoms"),
+        predictions=_predictions(service, name, record),
         templates=pictures.template_rows(record),
         config=manifest.config,
         files=[kind for kind in _FILES if kind != "cif" or row["has_structure"]],
@@ -147,6 +151,26 @@ def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> Ch
             next="read it with evofeed.store.Dataset.open",
         )
     return service.catalog.record(name, digest, row["chain_id"])
+
+
+def _predictions(service: Service, name: str, record: ChainRecord) -> list[str]:
+    """The chain as runs of this dataset predict it, on the true one."""
+    panels: list[str] = []
+    true = ca_trace(record)
+    known = np.isfinite(true[:, 0])
+    for run, _ in list_runs(service.database, frozenset({name}), limit=_RUNS):
+        found = read_prediction(run.folder, record.chain_id)
+        if found is None:
+            continue
+        numbers, positions, confidence = found
+        kept = (numbers >= 1) & (numbers <= record.num_res)
+        kept[kept] &= known[numbers[kept] - 1]
+        if kept.sum() < 3:
+            continue
+        fixed = true[numbers[kept] - 1]
+        title = f"predicted by {run.name}, mean pLDDT {confidence.mean():.0f}"
+        panels.append(pair_view(superposed(positions[kept], fixed), fixed, title, len(panels) % 4))
+    return panels
 
 
 def _immutable(request: Request, tag: str, data: bytes, media: str) -> Response:

@@ -29,6 +29,7 @@ _PAGES: Final = jinja2.Environment(
 
 _NAV: Final = (  # path, name, scope that it needs
     ("/", "datasets", ""),
+    ("/ui/runs", "runs", "read"),
     ("/ui/webhooks", "webhooks", "jobs"),
     ("/ui/tokens", "tokens", "admin"),
     ("/ui/audit", "audit", "admin"),

@@ -62,6 +62,15 @@ def ca_trace(record: ChainRecord) -> np.ndarray:
     return np.where(known[:, None], record.all_atom_positions[:, ca].astype(float), np.nan)
 
 
+def superposed(moving: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """`[n, 3]` points turned and moved onto others, pair by pair, without a mirror (Kabsch)."""
+    centre, goal = moving.mean(axis=0), fixed.mean(axis=0)
+    u, _, vt = np.linalg.svd((moving - centre).T @ (fixed - goal))
+    mirror = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt)) or 1.0])
+    turned: np.ndarray = (moving - centre) @ u @ mirror @ vt + goal
+    return turned
+
+
 def runs(flags: np.ndarray) -> list[tuple[int, int]]:
     """First and last-plus-one index of every run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags.astype(bool), [False]])))

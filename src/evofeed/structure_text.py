@@ -10,7 +10,7 @@ import numpy as np
 
 from evofeed.residues import ATOM_TYPES, RESTYPE_3
 
-__all__ = ["Structure", "chain_name", "to_mmcif", "to_pdb"]
+__all__ = ["Structure", "ca_of_mmcif", "chain_name", "to_mmcif", "to_pdb"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,3 +139,30 @@ def to_mmcif(structure: Structure, chain: str = "A") -> str:
         )
     lines.append("#")
     return "\n".join(lines) + "\n"
+
+
+def ca_of_mmcif(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The CA atoms of a predicted structure: of one chain, a line an atom, as `to_mmcif` writes.
+
+    Returns:
+        Residue numbers from 1 `[n]`, positions `[n, 3]` in ångström, B column `[n]`.
+
+    Raises:
+        ValueError: there is none, or a line is no atom.
+    """
+    columns: dict[str, int] = {}
+    rows = []
+    wanted = ("label_seq_id", "Cartn_x", "Cartn_y", "Cartn_z", "B_iso_or_equiv")
+    for line in text.splitlines():
+        if line.startswith("_atom_site."):
+            columns[line.strip().removeprefix("_atom_site.")] = len(columns)
+        elif line.startswith("ATOM "):
+            cells = line.split()
+            if not {*wanted, "label_atom_id"} <= set(columns) or len(cells) != len(columns):
+                raise ValueError(f"no atom: {line[:80]!r}")
+            if cells[columns["label_atom_id"]] == "CA":
+                rows.append([float(cells[columns[name]]) for name in wanted])
+    found = np.array(rows, float).reshape(-1, 5)
+    if not len(found) or not np.isfinite(found).all():
+        raise ValueError("no CA atom")
+    return found[:, 0].astype(int), found[:, 1:4], found[:, 4]

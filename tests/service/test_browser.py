@@ -78,6 +78,7 @@ PAGES = [
     "/ui/datasets/demo/snapshots/main/chains/0004_A",
     "/ui/datasets/demo/snapshots/main/card",
     "/ui/datasets/demo/diff?before=main",
+    "/ui/runs",
     "/ui/tokens",
     "/ui/audit",
     "/ui/webhooks",

@@ -25,6 +25,8 @@ FORMS = [  # path, scope, fields
     (f"/ui/tokens/{'0' * 16}/revoke", "admin", {}),
     ("/ui/webhooks", "jobs", {"url": "https://hooks.example.org/x"}),
     (f"/ui/webhooks/{'0' * 16}/remove", "jobs", {}),
+    ("/ui/runs", "publish", {"name": "x", "dataset": "demo", "folder": "/nowhere"}),
+    ("/ui/runs/x/forget", "publish", {}),
 ]
 
 

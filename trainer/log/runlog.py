@@ -15,12 +15,11 @@ from typing import Any, TextIO
 
 from evofeed.errors import TrainerError
 from evofeed.files import write_atomic
+from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
 from evofeed.trainer.log.boards import Board
 from evofeed.trainer.log.clock import StepTimes
 
-RUN = "run.json"
-STEPS = "steps.jsonl"
-STRUCTURE = "structure.npz"
+__all__ = ["RUN", "STEPS", "STRUCTURE", "RunLog", "forget_steps", "read_steps", "without_nan"]
 
 
 class RunLog:
@@ -102,19 +101,9 @@ class RunLog:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run in order of steps; of a step done twice, the later one.
-
-    A line cut short by a crash is left out: its step was done again after the resume.
-    """
-    steps: dict[int, dict[str, Any]] = {}
+    """The lines of a run in order of steps; see `parse_steps`."""
     path = folder / STEPS
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        steps[entry["step"]] = entry
-    return [steps[step] for step in sorted(steps)]
+    return parse_steps(path.read_text()) if path.is_file() else []
 
 
 def forget_steps(folder: Path, first: int) -> None:

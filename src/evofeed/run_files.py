@@ -1,0 +1,25 @@
+"""What a training run leaves in its folder, for whoever reads it without the trainer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+RUN: Final = "run.json"
+STEPS: Final = "steps.jsonl"
+STRUCTURE: Final = "structure.npz"
+
+
+def parse_steps(text: str) -> list[dict[str, Any]]:
+    """The lines of `steps.jsonl` in order of steps; of a step done twice, the later one.
+
+    A line cut short by a crash is left out: its step was done again after the resume.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            steps[int(entry["step"])] = entry
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+    return [steps[step] for step in sorted(steps)]
