@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.loader.assembly.from_record import assembly_batch
+    from evofeed.loader.assembly_config import AssemblyConfig
     from evofeed.loader.batch import openfold_batch
     from evofeed.loader.config import LoaderConfig
     from evofeed.loader.feature_loader import FeatureLoader
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from evofeed.loader.transforms.structure import pseudo_beta
 
 __all__ = [
+    "AssemblyConfig",
     "FeatureLoader",
     "LoaderConfig",
+    "assembly_batch",
     "RunPlan",
     "openfold_batch",
     "plan_samples",
@@ -29,9 +33,11 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
+        "AssemblyConfig": "assembly_config",
         "FeatureLoader": "feature_loader",
         "LoaderConfig": "config",
         "RunPlan": "plan",
+        "assembly_batch": "assembly.from_record",
         "openfold_batch": "batch",
         "plan_samples": "plan",
         "pseudo_beta": "transforms.structure",

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop, use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.read_chain import Slab
 from evofeed.loader.unpack import unpack_chain
 
 __all__ = ["BatchMaker", "FilledSlot", "ReadyBatch", "can_fuse"]
@@ -44,7 +43,8 @@ class FilledSlot:
     """A sample whose bytes are in the arena."""
 
     sample: SamplePlan
-    slab: Slab
+    slab: Any
+    """A `Slab`, or an `AssemblySlab`."""
     offset: int
 
 
@@ -53,7 +53,7 @@ class ReadyBatch:
     """A batch, and the event after which its tensors hold what they should."""
 
     plan: BatchPlan
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
     event: torch.cuda.Event | None
     nbytes: int
     host_seconds: float
@@ -62,7 +62,7 @@ class ReadyBatch:
     started: torch.cuda.Event | None = None
     """When the device began with it; only of some."""
 
-    def hand_over(self) -> dict[str, Tensor]:
+    def hand_over(self) -> dict[str, Any]:
         """The tensors, safe to use on the caller's current stream."""
         if self.event is not None:
             stream = torch.cuda.current_stream(self.blocks[0].device)
@@ -111,17 +111,11 @@ class BatchMaker:
         self._made += 1
         with self._on_stream():
             started = self._mark(timing=True) if timed else None
-            tensors = empty_batch(
-                self._config,
-                num_res=self._config.crop_size or self._length(slots[0]),
-                batch_size=len(slots),
-                recycles=plan.recycles,
-                device=self._device,
-                zeroed=not self._fused,  # the kernels write the padding too
-            )
-            fill = self._fill_fused if self._fused else self._fill
-            for number, slot in enumerate(slots):
-                fill(tensors, number, plan.recycles, slot)
+            if self._config.assemblies is not None:
+                tensors, blocks = self._complexes(plan, slots)
+            else:
+                tensors = self._chains(plan, slots)
+                blocks = blocks_of(tensors)
             event = self._mark(timing=timed)
         if event is None:
             for slot in slots:
@@ -130,7 +124,58 @@ class BatchMaker:
             self._copied.append((event, [slot.offset for slot in slots]))
         nbytes = sum(slot.slab.stop - slot.slab.start for slot in slots)
         seconds = time.perf_counter() - begun
-        return ReadyBatch(plan, tensors, event, nbytes, seconds, blocks_of(tensors), started)
+        return ReadyBatch(plan, tensors, event, nbytes, seconds, blocks, started)
+
+    def _chains(self, plan: BatchPlan, slots: Sequence[FilledSlot]) -> dict[str, Tensor]:
+        tensors = empty_batch(
+            self._config,
+            num_res=self._config.crop_size or self._length(slots[0]),
+            batch_size=len(slots),
+            recycles=plan.recycles,
+            device=self._device,
+            zeroed=not self._fused,  # the kernels write the padding too
+        )
+        fill = self._fill_fused if self._fused else self._fill
+        for number, slot in enumerate(slots):
+            fill(tensors, number, plan.recycles, slot)
+        return tensors
+
+    def _complexes(
+        self, plan: BatchPlan, slots: Sequence[FilledSlot]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
+        from evofeed.loader.assembly.make import draw_templates, fill_assembly, unpack_assembly
+
+        config, rules, device = self._config, self._config.assemblies, self._device
+        assert rules is not None
+        batch = empty_assembly_batch(
+            config,
+            num_res=config.crop_size or self._length(slots[0]),
+            batch_size=len(slots),
+            recycles=plan.recycles,
+            device=device,
+        )
+        truths = []
+        for number, slot in enumerate(slots):
+            sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
+            assembly, kept = unpack_assembly(
+                slot.slab,
+                self._copy(slot),
+                rules,
+                resolution=float(catalog.resolution[sample.row]),
+                is_distillation=bool(catalog.is_distillation[sample.row]),
+            )
+            templates = draw_templates(config, rules, sample.key, assembly.num_templates)
+            draws = [RecycleDraws(config, sample.key, r, device) for r in range(plan.recycles)]
+            clamped = use_clamped_fape(config, sample.key)
+            truths.append(
+                fill_assembly(
+                    *(batch, number, assembly, kept, templates, draws, config, rules),
+                    use_clamped_fape=clamped,
+                )
+            )
+        whole = with_truth(batch, truths)
+        return whole, [*batch.values(), *whole.get("gt_features", {}).values()]
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:

@@ -14,7 +14,7 @@ from evofeed.loader.order import accept_probability, column, eligible_rows, whol
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMNS, shard_key
 
-__all__ = ["ChainCatalog", "ChainPlace"]
+__all__ = ["ChainCatalog", "ChainPlace", "Places"]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -32,19 +32,11 @@ class ChainPlace(NamedTuple):
     """L, N, K, T as the index has them; the bytes must agree."""
 
 
-class ChainCatalog:
-    """One dataset's chains that may be drawn."""
+class Places:
+    """Where the chains of an index are, by row."""
 
-    def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
-        self.index, self.number, self.uri = index, number, uri
-        self.rows = eligible_rows(index, config)
-        if config.shuffle_window:  # neighbours are those that are side by side in a shard
-            shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
-            self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
-        self.probability = accept_probability(index)[self.rows] if config.weighted else None
-        self.cost = column(index, "cost")
-        self.resolution = column(index, "resolution")
-        self.is_distillation = column(index, "is_distillation")
+    def __init__(self, index: pa.Table, number: int) -> None:
+        self.number = number
         # Held, and not looked up by name each time: that costs more than the rest of `place`.
         self._chain_id, self._shard = index["chain_id"], index["shard"]
         self._offset = column(index, "offset")
@@ -55,24 +47,10 @@ class ChainCatalog:
         starts = whole_column(index, "column_offsets").flatten().to_numpy(zero_copy_only=False)
         self._starts = np.asarray(starts).reshape(-1, len(COLUMNS) + 1)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def chain_ids(self) -> list[str]:
-        """Of the eligible chains."""
-        ids: list[str] = self._chain_id.take(self.rows).to_pylist()
-        return ids
-
     def sizes(self, row: int) -> tuple[int, int, int, int]:
         """L, N, K, T of the chain of an index row."""
         length, rows, deletions, templates = (int(size[row]) for size in self._sizes)
         return length, rows, deletions, templates
-
-    def largest(self) -> int:
-        """Row of the eligible chain with the most bytes, packed and unpacked."""
-        length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
-        unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
-        return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
 
     def place(self, row: int) -> ChainPlace:
         """Where the chain of an index row is."""
@@ -84,6 +62,36 @@ class ChainCatalog:
             starts=tuple(self._starts[row].tolist()),
             sizes=self.sizes(row),
         )
+
+
+class ChainCatalog(Places):
+    """One dataset's chains that may be drawn."""
+
+    def __init__(self, index: pa.Table, number: int, config: LoaderConfig, uri: str = "") -> None:
+        super().__init__(index, number)
+        self.index, self.uri = index, uri
+        self.rows = eligible_rows(index, config)
+        if config.shuffle_window:  # neighbours are those that are side by side in a shard
+            shard = whole_column(index, "shard").indices.to_numpy()[self.rows]
+            self.rows = self.rows[np.lexsort((column(index, "offset")[self.rows], shard))]
+        self.probability = accept_probability(index)[self.rows] if config.weighted else None
+        self.cost = column(index, "cost")
+        self.resolution = column(index, "resolution")
+        self.is_distillation = column(index, "is_distillation")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chain_ids(self) -> list[str]:
+        """Of the eligible chains."""
+        ids: list[str] = self._chain_id.take(self.rows).to_pylist()
+        return ids
+
+    def largest(self) -> int:
+        """Row of the eligible chain with the most bytes, packed and unpacked."""
+        length, rows, _, templates = (size[self.rows].astype(np.int64) for size in self._sizes)
+        unpacked = length * (rows + 485 * (1 + templates))  # what `slot_nbytes` counts, nearly
+        return int(self.rows[np.argmax(column(self.index, "nbytes")[self.rows] + unpacked)])
 
 
 def open_catalogs(

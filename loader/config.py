@@ -9,9 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.loader.assembly_config import AssemblyConfig
+
 __all__ = ["PRESETS", "LoaderConfig"]
 
-PRESETS = ("initial_training", "finetuning", "prediction")
+PRESETS = ("initial_training", "finetuning", "prediction", "multimer")
 """Class methods of `LoaderConfig` that make AF2's configurations."""
 
 
@@ -53,6 +55,9 @@ class LoaderConfig:
     """Make the ground-truth structure features."""
     crop_first: bool = False
     """Cluster only the cropped residues: faster, and not AF2's features."""
+
+    assemblies: AssemblyConfig | None = None
+    """Make AlphaFold-Multimer's features, of complexes and of single chains; None: AlphaFold2's."""
 
     batch_size: int = 1
     """Samples in one batch of one rank."""
@@ -148,6 +153,28 @@ class LoaderConfig:
         return cls(**{**sizes, **changes})
 
     @classmethod
+    def multimer(cls, **changes: Any) -> LoaderConfig:
+        """AlphaFold-Multimer v3's training: crop 640, 508 clusters, 2,048 extra rows."""
+        sizes: dict[str, Any] = {
+            "crop_size": 640,
+            "max_msa_clusters": 508,
+            "max_extra_msa": 2048,
+            "clamp_prob": 1.0,
+            "assemblies": AssemblyConfig(),
+        }
+        return cls.initial_training(**{**sizes, **changes})
+
+    @classmethod
+    def multimer_prediction(cls, **changes: Any) -> LoaderConfig:
+        """Whole complexes, as AlphaFold-Multimer v3 predicts them."""
+        sizes: dict[str, Any] = {
+            "max_msa_clusters": 508,
+            "max_extra_msa": 2048,
+            "assemblies": AssemblyConfig(),
+        }
+        return cls.prediction(**{**sizes, **changes})
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> LoaderConfig:
         """The preset of that name; `initial-training` means `initial_training`.
 
@@ -172,4 +199,6 @@ class LoaderConfig:
         fields = dataclasses.asdict(self)
         for name in ("batch_size", "global_batch_size", "max_bad_chains"):
             del fields[name]
+        if self.assemblies is None:  # as it was before there were any
+            del fields["assemblies"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

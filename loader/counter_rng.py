@@ -43,6 +43,10 @@ class Purpose(enum.IntEnum):
     SUBSTITUTE = 16
     BALANCE = 17
     WINDOWS = 18
+    SPATIAL_CROP = 19
+    INTERFACE = 20
+    CHAIN_ORDER = 21
+    CHAIN_CROP = 22
 
 
 def _mix_word(z: int) -> int:

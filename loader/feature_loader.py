@@ -16,14 +16,14 @@ from torch import Tensor
 from evofeed.errors import CannotResume, LoaderError
 from evofeed.loader.arena import Arena, prefault
 from evofeed.loader.batch_maker import BatchMaker, ReadyBatch, can_fuse
-from evofeed.loader.catalog import open_catalogs
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.feeder import Feeder
+from evofeed.loader.mixture import Source, dataset_of, open_mixture, snapshot_of
 from evofeed.loader.plan import BatchPlan, Planner
-from evofeed.loader.read_chain import slot_nbytes
 from evofeed.loader.reader_pool import ProcessReaders, Readers, ThreadReaders
+from evofeed.loader.sample_reading import sample_nbytes
 from evofeed.loader.stats import Stats
-from evofeed.store import Dataset
+from evofeed.store import Assemblies, Dataset
 
 __all__ = ["FeatureLoader"]
 
@@ -63,7 +63,8 @@ class FeatureLoader:
     alone: not on ranks, threads, restarts or the device.
 
     Args:
-        dataset: an opened dataset, or several with their shares of the mixture.
+        dataset: an opened dataset, or its `assemblies`, or several with their shares of the
+            mixture. With `config.assemblies` single chains are complexes of one.
         config: sizes and sampling rules.
         rank: of this process.
         world_size: processes that load together.
@@ -86,7 +87,7 @@ class FeatureLoader:
 
     def __init__(
         self,
-        dataset: Dataset | Sequence[tuple[Dataset, float]],
+        dataset: Source | Sequence[tuple[Source, float]],
         config: LoaderConfig,
         *,
         rank: int = 0,
@@ -105,10 +106,12 @@ class FeatureLoader:
             raise ValueError(f"reader must be 'process' or 'thread', not {reader!r}")
         if min(prefetch, num_threads, ready) < 1:
             raise ValueError("prefetch, num_threads and ready must be at least 1")
-        mixture = [(dataset, 1.0)] if isinstance(dataset, Dataset) else list(dataset)
+        lone = isinstance(dataset, Dataset | Assemblies)
+        mixture: list[tuple[Source, float]] = [(dataset, 1.0)] if lone else list(dataset)  # type: ignore[arg-type, list-item]
         self.config, self.seed = config, seed
-        self._datasets = [one for one, _ in mixture]
-        self._catalogs = open_catalogs(mixture, config)
+        self._datasets = [dataset_of(one) for one, _ in mixture]
+        self._snapshots = [snapshot_of(one) for one, _ in mixture]
+        self._catalogs = open_mixture(mixture, config)
         weights = [float(weight) for _, weight in mixture]
         if not (0 < sum(weights) < math.inf and min(weights) >= 0):
             raise ValueError(f"shares of datasets must be 0 or more, and not all 0: {weights}")
@@ -118,7 +121,7 @@ class FeatureLoader:
         self.device = _device(device)
         self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
-        self._fused = fused and can_fuse(self.device)
+        self._fused = fused and can_fuse(self.device) and config.assemblies is None
         self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
         self._epoch, self._consumed = 0, 0
         self._ahead: set[int] = set()
@@ -129,9 +132,9 @@ class FeatureLoader:
         self._pid = 0
 
     def _wanted_nbytes(self) -> int:
-        templates = self.config.max_templates > 0
         largest = max(
-            slot_nbytes(catalog.place(catalog.largest()), templates) for catalog in self._catalogs
+            sample_nbytes(catalog.place(catalog.largest()), self.config)
+            for catalog in self._catalogs
         )
         least, most = _ARENA_NBYTES
         batch = (self.config.batch_size + 1) * largest  # room for any, wherever the ring begins
@@ -229,7 +232,7 @@ class FeatureLoader:
             **ahead,
             **shares,
             "version": _STATE_VERSION,
-            "snapshots": [dataset.digest for dataset in self._datasets],
+            "snapshots": self._snapshots,
             "config": self.config.digest,
             "seed": self.seed,
             "global_batch_size": self.planner.step_size,

@@ -15,16 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from evofeed.errors import AccessDenied, ChainRefused, EvofeedError, LoaderError, StoreError
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainPlace
 from evofeed.loader.plan import BatchPlan, Planner, SamplePlan
-from evofeed.loader.read_chain import ReadRequest, Slab, slot_nbytes
+from evofeed.loader.read_chain import ReadRequest
 from evofeed.loader.reader_pool import Readers
 from evofeed.loader.ready_queue import ReadyQueue
+from evofeed.loader.sample_reading import sample_nbytes, task_of
 from evofeed.loader.stats import Stats
 
 __all__ = ["Feeder"]
@@ -53,7 +54,7 @@ class _Sample:
     refusals: int = 0
     """Failures while the storage answered for another chain, or denied us access."""
     offset: int | None = None
-    slab: Slab | None = None
+    slab: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -203,7 +204,8 @@ class Feeder(threading.Thread):
         """Give the sample a slot and ask for it; False if there is no room."""
         plan = sample.plan
         place = self._planner.catalogs[plan.dataset].place(plan.row)
-        nbytes = slot_nbytes(place, self._templates) + self._maker.words_nbytes
+        config = self._planner.config
+        nbytes = sample_nbytes(place, config) + self._maker.words_nbytes
         try:
             offset = self._arena.allocate(nbytes)
         except ValueError as error:
@@ -213,7 +215,10 @@ class Feeder(threading.Thread):
         sample.offset, sample.requested = offset, time.perf_counter()
         self._submit(
             sample,
-            ReadRequest(self._number, place, self._structure, self._templates, offset, nbytes),
+            ReadRequest(
+                *(self._number, place, self._structure, self._templates, offset, nbytes),
+                task=task_of(config, plan.key),
+            ),
         )
         return True
 
@@ -233,10 +238,10 @@ class Feeder(threading.Thread):
             request = sample.request._replace(number=self._number, probe=probe)
             self._submit(sample, request)
 
-    def _answered(self, number: int, answer: Slab | EvofeedError) -> None:
+    def _answered(self, number: int, answer: Any) -> None:
         sample = self._requested.pop(number)
         assert sample.request is not None
-        if isinstance(answer, Slab):
+        if not isinstance(answer, EvofeedError):
             sample.slab = answer
             self._last_success = time.perf_counter()
             self._probes[sample.plan.dataset] = sample.request.place

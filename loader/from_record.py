@@ -15,7 +15,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import MsaDraws, RecycleDraws
 from evofeed.loader.transforms.crop import Crop
 
-__all__ = ["record_batch", "sample_batch"]
+__all__ = ["chain_tensors", "record_batch", "sample_batch"]
 
 _CPU = torch.device("cpu")
 
@@ -53,14 +53,17 @@ def sample_batch(
         crop: residues and templates to keep.
         draws: the decisions about the MSA, one for each recycle (R).
     """
-    chain = _chain(record, crop.templates, supervised=config.supervised)
+    chain = chain_tensors(record, crop.templates, supervised=config.supervised)
     num_res = config.crop_size or record.num_res
     batch = empty_batch(config, num_res=num_res, batch_size=1, recycles=len(draws), device=_CPU)
     fill_sample(batch, 0, chain, crop, draws, config, use_clamped_fape=1.0)
     return batch
 
 
-def _chain(record: ChainRecord, templates: tuple[int, ...], *, supervised: bool) -> ChainTensors:
+def chain_tensors(
+    record: ChainRecord, templates: tuple[int, ...], *, supervised: bool
+) -> ChainTensors:
+    """A record as tensors on the CPU, with these of its templates."""
     chosen = list(templates)
     positions, mask = record.all_atom_positions, record.all_atom_mask
     known = supervised and positions is not None and mask is not None

@@ -9,7 +9,7 @@ processes and imports no torch.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from evofeed.errors import AccessDenied, ChainRefused, ShardCorrupt, StoreError
 from evofeed.loader.catalog import ChainPlace
@@ -49,20 +49,26 @@ TEMPLATES: Final = (
     "template_all_atom_positions",
 )
 _END: Final = COLUMNS.index("msa_source")
+_SPECIES_END: Final = COLUMNS.index("msa_species") + 1
 _NO_TEMPLATES_END: Final = COLUMNS.index("template_aatype")
 
 
 class ReadRequest(NamedTuple):
-    """One chain to read into one slot."""
+    """One chain, or complex, to read into one slot."""
 
     number: int
-    place: ChainPlace
+    place: Any
+    """A `ChainPlace`; with a `task`, an `AssemblyPlace`."""
     structure: bool
     templates: bool
     offset: int
     nbytes: int
-    probe: ChainPlace | None = None
+    probe: Any = None
     """A chain of the same dataset that could be read: in an outage it cannot be read either."""
+    species: bool = False
+    """Read what names the species of its rows, too."""
+    task: Any = None
+    """What is to be decided about a complex, an `AssemblyTask`; None for a chain."""
 
 
 class Part(NamedTuple):
@@ -87,15 +93,17 @@ class Slab(NamedTuple):
     """What reading and checking took."""
 
 
-def span_of(place: ChainPlace, templates: bool) -> tuple[int, int]:
+def span_of(place: ChainPlace, templates: bool, species: bool = False) -> tuple[int, int]:
     """First byte and end, within the chain's bytes, of what a sample needs."""
+    if species:
+        return place.starts[0], place.starts[_SPECIES_END]
     end = _END if templates and place.sizes[3] else _NO_TEMPLATES_END
     return place.starts[0], place.starts[end]
 
 
-def slot_nbytes(place: ChainPlace, templates: bool) -> int:
+def slot_nbytes(place: ChainPlace, templates: bool, species: bool = False) -> int:
     """Bytes a slot for the chain must have, decompressed columns included."""
-    start, stop = span_of(place, templates)
+    start, stop = span_of(place, templates, species)
     length, rows, deletions, num_templates = place.sizes
     decoded = length * (1 + 4 + 88 + rows) + 12 * deletions + 8 * rows
     decoded += 485 * length * (1 + num_templates * int(templates))
@@ -128,7 +136,7 @@ def read_chain(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
 def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab:
     place = request.place
-    start, stop = span_of(place, request.templates)
+    start, stop = span_of(place, request.templates, request.species)
     where = Place(place.chain_id, f"{storage.uri}/{place.key}")
     try:
         storage.read_into(place.key, place.offset + start, slot[: stop - start])
@@ -140,7 +148,7 @@ def _read_once(storage: Storage, request: ReadRequest, slot: memoryview) -> Slab
 
 
 def _slab(request: ReadRequest, slot: memoryview, where: Place) -> Slab:
-    start, stop = span_of(request.place, request.templates)
+    start, stop = span_of(request.place, request.templates, request.species)
     starts = request.place.starts
     columns: dict[str, PackedColumn] = {}
     for number, name in enumerate(COLUMNS):

@@ -23,15 +23,17 @@ from typing import Any, Final
 
 from evofeed.errors import EvofeedError, LoaderError
 from evofeed.loader.arena import Pulse
-from evofeed.loader.read_chain import ReadRequest, Slab, read_chain
+from evofeed.loader.read_chain import ReadRequest
+from evofeed.loader.sample_reading import read_sample
 from evofeed.store.inner import Storage
 
 BEAT_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 0.005
 """So long may a request wait behind another before one more thread helps."""
 
-Result = tuple[int, Slab | EvofeedError]
-"""A request's number, and what its slot holds or why it could not be filled."""
+Result = tuple[int, Any]
+"""A request's number, and what its slot holds, a `Slab` or an `AssemblySlab`, or why it could not
+be filled, an `EvofeedError`."""
 
 
 def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadRequest) -> Result:
@@ -39,7 +41,7 @@ def read_request(storages: Sequence[Storage], memory: memoryview, request: ReadR
     slot = memory[request.offset : request.offset + request.nbytes]
     begun = time.perf_counter()
     try:
-        slab = read_chain(storages[request.place.dataset], request, slot)
+        slab = read_sample(storages[request.place.dataset], request, slot)
         return request.number, slab._replace(seconds=time.perf_counter() - begun)
     except EvofeedError as error:
         return request.number, error

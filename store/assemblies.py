@@ -246,7 +246,7 @@ class Assemblies:
     """The complexes of a snapshot: a table of them, and how to read one."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         files = dataset.manifest.assemblies
         folder = f"snapshots/{dataset.digest}"
         if files is None:
@@ -293,7 +293,7 @@ class Assemblies:
         try:
             return AssemblyRecord(
                 assembly_id=assembly_id,
-                chains=tuple(self._dataset[chain] for chain in row["chain_ids"]),
+                chains=tuple(self.dataset[chain] for chain in row["chain_ids"]),
                 pairing=tuple(self._member(n) if n else None for n in row["pairing_ids"]),
                 copies=tuple(copies),
                 all_atom_positions=whole.all_atom_positions,
@@ -306,7 +306,7 @@ class Assemblies:
                 dropped=tuple(row["dropped"]),
             ).validate()
         except FeatureError as error:
-            raise ShardCorrupt(error.message, path=self._dataset.uri, item=assembly_id) from None
+            raise ShardCorrupt(error.message, path=self.dataset.uri, item=assembly_id) from None
 
     def _member(self, name: str) -> ChainRecord:
         row = self.members.row(name)

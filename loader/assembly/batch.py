@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,7 @@ from evofeed.features import ASSEMBLY_BATCH, SUPERVISED
 from evofeed.loader.batch import put
 from evofeed.loader.config import LoaderConfig
 
-__all__ = ["empty_assembly_batch", "put_assembly"]
+__all__ = ["empty_assembly_batch", "put_assembly", "with_truth"]
 
 
 def empty_assembly_batch(
@@ -46,3 +49,23 @@ def empty_assembly_batch(
 
 
 put_assembly = put
+
+
+def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    """The batch and, in `gt_features`, each sample's whole truth, padded to the longest."""
+    if not all(truths):
+        return dict(batch)
+    longest = max(len(truth["aatype"]) for truth in truths)
+    padded = {
+        name: torch.stack(
+            [_padded(truth[name], longest) for truth in truths]  # zeros, as everywhere
+        )
+        for name in truths[0]
+    }
+    return {**batch, "gt_features": padded}
+
+
+def _padded(value: Tensor, length: int) -> Tensor:
+    if len(value) == length:
+        return value
+    return torch.cat([value, value.new_zeros(length - len(value), *value.shape[1:])])

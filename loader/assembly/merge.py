@@ -18,7 +18,7 @@ from evofeed.loader.features import ChainTensors
 from evofeed.residues import GAP
 from evofeed.shapes import Bool, Float, Integer, Shaped
 
-__all__ = ["AssemblyTensors", "Entity", "merge_entities"]
+__all__ = ["AssemblyTensors", "DeviceRows", "Entity", "merge_entities", "rows_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,20 @@ class Entity:
     chain: ChainTensors
     pairing: ChainTensors | None
     copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """A `RowPlan` on a device, and the number of chain, entity and copy of every residue."""
+
+    paired: Integer[Tensor, "R entities"]
+    unpaired: tuple[Integer[Tensor, " _"], ...]
+    ids: Integer[Tensor, "3 L"]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the merged MSA, without padding."""
+        return len(self.paired) + sum(len(rows) for rows in self.unpaired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,7 @@ class AssemblyTensors:
 
 def merge_entities(
     entities: Sequence[Entity],
-    plan: RowPlan,
+    plan: RowPlan | DeviceRows,
     positions: Float[Tensor, "L 37 3"] | None,
     mask: Float[Tensor, "L 37"] | None,
     config: AssemblyConfig,
@@ -84,16 +98,13 @@ def merge_entities(
         config: rows and templates.
     """
     chains = [entity.chain for entity in entities for _ in range(entity.copies)]
-    device = chains[0].aatype.device
+    if isinstance(plan, RowPlan):
+        plan = rows_on(plan, entities)
     if config.shared_coordinates and positions is not None and mask is not None:
         positions, mask = (_first_copies(entities, value) for value in (positions, mask))
     msa, deletions, block = _merged_rows(entities, plan, config.min_rows)
     templates = _merged_templates(entities, config.max_templates)
-    copies = [(number, copy) for number, e in enumerate(entities, 1) for copy in range(e.copies)]
-    ids = torch.tensor([(n, e, c + 1) for n, (e, c) in enumerate(copies, 1)], device=device)
-    lengths = torch.tensor([chain.num_res for chain in chains], device=device)
-    total = sum(chain.num_res for chain in chains)
-    asym, entity, sym = ids.repeat_interleave(lengths, 0, output_size=total).unbind(-1)
+    asym, entity, sym = plan.ids.unbind(0)
     return AssemblyTensors(
         aatype=torch.cat([chain.aatype for chain in chains]).to(torch.int64),
         residue_index=torch.cat([chain.residue_index for chain in chains]).to(torch.int64),
@@ -117,6 +128,19 @@ def merge_entities(
     )
 
 
+def rows_on(plan: RowPlan, entities: Sequence[Entity]) -> DeviceRows:
+    """A plan where its entities are, with the ids of their residues."""
+    device = entities[0].chain.aatype.device
+    copies = [(number, c) for number, e in enumerate(entities, 1) for c in range(1, e.copies + 1)]
+    numbers = torch.tensor([(n, *pair) for n, pair in enumerate(copies, 1)])
+    lengths = torch.tensor([e.chain.num_res for e in entities for _ in range(e.copies)])
+    return DeviceRows(
+        torch.from_numpy(plan.paired).to(device),
+        tuple(torch.from_numpy(rows).to(device) for rows in plan.unpaired),
+        numbers.repeat_interleave(lengths, 0).T.contiguous().to(device),
+    )
+
+
 def _first_copies(entities: Sequence[Entity], value: Tensor) -> Tensor:
     parts, start = [], 0
     for entity in entities:
@@ -127,7 +151,7 @@ def _first_copies(entities: Sequence[Entity], value: Tensor) -> Tensor:
 
 
 def _merged_rows(
-    entities: Sequence[Entity], plan: RowPlan, min_rows: int
+    entities: Sequence[Entity], plan: DeviceRows, min_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MSA, deletions and the cells of own rows, paired rows above blocks of unpaired ones."""
     device = entities[0].chain.msa.device
@@ -144,10 +168,10 @@ def _merged_rows(
         chain, wide = entity.chain, entity.chain.num_res * entity.copies
         cut = slice(column, column + wide)
         if num_paired:
-            taken = _paired_rows(entity, torch.from_numpy(plan.paired[:, number]).to(device))
+            taken = _paired_rows(entity, plan.paired[:, number])
             msa[:num_paired, cut] = taken[0].repeat(1, entity.copies)
             deletions[:num_paired, cut] = taken[1].repeat(1, entity.copies)
-        own = torch.from_numpy(plan.unpaired[number]).to(device)
+        own = plan.unpaired[number]
         here = slice(row, row + len(own))
         msa[here, cut] = chain.msa[own].repeat(1, entity.copies)
         deletions[here, cut] = chain.deletions[own].to(torch.int32).repeat(1, entity.copies)

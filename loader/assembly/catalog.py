@@ -1,0 +1,160 @@
+"""The complexes a loader draws from, and single chains as complexes of one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.errors import LoaderError
+from evofeed.loader.catalog import ChainCatalog, ChainPlace, Places
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.order import column, whole_column
+from evofeed.store import Assemblies
+
+__all__ = ["AssemblyCatalog", "AssemblyPlace", "LoneChains"]
+
+
+class AssemblyPlace(NamedTuple):
+    """Where a complex is: everything a reader needs, so that it opens no index."""
+
+    dataset: int
+    chain_id: str
+    """The complex's own name."""
+    key: str
+    offset: int
+    """Of its first chain: what a storage is asked for to see whether it answers."""
+    chains: tuple[ChainPlace, ...]
+    """Of each entity."""
+    pairing: tuple[ChainPlace | None, ...]
+    copies: tuple[int, ...]
+    whole: ChainPlace | None
+    """All chains with their coordinates; None: those of the only chain's record."""
+
+    @property
+    def num_res(self) -> int:
+        """Residues of all chains."""
+        pairs = zip(self.chains, self.copies, strict=True)
+        return sum(chain.sizes[0] * number for chain, number in pairs)
+
+
+class AssemblyCatalog(ChainCatalog):
+    """The complexes of one dataset that may be drawn."""
+
+    def __init__(self, assemblies: Assemblies, number: int, config: LoaderConfig) -> None:
+        dataset = assemblies.dataset
+        self.number, self.uri = number, dataset.uri
+        self.index = table = assemblies.table
+        self.rows = eligible_assemblies(table, config)
+        self.resolution = column(table, "resolution")
+        self.is_distillation = column(table, "is_distillation")
+        self.cost = column(table, "cost")
+        self._num_res = column(table, "num_res")
+        self._chains = Places(dataset.index, number)
+        self._members = Places(assemblies.member_index, number)
+        chain_ids, member_ids = dataset.index["chain_id"], assemblies.member_index["chain_id"]
+        entities = whole_column(table, "chain_ids")
+        self._entity_at = entities.offsets.to_numpy()
+        self._chain_rows = _rows_in(entities.flatten(), chain_ids)
+        self._pairing_rows = _rows_in(whole_column(table, "pairing_ids").flatten(), member_ids)
+        self._copies = whole_column(table, "copies").flatten().to_numpy()
+        self._whole_rows = _rows_in(table["assembly_id"], member_ids)
+        if (self._chain_rows < 0).any() or (self._whole_rows < 0).any():
+            raise LoaderError("its assemblies name chains that are not in it", path=self.uri)
+        sizes = column(dataset.index, "cluster_size")[self._chain_rows].clip(min=1)
+        shares: Any = (
+            np.add.reduceat(self._copies / sizes, self._entity_at[:-1]) if len(table) else []
+        )
+        counts: Any = np.add.reduceat(self._copies, self._entity_at[:-1]) if len(table) else []
+        weights = np.asarray(shares) / np.maximum(np.asarray(counts), 1)
+        self.probability = weights[self.rows] if config.weighted else None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chain_ids(self) -> list[str]:
+        """Names of the eligible complexes."""
+        names: list[str] = self.index["assembly_id"].take(self.rows).to_pylist()
+        return names
+
+    def sizes(self, row: int) -> tuple[int, int, int, int]:
+        """Residues of the complex of a row of the table; the rest is its chains' own."""
+        return int(self._num_res[row]), 0, 0, 0
+
+    def largest(self) -> int:
+        """Row of the eligible complex that needs most memory, nearly."""
+        return int(self.rows[np.argmax(self.cost[self.rows])])
+
+    def place(self, row: int) -> AssemblyPlace:  # type: ignore[override]
+        """Where the complex of a row of the table is."""
+        entities = range(self._entity_at[row], self._entity_at[row + 1])
+        chains = tuple(self._chains.place(int(self._chain_rows[e])) for e in entities)
+        pairing = [int(self._pairing_rows[e]) for e in entities]
+        return AssemblyPlace(
+            dataset=self.number,
+            chain_id=self.index["assembly_id"][row].as_py(),
+            key=chains[0].key,
+            offset=chains[0].offset,
+            chains=chains,
+            pairing=tuple(self._members.place(r) if r >= 0 else None for r in pairing),
+            copies=tuple(int(self._copies[e]) for e in entities),
+            whole=self._members.place(int(self._whole_rows[row])),
+        )
+
+
+class LoneChains(ChainCatalog):
+    """Single chains, each a complex of one."""
+
+    def place(self, row: int) -> AssemblyPlace:  # type: ignore[override]
+        """Where the chain of an index row is."""
+        chain = super().place(row)
+        only = (chain,)
+        return AssemblyPlace(
+            self.number, chain.chain_id, chain.key, chain.offset, only, (None,), (1,), None
+        )
+
+
+def _rows_in(names: pa.Array | pa.ChunkedArray, among: pa.ChunkedArray) -> np.ndarray:
+    """Row of each name, -1 for one that is not there."""
+    found = pc.index_in(names, value_set=among.combine_chunks())
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False))
+
+
+def eligible_assemblies(table: pa.Table, config: LoaderConfig) -> np.ndarray:
+    """Rows of the table that the filters let through, ascending.
+
+    AlphaFold-Multimer's: complexes coarser than 9 ångström are left out, and predicted ones of
+    fewer than 200 residues.
+
+    Raises:
+        LoaderError: none is left; says which filter took how many.
+    """
+    filters = {
+        f"resolution over {config.max_resolution}": column(table, "resolution")
+        > config.max_resolution,
+        "predicted, and fewer than 200 residues": column(table, "is_distillation")
+        & (column(table, "num_res") < 200),
+    }
+    if config.supervised:
+        filters["no structure"] = ~column(table, "has_structure")
+    if config.released_from or config.released_until:
+        dates = whole_column(table, "release_date")
+        early = pc.less(dates, config.released_from or "0")
+        late = pc.greater(dates, config.released_until or "9999-99-99")
+        filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
+    if config.chains is not None:
+        wanted = pa.array(config.chains, pa.utf8())
+        chosen = pc.is_in(whole_column(table, "assembly_id"), value_set=wanted)
+        filters["not among the chosen"] = ~chosen.to_numpy(zero_copy_only=False)
+    out = np.zeros(table.num_rows, bool)
+    for mask in filters.values():
+        out |= mask
+    rows = np.flatnonzero(~out)
+    if not len(rows):
+        taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
+        raise LoaderError(f"none of {table.num_rows} assemblies passes the filters ({taken})")
+    return rows

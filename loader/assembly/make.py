@@ -1,0 +1,130 @@
+"""A complex in a slot, already on the device, to the features of one sample of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evofeed.loader.assembly.batch import put_assembly
+from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
+from evofeed.loader.assembly.merge import AssemblyTensors, DeviceRows, Entity, merge_entities
+from evofeed.loader.assembly.reading import AssemblySlab, Member
+from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.config import LoaderConfig
+from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
+from evofeed.loader.features import ChainTensors
+from evofeed.loader.msa_draws import MsaDraws
+from evofeed.loader.transforms.crop import crop_templates
+from evofeed.loader.unpack import unpack_chain
+from evofeed.shapes import Integer
+
+__all__ = ["draw_templates", "fill_assembly", "unpack_assembly"]
+
+
+def unpack_assembly(
+    slab: AssemblySlab,
+    data: Tensor,
+    config: AssemblyConfig,
+    *,
+    resolution: float,
+    is_distillation: bool,
+) -> tuple[AssemblyTensors, Integer[Tensor, " C"]]:
+    """The merged complex of a slot, and the residues to keep.
+
+    Args:
+        slab: where things are in the slot.
+        data: the slot's bytes, copied.
+        config: rows and templates.
+        resolution: ångström.
+        is_distillation: a predicted structure.
+    """
+
+    def unpack(member: Member, templates: int = 0) -> ChainTensors:
+        chosen = tuple(range(min(member.sizes[3], templates)))
+        return unpack_chain(
+            member.slab._replace(start=slab.start),
+            data,
+            member.sizes,
+            chosen,
+            resolution=resolution,
+            is_distillation=is_distillation,
+        )
+
+    entities = [
+        Entity(unpack(chain, config.max_templates), unpack(rows) if rows else None, number)
+        for chain, rows, number in zip(slab.chains, slab.pairing, slab.copies, strict=True)
+    ]
+    atoms = unpack(slab.whole) if slab.whole else entities[0].chain
+    kept, rows = _decisions(slab, data)
+    merged = merge_entities(entities, rows, atoms.positions, atoms.mask, config)
+    return merged, kept
+
+
+def _decisions(slab: AssemblySlab, data: Tensor) -> tuple[Tensor, DeviceRows]:
+    numbers = data[slab.at - slab.start : slab.stop - slab.start].view(torch.int32)
+    entities = len(slab.chains)
+    sizes = [3 * slab.num_res, slab.kept, slab.paired * entities, *slab.unpaired]
+    ids, kept, paired, *unpaired = torch.split(numbers.to(torch.int64), sizes)
+    rows = DeviceRows(paired.view(-1, entities), tuple(unpaired), ids.view(3, -1))
+    return kept, rows
+
+
+def draw_templates(
+    config: LoaderConfig, rules: AssemblyConfig, key: int, num_templates: int
+) -> tuple[int, ...]:
+    """Slots of templates that a sample keeps, in order; of every chain the same."""
+    if rules.lose_templates and config.crop_size is not None:
+        return ()
+    order, first = list(range(num_templates)), 0
+    if config.subsample_templates and num_templates:
+        first = below(stream_key(key, Purpose.TEMPLATE_START), num_templates + 1)
+        order = few_in_order(stream_key(key, Purpose.TEMPLATE_ORDER), num_templates)
+    return crop_templates(num_templates, config.max_templates, first, order)
+
+
+def fill_assembly(
+    batch: dict[str, Tensor],
+    number: int,
+    assembly: AssemblyTensors,
+    kept: Integer[Tensor, " C"],
+    templates: tuple[int, ...],
+    draws: Sequence[MsaDraws],
+    config: LoaderConfig,
+    rules: AssemblyConfig,
+    *,
+    use_clamped_fape: float,
+) -> dict[str, Tensor]:
+    """Make a sample's features and write them into its place of a zeroed batch.
+
+    Args:
+        batch: what `empty_assembly_batch` made.
+        number: of the sample in the batch.
+        assembly: the whole complex.
+        kept: residues to keep.
+        templates: slots of templates to keep.
+        draws: the decisions about the MSA, one for each recycle (R).
+        config: sizes; whether the true structure is wanted.
+        rules: of complexes.
+        use_clamped_fape: 1 or 0.
+
+    Returns:
+        The whole truth (`gt_features`) of this sample; empty without supervision.
+    """
+    put_assembly(batch, assembly_constants(assembly, kept, templates, config), number)
+    scalars = {
+        "seq_length": len(kept),
+        "num_alignments": assembly.num_rows,
+        "assembly_num_chains": assembly.num_chains,
+        "resolution": assembly.resolution,
+        "is_distillation": float(assembly.is_distillation),
+        "use_clamped_fape": use_clamped_fape,
+    }
+    for name, value in scalars.items():
+        batch[name][number].fill_(value)
+    for recycle, drawn in enumerate(draws):
+        gaps = rules.mask_block_gaps
+        features = assembly_recycle(assembly, kept, drawn, config, mask_block_gaps=gaps)
+        put_assembly(batch, features, recycle, number)
+    return ground_truth(assembly) if config.supervised else {}

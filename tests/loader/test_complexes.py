@@ -1,0 +1,284 @@
+"""Complexes through the loader: what the records say, whoever reads and however it was begun."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.records import make_record, write_dataset
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.errors import CannotResume, LoaderError
+from evofeed.features import ASSEMBLY_BATCH, ChainRecord
+from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
+from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
+from evofeed.loader.assembly.crop import crop_residues
+from evofeed.loader.assembly.from_record import merged_record
+from evofeed.loader.assembly.make import draw_templates, fill_assembly
+from evofeed.loader.assembly.reading import CounterCrop
+from evofeed.loader.draws import use_clamped_fape
+from evofeed.loader.msa_draws import RecycleDraws
+from evofeed.store import Dataset, add_assemblies
+from evofeed.store.inner import COLUMN_NUMBER
+
+RULES = AssemblyConfig(msa_rows=40, paired_rows=16, min_rows=24, interface_threshold=20.0)
+CONFIG = LoaderConfig(
+    crop_size=32,
+    max_msa_clusters=8,
+    max_extra_msa=12,
+    max_templates=2,
+    max_recycling_iters=1,
+    global_batch_size=4,
+    epoch_len=16,
+    assemblies=RULES,
+)
+CPU = torch.device("cpu")
+
+
+def pairing_of(chain: ChainRecord, rows: int, seed: int) -> ChainRecord:
+    """Rows to pair of a chain, of few species."""
+    made = make_record(chain.chain_id, chain.num_res, rows, 0, seed=seed, structure=False)
+    msa = made.msa.copy()
+    msa[0] = chain.aatype
+    msa[2] = chain.msa[min(3, len(chain.msa) - 1)]  # also among the unpaired ones
+    species = np.random.default_rng(seed).choice(["", "HUMAN", "MOUSE", "YEAST", "9606"], rows)
+    species[0] = ""
+    return made.replace(
+        sequence=chain.sequence,
+        aatype=chain.aatype,
+        msa=msa,
+        msa_species=tuple(species.tolist()),
+        hhblits_profile_counts=np.stack([(msa == c).sum(0) for c in range(22)], -1).astype(
+            np.int32
+        ),
+    )
+
+
+def make_complex(
+    name: str, chains: list[ChainRecord], copies: list[int], seed: int
+) -> AssemblyRecord:
+    random = np.random.default_rng(seed)
+    parts = [c for c, n in zip(chains, copies, strict=True) for _ in range(n)]
+    positions, masks = [], []
+    for chain in parts:
+        assert chain.all_atom_positions is not None and chain.all_atom_mask is not None
+        shift = np.round(random.normal(size=3) * 15, 3).astype(np.float32)
+        moved = np.round((chain.all_atom_positions + shift).astype(np.float64), 3)
+        positions.append((moved * chain.all_atom_mask[..., None]).astype(np.float32) + 0.0)
+        masks.append(chain.all_atom_mask)
+    several = len(chains) > 1
+    letters = iter("ABCDEFGHIJ")
+    return AssemblyRecord(
+        assembly_id=name,
+        chains=tuple(chains),
+        pairing=tuple(
+            pairing_of(c, 20 + 5 * i, seed + i) if several else None for i, c in enumerate(chains)
+        ),
+        copies=tuple(tuple(next(letters) for _ in range(n)) for n in copies),
+        all_atom_positions=np.concatenate(positions).astype(np.float32),
+        all_atom_mask=np.concatenate(masks),
+        resolution=2.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("complexes")
+    one, two = make_record("1abc_A", 18, 60, 3), make_record("1abc_B", 11, 50, 1)
+    three = make_record("2def_A", 25, 30, 0)
+    base = write_dataset(folder, [one, two, three])
+    complexes = [
+        make_complex("1abc", [one, two], [2, 1], 1),
+        make_complex("2def", [three], [2], 2),
+        make_complex("3ghi", [two, three, one], [1, 1, 3], 3),
+    ]
+    add_assemblies(base, complexes)
+    return Dataset.open(str(folder))
+
+
+def open_loader(source: Any, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
+    return FeatureLoader(source, config, **{"device": "cpu", "reader": "thread", **options})
+
+
+def digests(loader: FeatureLoader, batches: int | None = None) -> list[str]:
+    recycled = {f.name for f in ASSEMBLY_BATCH if f.stage == "recycle"}
+    found = []
+    for number, batch in enumerate(loader):
+        for i in range(len(batch["aatype"])):
+            total = hashlib.sha256()
+            for name in sorted(set(batch) - {"gt_features"}):
+                value = batch[name][:, i] if name in recycled else batch[name][i]
+                total.update(value.contiguous().numpy().tobytes())
+            asym = batch["gt_features"]["asym_id"][i]
+            for name in sorted(batch["gt_features"]):
+                value = batch["gt_features"][name][i][asym > 0]
+                total.update(value.contiguous().numpy().tobytes())
+            found.append(total.hexdigest())
+        if number + 1 == batches:
+            break
+    return found
+
+
+def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[dict[str, Any]]:
+    """Every sample of an epoch made of its record, without shards, slots or readers."""
+    config, rules, made = loader.config, loader.config.assemblies, []
+    assert rules is not None
+    for plan in loader.planner.batches(epoch, 0):
+        if plan.epoch != epoch:
+            return made
+        for sample in plan.samples:
+            name = loader.planner.catalogs[sample.dataset].place(sample.row).chain_id
+            record = dataset.assemblies[name]
+            merged = merged_record(record, rules)
+            pairs = zip(record.chains, record.copies, strict=True)
+            lengths = [c.num_res for c, names in pairs for _ in names]
+            kept = crop_residues(
+                record.all_atom_positions,
+                record.all_atom_mask,
+                lengths,
+                config.crop_size,
+                CounterCrop(sample.key),
+                rules,
+            )
+            batch = empty_assembly_batch(
+                config,
+                num_res=config.crop_size or merged.num_res,
+                batch_size=1,
+                recycles=plan.recycles,
+                device=CPU,
+            )
+            truth = fill_assembly(
+                batch,
+                0,
+                merged,
+                torch.from_numpy(kept),
+                draw_templates(config, rules, sample.key, merged.num_templates),
+                [RecycleDraws(config, sample.key, r, CPU) for r in range(plan.recycles)],
+                config,
+                rules,
+                use_clamped_fape=use_clamped_fape(config, sample.key),
+            )
+            made.append(with_truth(batch, [truth]))
+    return made
+
+
+def test_batches_are_what_the_records_make(dataset: Dataset) -> None:
+    with open_loader(dataset.assemblies) as loader:
+        wanted = from_records(dataset, loader, 0)
+        got = list(loader)
+    assert len(got) == len(wanted) == 16
+    for batch, want in zip(got, wanted, strict=True):
+        truth = want.pop("gt_features")
+        assert set(batch) == {*want, "gt_features"} and set(truth) == set(batch["gt_features"])
+        for name, value in want.items():
+            torch.testing.assert_close(batch[name], value, rtol=0, atol=1e-6, msg=name)
+        for name, value in truth.items():
+            torch.testing.assert_close(
+                batch["gt_features"][name], value, rtol=0, atol=1e-6, msg=name
+            )
+    names = {float(batch["assembly_num_chains"][0]) for batch in got}
+    assert names == {2.0, 3.0, 5.0}
+    assert any(len(set(b["asym_id"][0].tolist()) - {0}) > 1 for b in got)
+
+
+def test_the_table_says_what_is_in_a_batch(dataset: Dataset) -> None:
+    with open_loader(dataset.assemblies) as loader:
+        batch = next(iter(loader))
+    assert set(batch) == {feature.name for feature in ASSEMBLY_BATCH} | {"gt_features"}
+
+
+@pytest.fixture(scope="module")
+def reference(dataset: Dataset) -> list[str]:
+    with open_loader(dataset.assemblies) as loader:
+        return digests(loader)
+
+
+def test_any_number_of_ranks_has_the_same_samples(dataset: Dataset, reference: list[str]) -> None:
+    config = CONFIG.replace(batch_size=2)
+    found = []
+    for rank in range(2):
+        with open_loader(dataset.assemblies, config, rank=rank, world_size=2) as loader:
+            found.append(digests(loader))
+    together = [d for step in range(4) for rank in range(2) for d in found[rank][2 * step :][:2]]
+    assert together == reference
+
+
+def test_a_stream_goes_on_where_it_stood(dataset: Dataset, reference: list[str]) -> None:
+    with open_loader(dataset.assemblies) as loader:
+        first = digests(loader, 5)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with open_loader(dataset.assemblies) as loader:
+        loader.load_state_dict(state)
+        assert first + digests(loader) == reference
+    with open_loader(dataset) as chains, pytest.raises(CannotResume, match="snapshots"):
+        chains.load_state_dict(state)
+
+
+def test_a_reader_process_gives_the_same(dataset: Dataset, reference: list[str]) -> None:
+    with open_loader(dataset.assemblies, reader="process") as loader:
+        assert digests(loader, 6) == reference[:6]
+
+
+def test_complexes_and_single_chains_mix(dataset: Dataset) -> None:
+    config = CONFIG.replace(epoch_len=40)
+    with open_loader([(dataset.assemblies, 0.5), (dataset, 0.5)], config) as loader:
+        chains = [int(batch["assembly_num_chains"][0]) for batch in loader]
+    assert chains.count(1) > 5 and len(chains) - chains.count(1) > 5
+
+
+def test_a_single_chain_is_a_complex_of_one(dataset: Dataset) -> None:
+    with open_loader(dataset, CONFIG.replace(crop_size=None)) as loader:
+        batch = next(iter(loader))
+    length = batch["aatype"].shape[1]
+    assert batch["asym_id"][0].tolist() == [1] * length
+    assert torch.equal(batch["gt_features"]["aatype"], batch["aatype"])
+
+
+def test_damage_is_listed_and_replaced(dataset: Dataset, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset.uri.removeprefix("file://"), copy)
+    fresh = Dataset.open(copy)
+    members = fresh.assemblies.members
+    row = members.row("1abc_B.pairing")
+    path = copy / members.key(row)
+    data = bytearray(path.read_bytes())
+    data[int(members.offset[row] + members.starts[row][COLUMN_NUMBER["msa"]]) + 30] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    with open_loader(fresh.assemblies) as loader:
+        names = [int(b["assembly_num_chains"][0]) for b in loader]
+        stats = loader.stats()
+    assert len(names) == 16
+    assert stats["substituted_samples"] > 0
+    assert any("1abc_B.pairing" in line for line in stats["bad_chains"])
+
+
+def test_what_cannot_be_asked_for_is_refused(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="multimer"):
+        open_loader(dataset.assemblies, CONFIG.replace(assemblies=None))
+    with pytest.raises(LoaderError, match="none of 3 assemblies passes"):
+        open_loader(dataset.assemblies, CONFIG.replace(max_resolution=1.0))
+
+
+def test_a_record_alone_is_a_batch_for_prediction(dataset: Dataset) -> None:
+    batch = assembly_batch(
+        dataset.assemblies["1abc"], no_recycling_iters=1, max_msa_clusters=8, max_extra_msa=16
+    )
+    assert batch["msa_feat"].shape == (2, 1, 8, 47, 49)
+    assert batch["entity_id"][0].tolist() == [1] * 36 + [2] * 11
+    assert batch["sym_id"][0].tolist() == [1] * 18 + [2] * 18 + [1] * 11
+    assert batch["template_mask"].sum() == 3 and "gt_features" not in batch
+
+
+def test_the_preset_has_alphafold_multimers_sizes() -> None:
+    config = LoaderConfig.multimer()
+    assert (config.crop_size, config.max_msa_clusters, config.max_extra_msa) == (640, 508, 2048)
+    assert config.digest != config.replace(assemblies=AssemblyConfig.openfold()).digest
+    assert LoaderConfig.preset("multimer") == config
