@@ -2,9 +2,11 @@
 
     PYTHONPATH=src python benchmarks/long_chains.py --sizes 512 1024 2048 3072 4096 \
         --out benchmarks/results/long_chains_h200.json
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 2048 4096 --cards 4 --out four.json
 
 One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`, every size in a process of
-its own: after an illegal access a process can do nothing more. From about 2,048 residues on,
+its own: after an illegal access a process can do nothing more. With `--cards` that many share
+the chain; the model is `evofeed predict`'s. From about 2,048 residues on,
 tensors hold more than 2^31 numbers. Proof on a laptop: `--device cpu --model tiny --sizes 16 24`.
 """
 
@@ -22,8 +24,9 @@ from typing import Any
 
 import torch
 
-from evofeed.kernels import to_fused
 from evofeed.trainer import AlphaFold, initial_training, tiny
+from evofeed.trainer.predict.prediction import spread
+from evofeed.trainer.run.distributed import World, join_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.trainer.synthetic_batch import synthetic_batch
@@ -31,18 +34,19 @@ from tests.trainer.synthetic_batch import synthetic_batch
 ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
 
 
-def once(size: int, model_name: str, device: str) -> dict[str, Any]:
+def once(size: int, model_name: str, world: World) -> dict[str, Any]:
     """One pass at one size."""
+    device = world.device.type
     config = {"initial_training": initial_training, "tiny": tiny}[model_name]().model
     torch.manual_seed(0)
-    with torch.device(device):
-        model = to_fused(AlphaFold(config).eval())
+    with world.device:
+        model = spread(AlphaFold(config).eval(), size, world.axis)
     seq, extra, templates = ROWS[model_name]
 
     def run(num_res: int) -> tuple[float, dict[str, Any]]:
         batch = synthetic_batch(
             num_res=num_res, num_seq=seq, num_extra_seq=extra, num_templates=templates,
-            device=device,
+            device=world.device,
         )  # fmt: skip
         half = torch.autocast(device, torch.bfloat16) if device == "cuda" else nullcontext()
         with torch.no_grad(), half:
@@ -71,15 +75,21 @@ def main() -> None:
     parser.add_argument("--model", choices=list(ROWS), default="initial_training")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one size")
+    parser.add_argument("--cards", type=int, default=1, help="GPUs that share the chain")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print("found " + json.dumps(once(options.one, options.model, options.device)))
+        with join_world(None if options.device == "cuda" else options.device, None) as world:
+            found = once(options.one, options.model, world)
+        if world.is_first:
+            print("found " + json.dumps(found), flush=True)
         return
     rows = []
     for size in options.sizes:
-        command = [sys.executable, __file__, "--one", str(size), "--model", options.model]
+        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        start = [*ranks, str(options.cards)] if options.cards > 1 else []
+        command = [sys.executable, *start, __file__, "--one", str(size), "--model", options.model]
         command += ["--device", options.device]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
@@ -93,7 +103,8 @@ def main() -> None:
     if options.out:
         card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
         result = {
-            "command": " ".join(sys.argv), "card": card, "torch": torch.__version__, "rows": rows,
+            "command": " ".join(sys.argv), "card": card, "cards": options.cards,
+            "torch": torch.__version__, "rows": rows,
         }  # fmt: skip
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -162,28 +162,34 @@ def predict(
     """Predict the structure of a chain, pLDDT in the B column.
 
     Example:  evofeed predict data/ 102m_A --checkpoint runs/first --out 102m_A.pdb --picture a.png
-    """
+
+    Example:  torchrun --nproc-per-node 4 -m evofeed.cli predict data/ 1abc_A --checkpoint params_model_1.npz --out a.cif
+    """  # noqa: E501
     file_format = out.suffix.lstrip(".")
     if file_format not in ("pdb", "cif"):
         raise typer.BadParameter(f"--out must end in .pdb or .cif, not {out.name}")
     for path in (out, picture):  # before the model has run
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
-    import torch
-
     from evofeed.loader import record_batch
     from evofeed.store import Dataset
     from evofeed.trainer.predict.prediction import (
         load_model,
         predict_structure,
+        spread,
         trained_sizes,
     )
+    from evofeed.trainer.run.distributed import join_world
 
     record = Dataset.open(dataset)[chain]
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(checkpoint).to(place)
-    batch = record_batch(record, no_recycling_iters=recycles, **trained_sizes(checkpoint))
-    found = predict_structure(model, {k: v.to(place) for k, v in batch.items()}, name=chain)
+    with join_world(device or None, axial=None) as world:  # under torchrun all share the chain
+        batch = record_batch(record, no_recycling_iters=recycles, **trained_sizes(checkpoint))
+        batch = {name: value.to(world.device) for name, value in batch.items()}
+        model = load_model(checkpoint).to(world.device)
+        model = spread(model, batch["aatype"].shape[-1], world.axis)
+        found = predict_structure(model, batch, name=chain)
+        if not world.is_first:
+            return
     out.write_text(found.text(file_format))
     if picture is not None:
         from evofeed.trainer.predict.plot import plot_prediction

@@ -127,8 +127,13 @@ def deletion_features(
 
 
 def distance_one_hot(
-    x: Float[Tensor, "*B R 3"], min_bin: float, max_bin: float, no_bins: int, inf: float
-) -> Float[Tensor, "*B R R n"]:
+    x: Float[Tensor, "*B R 3"],
+    min_bin: float,
+    max_bin: float,
+    no_bins: int,
+    inf: float,
+    rows: slice = slice(None),
+) -> Float[Tensor, "*B I R n"]:
     """Which distance bin each pair of points falls into; all zero below the first edge.
 
     Args:
@@ -137,9 +142,10 @@ def distance_one_hot(
         max_bin: last lower edge, ångström.
         no_bins: bins.
         inf: upper edge of the last bin, squared.
+        rows: which points come first in a pair.
     """
     with full_precision(x):
-        square = torch.sum((x[..., :, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)
+        square = torch.sum((x[..., rows, None, :] - x[..., None, :, :]) ** 2, dim=-1, keepdim=True)
         lower = torch.linspace(min_bin, max_bin, no_bins, device=x.device, dtype=x.dtype) ** 2
         upper = torch.cat([lower[1:], torch.full_like(lower[:1], inf)])
         return ((square > lower) & (square < upper)).to(x.dtype)

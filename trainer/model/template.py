@@ -157,10 +157,10 @@ class TemplatePointwiseAttention(nn.Module):
 
     def forward(
         self,
-        t: Float[Tensor, "*B T R R c_t"],
-        z: Float[Tensor, "*B R R c_z"],
+        t: Float[Tensor, "*B T I R c_t"],
+        z: Float[Tensor, "*B I R c_z"],
         template_mask: Float[Tensor, "*B T"] | None = None,
-    ) -> Float[Tensor, "*B R R c_z"]:
+    ) -> Float[Tensor, "*B I R c_z"]:
         """Update of the pair representation (not yet zero where every template is masked)."""
         biases = []
         if template_mask is not None:
@@ -228,26 +228,32 @@ def build_template_angle_feat(batch: Mapping[str, Tensor]) -> Float[Tensor, "*B 
 
 
 def build_template_pair_feat(
-    batch: Mapping[str, Tensor], min_bin: float, max_bin: float, no_bins: int, inf: float
-) -> Float[Tensor, "*B T R R 88"]:
+    batch: Mapping[str, Tensor],
+    min_bin: float,
+    max_bin: float,
+    no_bins: int,
+    inf: float,
+    rows: slice = slice(None),
+) -> Float[Tensor, "*B T I R 88"]:
     """Distogram 39, pseudo-beta mask, restypes of j and of i, three zeros, backbone mask.
 
     The three zeros are the unit vectors AF2 computes and then multiplies by zero.
     `inf` closes the last distance bin, squared: at 1e5, pairs beyond 316 Å have none.
+    `rows` are the residues i that are wanted.
     """
     positions = batch["template_pseudo_beta"]
-    dgram = distance_one_hot(positions, min_bin, max_bin, no_bins, inf)
+    dgram = distance_one_hot(positions, min_bin, max_bin, no_bins, inf, rows)
     beta_mask = batch["template_pseudo_beta_mask"]
     restype = one_hot(batch["template_aatype"], 22, dgram.dtype)
     square = dgram.shape[:-1]
     atom_mask = batch["template_all_atom_mask"]
     backbone_mask = atom_mask[..., _N] * atom_mask[..., _CA] * atom_mask[..., _C]
-    pair_mask = (backbone_mask[..., :, None] * backbone_mask[..., None, :])[..., None]
+    pair_mask = (backbone_mask[..., rows, None] * backbone_mask[..., None, :])[..., None]
     features = [
         dgram,
-        (beta_mask[..., :, None] * beta_mask[..., None, :])[..., None],
+        (beta_mask[..., rows, None] * beta_mask[..., None, :])[..., None],
         restype[..., None, :, :].expand(*square, 22),
-        restype[..., :, None, :].expand(*square, 22),
+        restype[..., rows, None, :].expand(*square, 22),
         torch.zeros_like(dgram[..., :3]),
         pair_mask,
     ]

@@ -53,6 +53,8 @@ def gather(x: Tensor, axis: Axis, *, dim: int, length: int) -> Tensor:
 
 def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
     """`exchange` without a gradient."""
+    if axis.size == 1:
+        return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
     shape = list(x.shape)
     shape[split] = sends[axis.rank]
@@ -69,6 +71,8 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
 
 def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     """`gather` without a gradient."""
+    if axis.size == 1:
+        return x
     lengths = axis.lengths(length)
     most = lengths[0]
     mine = _padded(x, dim, most).contiguous()
@@ -80,6 +84,8 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
 
 def reduced(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """This rank's part along `dim` of the sum of everybody's whole: one reduce-scatter."""
+    if axis.size == 1:
+        return x
     lengths = axis.lengths(x.shape[dim])
     most = lengths[0]
     if x.shape[dim] == most * axis.size:
@@ -95,6 +101,8 @@ def reduced(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def parts_of_all(x: Tensor, axis: Axis, lengths: Sequence[int]) -> list[Tensor]:
     """Everybody's part along axis -2, as they were sent: nothing is put together or copied."""
     most = lengths[0]
+    if axis.size == 1:
+        return [x]
     mine = _padded(x, -2, most).contiguous()
     received = x.new_empty(axis.size, *mine.shape)
     _all_gather(received.view(-1), mine.view(-1), group=axis.group)
@@ -117,6 +125,8 @@ def reduced_parts(
     sent = (like.new_empty if even else like.new_zeros)(axis.size, *shape)
     for rank, length in enumerate(lengths):
         write(sent[rank].narrow(-2, 0, length), rank)
+    if axis.size == 1:
+        return sent[0]
     received = like.new_empty(shape)
     _reduce_scatter(received.view(-1), sent.view(-1), group=axis.group)
     return received.narrow(-2, 0, lengths[axis.rank]).contiguous()

@@ -25,6 +25,9 @@ from evofeed.trainer.parallel.pairs import (
 
 __all__ = ["msa_block"]
 
+MOST_OUTER = 2 << 30
+"""Bytes of outer products that may lie there at once where no gradient is wanted."""
+
 
 def msa_block(
     block: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, mask_trans: bool,
@@ -67,20 +70,68 @@ def _outer_product_mean(
     module: Any, m: Tensor, z: Tensor, mask: Tensor, axis: Axis
 ) -> Tensor:  # fmt: skip
     """Rows of z and the outer products of this rank's columns of m with all columns."""
-    others = OtherColumns(axis, mask)
-    own = axis.part(mask, -1)
-    found: Tensor | None = outer_product_mean_of(module, m, own, z, others)
+    own, N = axis.part(mask, -1), mask.shape[-1]
+    at_once = MOST_OUTER // (N * module.linear_out.weight.shape[1] * z.element_size()) or 1
+    if not torch.is_grad_enabled() and at_once < m.shape[-2]:
+        return _outer_by_rows(module, m, z, mask, axis, at_once)
+    found: Tensor | None = outer_product_mean_of(module, m, own, z, OtherColumns(axis, mask))
     if found is not None:
         return found
+    b = gather(_second(module, m, own), axis, dim=-2, length=N)
+    return _plain_outer(module, m, z, own, mask, b)
+
+
+def _outer_by_rows(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, axis: Axis, at_once: int
+) -> Tensor:  # fmt: skip
+    """As `_outer_product_mean`, a few rows of z at a time: the outer products are not kept."""
+    own = axis.part(mask, -1)
+    b = gathered(_second(module, m, own), axis, -2, mask.shape[-1])
+    found, known = torch.empty_like(z), KnownColumns(b, mask)
+    for start in range(0, m.shape[-2], at_once):
+        length = min(at_once, m.shape[-2] - start)
+        some, some_mask = m.narrow(-2, start, length), own.narrow(-1, start, length)
+        rows = z.narrow(-3, start, length)
+        new: Tensor | None = outer_product_mean_of(module, some, some_mask, rows, known)
+        if new is None:
+            new = _plain_outer(module, some, rows, some_mask, mask, b)
+        found.narrow(-3, start, length).copy_(new)
+    return found
+
+
+def _second(module: Any, m: Tensor, mask: Tensor) -> Tensor:
+    """The projection b of columns of m."""
+    b: Tensor = module.linear_2(module.layer_norm(m))
+    return b * mask.to(b.dtype)[..., None]
+
+
+def _plain_outer(
+    module: Any, m: Tensor, z: Tensor, own: Tensor, mask: Tensor, b: Tensor
+) -> Tensor:  # fmt: skip
     x = module.layer_norm(m)
     a = module.linear_1(x) * own.to(x.dtype)[..., None]
-    b = module.linear_2(x) * own.to(x.dtype)[..., None]
-    b = gather(b, axis, dim=-2, length=mask.shape[-1])
     outer = torch.einsum("...sic,...sje->...ijce", a, b).flatten(-2)
     update = module.linear_out(outer)
     with full_precision(mask):  # counts above 256 are not exact in bfloat16
         shared = torch.einsum("...si,...sj->...ij", own, mask)[..., None] + module.eps
     return added(z, update / shared.to(update.dtype), None)
+
+
+class KnownColumns:
+    """Columns that are all known already; without a gradient.
+
+    Args:
+        b: their projection, `[*, S, N, E]`.
+        mask: of the whole MSA, `[*, S, N]`.
+    """
+
+    def __init__(self, b: Tensor, mask: Tensor) -> None:
+        self._b = b
+        self.mask = mask
+
+    def gather(self, b: Tensor) -> Tensor:
+        """All columns, whichever are given."""
+        return self._b.reshape(-1, *self._b.shape[-3:])
 
 
 class OtherColumns:

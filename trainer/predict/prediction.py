@@ -22,6 +22,8 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 )
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.presets import initial_training, multimer
 
 __all__ = [
@@ -29,8 +31,12 @@ __all__ = [
     "load_model",
     "predict",
     "predict_structure",
+    "spread",
     "trained_sizes",
 ]
+
+SHORT = 1024
+"""Residues up to which one card makes everything at once: 2 GiB of outer products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,6 +95,7 @@ def predict(
     else:
         name, batch = "prediction", dict(source)
     batch = {key: value.to(device) for key, value in batch.items()}
+    model = spread(model, batch["aatype"].shape[-1])
     return predict_structure(model, batch, name=name).text(file_format)
 
 
@@ -97,6 +104,26 @@ _SCORES: Final = {
     "iptm": "iptm_score",
     "ranking": "weighted_ptm_score",
 }
+
+
+def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFold:
+    """The model as it predicts a chain, in place: fused on a GPU, shared by the ranks of an axis.
+
+    Of long chains outer products and template features are made a part at a time, as much as
+    fits into 2 GiB each.
+
+    Args:
+        model: on its device.
+        num_res: residues of the chain.
+        axis: the ranks that share it; None: this one alone.
+    """
+    if next(model.parameters()).device.type == "cuda":
+        from evofeed.kernels import to_fused
+
+        to_fused(model)
+    if axis is None and num_res <= SHORT:
+        return model
+    return parallelize(model, axis or Axis(group=None, rank=0, size=1))
 
 
 @torch.no_grad()

@@ -96,14 +96,14 @@ class World:
 
 
 @contextmanager
-def join_world(device: str | None = None, axial: int = 1) -> Iterator[World]:
+def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[World]:
     """This process's place among those torchrun started; alone where it started none.
 
     `nccl` on GPUs, `gloo` elsewhere. Leaves the group at the end.
 
     Args:
         device: `cpu` or `cuda`; the GPU of this rank if there is one.
-        axial: ranks that share a sample: neighbours.
+        axial: ranks that share a sample: neighbours; None: all.
 
     Raises:
         TrainerError: torchrun's variables are broken, there are more ranks than GPUs, or `axial`
@@ -113,6 +113,7 @@ def join_world(device: str | None = None, axial: int = 1) -> Iterator[World]:
     if not text.isdecimal():
         raise TrainerError(f"WORLD_SIZE is {text!r} and must be a whole number: use torchrun")
     size = int(text)
+    axial = size if axial is None else axial
     check_divides(size, axial)
     place = torch.device(device) if device else _default_device()
     if size == 1 or dist.is_initialized():

@@ -77,7 +77,7 @@ class OuterWeights:
 
 
 class Others(Protocol):
-    """The columns of an MSA that several GPUs have some of."""
+    """The columns of an MSA that several GPUs have some of; `reduce` is for gradients."""
 
     mask: Tensor
     """Of all columns, `[B, S, R]`."""

@@ -22,10 +22,14 @@ from tests.trainer.parallel.train_ranks import train_shared
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor, nn
 
+from evofeed.cli import main as main_of_evofeed
+from evofeed.store import Dataset
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
+from evofeed.trainer.parallel import msa
+from evofeed.trainer.parallel import parallelize as parallel
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
@@ -132,6 +136,24 @@ def fused_block(axis: Axis) -> dict[str, float]:
     return found
 
 
+def in_parts(axis: Axis) -> dict[str, float]:
+    """Prediction with outer products and template features in parts, against all at once."""
+    batch = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
+                   no_recycling_iters=1)  # fmt: skip
+    whole, shared = small_model().double().eval(), small_model().double().eval()
+    parallelize(shared, axis)
+    kept = msa.MOST_OUTER, parallel.MOST_FEATURES
+    msa.MOST_OUTER = 2 * 11 * 64 * 8  # two rows
+    parallel.MOST_FEATURES = 2 * 2 * 11 * 88 * 4
+    try:
+        with torch.no_grad():
+            expected, found = whole(batch), shared(batch)
+    finally:
+        msa.MOST_OUTER, parallel.MOST_FEATURES = kept
+    names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
+    return {name: _difference(found[name], expected[name]) for name in names}
+
+
 def products(axis: Axis) -> dict[str, float]:
     """The two ways to multiply rows of triangles, with their gradients, against the whole."""
     N, E = 7, 5
@@ -142,7 +164,9 @@ def products(axis: Axis) -> dict[str, float]:
         whole = ab.clone().requires_grad_()
         a, b = whole
         expected = a @ b.mT if outgoing else a.mT @ b
-        (grad,) = torch.autograd.grad(expected, whole, d)
+        (expected * d).sum().backward()
+        grad = whole.grad
+        assert grad is not None
         for way in (RowProduct, ChannelProduct):
             product = way(axis, N)
             rows, kept = product(axis.part(ab, -2).contiguous(), outgoing)
@@ -185,6 +209,7 @@ def main(out: Path, dataset: str) -> None:
             continue
         axis = Axis(group=group, rank=rank, size=ranks)
         compare(f"odd {ranks}", differences, _exact(), odd, axis)
+        compare(f"parts {ranks}", in_parts, axis)
         compare(f"products {ranks}", products, axis)
         compare(f"few {ranks}", differences, _exact(), few, axis)
         if ranks == 2:
@@ -193,6 +218,12 @@ def main(out: Path, dataset: str) -> None:
     if rank == 0:
         (out / "found.json").write_text(json.dumps(found))
     train_shared(dataset, out / "run")
+    chain = Dataset.open(dataset).index["chain_id"][0].as_py()
+    try:
+        main_of_evofeed(["predict", dataset, chain, "--checkpoint", str(out / "run"),
+                         "--out", str(out / f"{chain}.pdb"), "--device", "cpu"])  # fmt: skip
+    except SystemExit as done:
+        assert not done.code
     dist.barrier()
     dist.destroy_process_group()
 

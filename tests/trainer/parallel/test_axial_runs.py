@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.trainer.parallel.train_ranks import STEPS, config
 
@@ -34,6 +35,26 @@ def test_two_times_two_ranks_then_four_together_are_one_rank(
     assert one.state["loader"] == other.state["loader"]
     facts = json.loads((shared / RUN).read_text())
     assert facts["samples_per_step"] == 2 and facts["world_size"] == 4
+
+
+def test_ranks_predict_a_chain_together(
+    four_ranks: Path, tiny_dataset: str, tmp_path: Path
+) -> None:
+    (shared,) = four_ranks.glob("*.pdb")
+    alone = tmp_path / shared.name
+    chain, checkpoint = shared.stem, str(four_ranks / "run")
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", tiny_dataset, chain, "--checkpoint", checkpoint, "--out", str(alone),
+              "--device", "cpu"])  # fmt: skip
+    ours, theirs = (
+        np.array([[float(line[n : n + 8]) for n in (30, 38, 46)] for line in lines])
+        for lines in (_atoms(shared), _atoms(alone))
+    )
+    assert len(ours) > 50 and np.abs(ours - theirs).max() < 0.01
+
+
+def _atoms(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith("ATOM")]
 
 
 def test_an_axis_without_ranks_for_it_is_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.trainer.parallel.ranks import in_parts
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.parallel.axis import Axis, axial_group
@@ -42,6 +43,15 @@ def test_so_they_are_in_the_other_order_with_checkpoints_and_masked_transitions(
 def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> None:
     assert len(found["fused 2"]) > 90
     assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_predicting_in_parts_is_predicting_at_once(
+    found: dict[str, dict[str, float]], ranks: int
+) -> None:
+    alone = Axis(group=None, rank=0, size=1)
+    differences = in_parts(alone) if ranks == 1 else found[f"parts {ranks}"]
+    assert len(differences) == 6 and max(differences.values()) < EXACT
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
