@@ -1,6 +1,6 @@
 """Attention whose offsets are 32 bits wide beside the same in 64, in turn, on one GPU.
 
-    PYTHONPATH=src python benchmarks/attention_offsets.py --out benchmarks/results/attention_offsets_h100.json
+    PYTHONPATH=src python benchmarks/attention_offsets.py --out benchmarks/results/attention_offsets_h200.json
 
 bfloat16, forward and forward plus backward; median and quartiles of 40 queued calls a turn, of
 each width the faster of two turns. The kernels choose by themselves (`kernels/ops/attention/offsets.py`); here

@@ -1,9 +1,9 @@
 """How wide the offsets of attention's kernels must be: 64 bits where a row may pass 2^31 numbers.
 
 A program adds its row's and head's offset once, always in 64 bits; what it computes for every
-tile is a position times that axis's stride. In 64 bits this costs 5 % of attention's time
-(H200, benchmarks/results/attention_offsets.json), and few inputs need it: the columns of pairs of
-more than 2,000 residues.
+tile is a position times that axis's stride. In 64 bits this costs 1 to 5 % of attention's time
+(H200, benchmarks/results/attention_offsets_h200.json), and few inputs need it: the columns of
+pairs of more than 2,000 residues.
 """
 
 from __future__ import annotations
