@@ -13,13 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import FusedAdamEMA
+from evofeed.kernels import FusedAdamEMA, reference
 from evofeed.trainer.config import OptimConfig
-from evofeed.trainer.run.optim import (
-    clip_coefficient,
-    global_norm,
-    learning_rate,
-)
+from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
@@ -99,7 +95,7 @@ class FlatOptimizer:
         """Clip what the last backward pass left and keep it (only for `per_example`)."""
         if self._sample_sum is None:
             return
-        coefficient = clip_coefficient(global_norm([self.grad]), self.config.max_norm)
+        coefficient = clip_coefficient(reference.global_norm([self.grad]), self.config.max_norm)
         self._sample_sum.add_(self.grad.mul_(coefficient))
         self.grad.zero_()
 

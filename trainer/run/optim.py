@@ -1,4 +1,4 @@
-"""Learning rate, norm of the gradients and clipping, as pure functions.
+"""Learning rate and clipping, as pure functions.
 
 Nothing here waits for the device. The update itself is that of `evofeed.kernels.FusedAdamEMA`.
 
@@ -8,9 +8,7 @@ Source: AF2 SI 1.11.3; OpenFold's schedule and constants.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from evofeed.trainer.config import OptimConfig
@@ -27,16 +25,6 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     # +1: OpenFold decays already at the first step past `decay_after`.
     decays = 1 + (step - config.decay_after) // config.decay_every
     return config.learning_rate * math.pow(config.decay_factor, decays)
-
-
-def global_norm(grads: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm over all tensors together, a float32 scalar on their device.
-
-    Each tensor's own norm is summed in float32 whatever its dtype.
-    """
-    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]
-    total: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    return total
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:

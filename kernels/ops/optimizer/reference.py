@@ -7,6 +7,7 @@ turns a step into an exact no-op on the device itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,13 +16,26 @@ from torch import Tensor
 if TYPE_CHECKING:
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
 
-__all__ = ["adam_ema_step", "adam_update", "ema_update"]
+__all__ = ["adam_ema_step", "adam_update", "ema_update", "global_norm"]
+
+_PIECE = 1 << 20
+
+
+def global_norm(grads: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm over all tensors together, a float32 scalar on their device.
+
+    Summed in float64, a million elements at a time: torch's sum of 93 million squares in
+    float32 is 0.4 % short on a CPU.
+    """
+    pieces = [piece for grad in grads for piece in grad.flatten().split(_PIECE)]
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    return torch.linalg.vector_norm(torch.stack(norms)).float()
 
 
 def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
     """One step of a `FusedAdamEMA`; returns the norm before clipping."""
     o = optimizer
-    norm: Tensor = torch.linalg.vector_norm(o.grad, dtype=torch.float32)
+    norm = global_norm([o.grad])
     finite = torch.isfinite(norm)
     clip = (o.max_norm / (norm + 1e-6)).clamp(max=1.0)
     grad = torch.where(finite, o.grad.float() * clip, 0.0)

@@ -12,14 +12,10 @@ import torch
 from tests.conftest import golden_files
 from torch import nn
 
-from evofeed.kernels.ops.optimizer.reference import adam_update, ema_update
+from evofeed.kernels.ops.optimizer.reference import adam_update, ema_update, global_norm
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.flat import FlatOptimizer
-from evofeed.trainer.run.optim import (
-    clip_coefficient,
-    global_norm,
-    learning_rate,
-)
+from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 
 ONE = torch.tensor(1.0)
 
@@ -120,6 +116,11 @@ def test_both_ways_of_clipping_give_the_recorded_gradients(golden: Path) -> None
                     rtol=1e-6,
                     atol=1e-9,
                 )
+
+
+def test_the_norm_of_a_long_gradient_is_as_exact_as_that_of_a_short_one() -> None:
+    long = torch.full((20_000_000,), 0.1)
+    assert global_norm([long]).item() == pytest.approx(0.1 * 20_000_000**0.5, rel=1e-6)
 
 
 def _linear_pair() -> nn.Module:

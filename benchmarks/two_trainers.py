@@ -1,0 +1,429 @@
+"""OpenFold's model, loss and optimizer beside evofeed's: same weights, same batches, step by step.
+
+    python benchmarks/two_trainers.py run evofeed --dataset DATA --validation HELD_OUT \
+        --precision bf16 --steps 200 --dropout 1 --out a.json
+    python benchmarks/two_trainers.py run openfold --openfold OPENFOLD ... --dropout 1 --out b.json
+    python benchmarks/two_trainers.py compare a.json b.json ... --out both.json --picture both.png
+
+Both start from the weights that seed 0 draws and take the batches of one loader (recycles drawn
+for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed train`'s own loop.
+`openfold` is its model, `AlphaFoldLoss`, `torch.optim.Adam`, `AlphaFoldLRScheduler`,
+`ExponentialMovingAverage` and gradient clipping, in the order of its `OpenFoldWrapper`; Lightning,
+which only calls them, is left out. `--dropout` seeds the dropout masks alone, -1 turns dropout
+off: what two dropout seeds of one trainer differ by is the measure of what two trainers may.
+Validation: averaged weights, four recycles, on chains that are not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.loader import openfold_batch
+from evofeed.store import Dataset
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.runlog import read_steps
+from evofeed.trainer.presets import PRESETS
+from evofeed.trainer.run.build import build_loader, build_model, build_plain, set_precision
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.optim import learning_rate
+from evofeed.trainer.run.stream import BatchStream, num_recycles
+from evofeed.trainer.run.train import run
+from evofeed.trainer.run.validation import Validator, held_out
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.openfold_peer import import_openfold
+
+TERMS = (
+    "loss", "distogram", "experimentally_resolved", "fape", "masked_msa", "plddt_loss",
+    "supervised_chi", "violation",
+)  # fmt: skip
+NO_DROPOUT = {
+    "template": {"dropout_rate": 0.0},
+    "extra_msa": {"msa_dropout": 0.0, "pair_dropout": 0.0},
+    "evoformer": {"msa_dropout": 0.0, "pair_dropout": 0.0},
+    "structure_module": {"dropout_rate": 0.0},
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("run", help="train with one of the two")
+    one.add_argument("trainer", choices=("evofeed", "openfold"))
+    one.add_argument("--openfold", type=Path, help="a checkout, for `openfold`")
+    one.add_argument("--dataset", required=True)
+    one.add_argument("--validation", required=True)
+    one.add_argument("--precision", choices=("bf16", "fp32"), required=True)
+    one.add_argument("--steps", type=int, required=True)
+    one.add_argument("--dropout", type=int, required=True, help="seed of the masks; -1: no dropout")
+    one.add_argument("--validate-every", type=int, default=50)
+    one.add_argument("--validate-batches", type=int, default=8)
+    one.add_argument("--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks")
+    one.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
+    one.add_argument("--out", type=Path, required=True)
+    both = verbs.add_parser("compare", help="table and picture of several runs")
+    both.add_argument("runs", type=Path, nargs="+")
+    both.add_argument("--out", type=Path, required=True)
+    both.add_argument("--picture", type=Path)
+    return parser.parse_args()
+
+
+def settings(options: argparse.Namespace) -> TrainConfig:
+    """AF2's initial training as it is, but for the run's length and validations."""
+    config = PRESETS["initial_training"]().train
+    return config.replace(
+        seed=0,
+        steps=options.steps,
+        precision=options.precision,
+        checkpoint_every=0,
+        profile_steps=0,
+        validate_every=options.validate_every,
+        validate_batches=options.validate_batches,
+        model=NO_DROPOUT if options.dropout < 0 else {},
+        loader=json.loads(options.loader),
+    )
+
+
+def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) -> dict[str, Any]:
+    """`evofeed train` itself, with another seed for dropout than for weights and batches."""
+    model, loss = build_model(config, world.device)
+    loader = build_loader(config, options.dataset, world)
+    chains = held_out(config, Dataset.open(options.validation), world)
+    validate = Validator(config, model, chains, world)
+    first = next(iter(build_loader(config, options.dataset, world)))
+    start = _terms_without_dropout(config, model, loss, first)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        dropout = config.replace(seed=max(options.dropout, 0))
+        run(dropout, model, loss, loader, world=world, out=out, validate=validate)
+        steps = [
+            {
+                "step": line["step"],
+                "terms": line["terms"],
+                "norm": line["norm"],
+                "recycles": line["recycles"],
+                "seconds": sum(line["seconds"].values()) - line["seconds"].get("validation", 0.0),
+                **({"metrics": line["metrics"]} if "metrics" in line else {}),
+            }
+            for line in read_steps(out)
+        ]
+    return {"start": start, "steps": steps}
+
+
+class OpenFold(nn.Module):
+    """OpenFold's model behind evofeed's batches and outputs."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from openfold.model.model import AlphaFold
+
+        self.model = AlphaFold(config)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        return dict(self.model(openfold_batch(dict(batch))))
+
+
+def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World) -> dict[str, Any]:
+    """What OpenFold's `OpenFoldWrapper` does in a step, in its order, without Lightning."""
+    import_openfold(options.openfold)
+    _without_extras()
+    torch.optim.lr_scheduler._LRScheduler = _VerboseScheduler
+    from openfold.config import model_config
+    from openfold.utils.exponential_moving_average import ExponentialMovingAverage
+    from openfold.utils.loss import AlphaFoldLoss
+    from openfold.utils.lr_schedulers import AlphaFoldLRScheduler
+
+    settings = model_config("initial_training", train=True, low_prec=config.precision == "bf16")
+    if not options.checkpoint_blocks:
+        settings.globals.blocks_per_ckpt = None
+    if options.dropout < 0:
+        _without_dropout(settings.model)
+    weights, _ = build_model(config.replace(kernels="torch"), world.device)
+    model = OpenFold(settings).to(world.device)
+    model.model.load_state_dict(weights.state_dict(), strict=True)
+    del weights
+    loss = AlphaFoldLoss(settings.loss)
+    optim = config.optim
+    adam = torch.optim.Adam(model.model.parameters(), lr=optim.learning_rate, eps=optim.eps)
+    rate = AlphaFoldLRScheduler(adam)
+    ema = ExponentialMovingAverage(model.model, decay=settings.ema.decay)
+    loader = build_loader(config, options.dataset, world)
+    chains = held_out(config, Dataset.open(options.validation), world)
+    validate = Validator(config, model, chains, world)
+
+    def with_breakdown(
+        outputs: dict[str, Any], batch: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        total, terms = loss(outputs, _last(openfold_batch(batch)), _return_breakdown=True)
+        return total, terms
+
+    first = next(iter(build_loader(config, options.dataset, world)))
+    start = _terms_without_dropout(config, model, with_breakdown, first)
+    stream, steps = BatchStream(loader), []
+    model.train()
+    for step in range(options.steps):
+        batch = next(stream)
+        _synchronize(world)
+        began = time.perf_counter()
+        torch.manual_seed(max(options.dropout, 0) * 1_000_003 + step)
+        with _autocast(config, world):
+            total, terms = with_breakdown(model(batch), batch)
+        total.backward()
+        norm = nn.utils.clip_grad_norm_(model.model.parameters(), optim.max_norm)
+        used = adam.param_groups[0]["lr"]
+        if abs(used - learning_rate(step, optim)) > 1e-12:
+            raise RuntimeError(f"step {step}: OpenFold's rate {used} is not evofeed's")
+        adam.step()
+        rate.step()
+        ema.update(model.model)
+        adam.zero_grad()
+        line = {
+            "step": step,
+            "terms": {name: float(value) for name, value in terms.items()},
+            "norm": float(norm),
+            "recycles": num_recycles(batch),
+        }
+        line["seconds"] = time.perf_counter() - began  # float() above has waited for the GPU
+        done = step + 1
+        if done % options.validate_every == 0 or done == options.steps:
+            line["metrics"] = _validate(model, ema, validate)
+        steps.append(line)
+        if step % 10 == 0:
+            print(f"{step} {line['terms']['loss']:.4f} {line['seconds']:.2f} s", flush=True)
+    stream.close()
+    return {"start": start, "steps": steps}
+
+
+class _VerboseScheduler(torch.optim.lr_scheduler.LRScheduler):
+    """Takes the argument `verbose`, which OpenFold passes on and torch no longer has."""
+
+    def __init__(self, optimizer: Any, last_epoch: int = -1, verbose: bool = False) -> None:
+        super().__init__(optimizer, last_epoch)
+
+
+def _without_extras() -> None:
+    """Stand-ins for what OpenFold imports: its softmax in torch, and writers that no run calls."""
+    core: Any = types.ModuleType("attn_core_inplace_cuda")
+    core.forward_, core.backward_ = _softmax_in_place, _softmax_gradient_in_place
+    sys.modules.setdefault("attn_core_inplace_cuda", core)
+    for name in (
+        "modelcif", "modelcif.model", "modelcif.dumper", "modelcif.reference",
+        "modelcif.protocol", "modelcif.alignment", "modelcif.qa_metric",
+    ):  # fmt: skip
+        sys.modules.setdefault(name, types.ModuleType(name))
+
+
+def _softmax_in_place(logits: Tensor, *_: int) -> None:
+    logits.copy_(logits.softmax(-1))
+
+
+def _softmax_gradient_in_place(weights: Tensor, grad_out: Tensor, v: Tensor, *_: int) -> None:
+    grad = grad_out @ v.transpose(-1, -2)
+    weights.mul_(grad - (grad * weights).sum(-1, keepdim=True))
+
+
+def _validate(model: OpenFold, ema: Any, validate: Validator) -> dict[str, float]:
+    kept = {name: value.clone() for name, value in model.model.state_dict().items()}
+    model.model.load_state_dict(ema.state_dict()["params"])
+    model.eval()
+    metrics = validate()
+    model.train()
+    model.model.load_state_dict(kept)
+    return metrics
+
+
+def _terms_without_dropout(
+    config: TrainConfig, model: nn.Module, loss: Any, batch: dict[str, Tensor]
+) -> dict[str, float]:
+    """Loss terms of the first batch at the first weights, in evaluation mode."""
+    model.eval()
+    device = batch["aatype"].device.type
+    half = config.precision == "bf16"
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=half):
+        _, terms = loss(model(batch), batch)
+    model.train()
+    return {name: float(value) for name, value in terms.items()}
+
+
+def _last(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[..., -1] for name, value in batch.items()}
+
+
+def _without_dropout(model: Any) -> None:
+    model.template.template_pair_stack.dropout_rate = 0.0
+    for stack in (model.extra_msa.extra_msa_stack, model.evoformer_stack):
+        stack.msa_dropout = stack.pair_dropout = 0.0
+    model.structure_module.dropout_rate = 0.0
+
+
+def _autocast(config: TrainConfig, world: World) -> torch.autocast:
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+def _synchronize(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Run one trainer and write what it did."""
+    config = settings(options)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    world = World(rank=0, size=1, device=device)
+    set_precision(config)
+    found = {"evofeed": run_evofeed, "openfold": run_openfold}[options.trainer](
+        config, options, world
+    )
+    gpu = device.type == "cuda"
+    options.out.write_text(
+        json.dumps(
+            {
+                "trainer": options.trainer,
+                "precision": options.precision,
+                "dropout": options.dropout,
+                "command": " ".join(sys.argv),
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "device": torch.cuda.get_device_name() if gpu else "CPU",
+                "versions": {"python": platform.python_version(), "torch": torch.__version__},
+                "parameters": sum(p.numel() for p in build_plain_meta(config).parameters()),
+                "seconds_per_step": statistics.median(s["seconds"] for s in found["steps"]),
+                "peak_memory": torch.cuda.max_memory_allocated() if gpu else None,
+                **found,
+            }
+        )
+    )
+
+
+def build_plain_meta(config: TrainConfig) -> nn.Module:
+    """The model's shapes alone."""
+    with torch.device("meta"):
+        return build_plain(config)
+
+
+def compare(paths: Sequence[Path]) -> dict[str, Any]:
+    """How far runs of each precision lie apart, term by term.
+
+    For each pair of runs with the same precision and kind of dropout: the start's largest
+    relative difference, and over the steps the mean of |a - b| divided by the mean of (a + b) / 2.
+    """
+    runs = {path.stem: json.loads(path.read_text()) for path in paths}
+    pairs = []
+    for i, (name_a, a) in enumerate(runs.items()):
+        for name_b, b in list(runs.items())[i + 1 :]:
+            comparable = a["precision"] == b["precision"] and (a["dropout"] < 0) == (
+                b["dropout"] < 0
+            )
+            if comparable:
+                pairs.append({"runs": [name_a, name_b], **_apart(a, b)})
+    return {"runs": runs, "pairs": pairs}
+
+
+def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    count = min(len(a["steps"]), len(b["steps"]))
+    steps = list(zip(a["steps"][:count], b["steps"][:count], strict=True))
+    unequal = [x["step"] for x, y in steps if x["recycles"] != y["recycles"]]
+    if unequal:
+        raise ValueError(f"not the same batches: recycles differ in steps {unequal[:5]}")
+
+    def distance(values: list[tuple[float, float]]) -> float:
+        return sum(abs(x - y) for x, y in values) / sum((abs(x) + abs(y)) / 2 for x, y in values)
+
+    starts = [(a["start"][name], b["start"][name]) for name in TERMS]
+    measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x]
+    return {
+        "same_trainer": a["trainer"] == b["trainer"],
+        "precision": a["precision"],
+        "dropout": a["dropout"] >= 0,
+        "steps": count,
+        "start": max(distance([pair]) for pair in starts if max(map(abs, pair)) > 0),
+        "terms": {
+            name: distance([(x["terms"][name], y["terms"][name]) for x, y in steps])
+            for name in TERMS
+        },
+        "norm": distance([(x["norm"], y["norm"]) for x, y in steps]),
+        "lddt_ca": [[x["lddt_ca"], y["lddt_ca"]] for x, y in measured],
+    }
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Loss, FAPE, norm and validation of all runs of bfloat16 with dropout."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    runs = {n: r for n, r in found["runs"].items() if r["dropout"] >= 0}
+    columns = sorted({r["precision"] for r in runs.values()})
+    panels = (("loss", "loss"), ("fape", "FAPE"), ("norm", "gradient norm"), ("lddt", "lDDT-Cα"))
+    figure, axes = plt.subplots(
+        len(panels), len(columns), figsize=(5.5 * len(columns), 9), sharex="col", squeeze=False
+    )
+    colors = {"openfold": "#c44e52", "evofeed": "#4c72b0"}
+    for column, precision in enumerate(columns):
+        lines = ["-", "--", ":"]
+        for one in runs.values():
+            if one["precision"] != precision:
+                continue
+            style = lines[one["dropout"] % 3]
+            look = {"color": colors[one["trainer"]], "linestyle": style, "linewidth": 1}
+            label = f"{one['trainer']}, dropout seed {one['dropout']}"
+            for row, (key, _) in enumerate(panels):
+                x, y = _series(one, key)
+                axes[row][column].plot(x, y, label=label, **look)
+        axes[0][column].set_title(precision)
+    for row, (_, title) in enumerate(panels):
+        axes[row][0].set_ylabel(title)
+    axes[0][0].legend(fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def _series(one: dict[str, Any], key: str) -> tuple[list[int], list[float]]:
+    steps = one["steps"]
+    if key == "lddt":
+        steps = [step for step in steps if "metrics" in step]
+        return [s["step"] for s in steps], [s["metrics"]["lddt_ca"] for s in steps]
+    if key == "norm":
+        return [s["step"] for s in steps], [s["norm"] for s in steps]
+    return [s["step"] for s in steps], [s["terms"][key] for s in steps]
+
+
+def main() -> int:
+    options = arguments()
+    if options.verb == "run":
+        train(options)
+        return 0
+    found = compare(options.runs)
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.picture:
+        draw(found, options.picture)
+    for pair in found["pairs"]:
+        kind = "dropout" if pair["dropout"] else "no dropout"
+        terms = "  ".join(f"{name} {value:.2e}" for name, value in pair["terms"].items())
+        print(
+            f"{' | '.join(pair['runs'])} ({pair['precision']}, {kind}): start "
+            f"{pair['start']:.1e}; {terms}; norm {pair['norm']:.2e}; lDDT {pair['lddt_ca']}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
