@@ -75,6 +75,7 @@ def arguments() -> argparse.Namespace:
     one.add_argument("--validate-every", type=int, default=50)
     one.add_argument("--validate-batches", type=int, default=8)
     one.add_argument("--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks")
+    one.add_argument("--seconds", type=float, default=1e9, help="OpenFold ends after so many")
     one.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
     one.add_argument("--out", type=Path, required=True)
     both = verbs.add_parser("compare", help="table and picture of several runs")
@@ -177,6 +178,7 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
     start = _terms_without_dropout(config, model, with_breakdown, first)
     stream, steps = BatchStream(loader), []
     model.train()
+    begin = time.perf_counter()
     for step in range(options.steps):
         batch = next(stream)
         _synchronize(world)
@@ -201,9 +203,12 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         }
         line["seconds"] = time.perf_counter() - began  # float() above has waited for the GPU
         done = step + 1
-        if done % options.validate_every == 0 or done == options.steps:
+        late = time.perf_counter() - begin > options.seconds
+        if done % options.validate_every == 0 or done == options.steps or late:
             line["metrics"] = _validate(model, ema, validate)
         steps.append(line)
+        if late:
+            break
         if step % 10 == 0:
             print(f"{step} {line['terms']['loss']:.4f} {line['seconds']:.2f} s", flush=True)
     stream.close()
