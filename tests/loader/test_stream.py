@@ -270,3 +270,34 @@ def test_whole_chains_come_out_uncropped(dataset: Dataset) -> None:
             assert batch["aatype"].shape == (1, int(batch["seq_length"]))
             assert batch["msa_feat"].shape[0] == 2
             assert torch.equal(batch["seq_mask"], torch.ones_like(batch["seq_mask"]))
+
+
+def _recycles(dataset: Dataset, world: int, batch_size: int, skip: int = 0) -> list[list[int]]:
+    """Recycles of every batch of each rank's epoch, from batch `skip` on after a resumption."""
+    config = CONFIG.replace(batch_size=batch_size, max_recycling_iters=3, epoch_len=48)
+    ranks = []
+    for rank in range(world):
+        with open_loader(dataset, config, rank=rank, world_size=world) as loader:
+            batches = iter(loader)
+            for _ in range(skip):
+                next(batches)
+            state = loader.state_dict()
+        with open_loader(dataset, config, rank=rank, world_size=world) as loader:
+            loader.load_state_dict(state)
+            ranks.append([len(batch["msa_feat"]) for batch in loader])
+    return ranks
+
+
+@pytest.mark.parametrize(("world", "batch_size"), [(1, 2), (2, 3), (4, 1)])
+def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(
+    dataset: Dataset, world: int, batch_size: int
+) -> None:
+    steps, samples = 48 // 12, 12
+    passes = samples // (world * batch_size)
+    first, *others = _recycles(dataset, world, batch_size)
+    assert all(other == first for other in others)  # else the ranks of a step wait or hang
+    by_step = [set(first[i : i + passes]) for i in range(0, len(first), passes)]
+    assert len(by_step) == steps and all(len(seen) == 1 for seen in by_step)
+    assert len(set.union(*by_step)) > 1  # they are drawn anew for each step
+    resumed = _recycles(dataset, world, batch_size, skip=passes + 1)
+    assert all(rank == first[passes + 1 :] for rank in resumed)
