@@ -411,13 +411,22 @@ def _series(one: dict[str, Any], key: str) -> tuple[list[int], list[float]]:
     return [s["step"] for s in steps], [s["terms"][key] for s in steps]
 
 
+def _short(value: Any) -> Any:
+    """The same with six digits a number."""
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def main() -> int:
     options = arguments()
     if options.verb == "run":
         train(options)
         return 0
     found = compare(options.runs)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(_short(found)) + "\n")
     if options.picture:
         draw(found, options.picture)
     for pair in found["pairs"]:
