@@ -144,7 +144,7 @@ def replay(
 
 def predict(
     dataset: Annotated[str, typer.Argument(help="URI of the dataset that holds the chain.")],
-    chain: Annotated[str, typer.Argument(help="Chain to predict, 102m_A for one.")],
+    chain: Annotated[str, typer.Argument(help="Chain to predict, 102m_A for one, or a complex.")],
     checkpoint: Annotated[
         Path, typer.Option(help="Run folder, checkpoint folder, or OpenFold's or AF2's file.")
     ],
@@ -159,7 +159,7 @@ def predict(
     device: Device = "",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Predict the structure of a chain, pLDDT in the B column.
+    """Predict the structure of a chain or of a complex, pLDDT in the B column.
 
     Example:  evofeed predict data/ 102m_A --checkpoint runs/first --out 102m_A.pdb --picture a.png
 
@@ -171,21 +171,23 @@ def predict(
     for path in (out, picture):  # before the model has run
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
-    from evofeed.loader import record_batch
     from evofeed.store import Dataset
     from evofeed.trainer.predict.prediction import (
         load_model,
         predict_structure,
+        prediction_batch,
         spread,
         trained_sizes,
     )
     from evofeed.trainer.run.distributed import join_world
 
-    record = Dataset.open(dataset)[chain]
+    opened = Dataset.open(dataset)
+    record = opened.assemblies[chain] if chain in opened.assemblies else opened[chain]
     with join_world(device or None, axial=None) as world:  # under torchrun all share the chain
-        batch = record_batch(record, no_recycling_iters=recycles, **trained_sizes(checkpoint))
-        batch = {name: value.to(world.device) for name, value in batch.items()}
         model = load_model(checkpoint).to(world.device)
+        sizes = trained_sizes(checkpoint)
+        batch = prediction_batch(record, model, no_recycling_iters=recycles, **sizes)
+        batch = {name: value.to(world.device) for name, value in batch.items()}
         model = spread(model, batch["aatype"].shape[-1], world.axis)
         found = predict_structure(model, batch, name=chain)
         if not world.is_first:
@@ -195,9 +197,13 @@ def predict(
         from evofeed.trainer.predict.plot import plot_prediction
 
         plot_prediction(found, picture)
-    facts = {"chain": chain, "out": str(out), "mean_plddt": float(found.plddt.mean())}
+    facts: dict[str, Any] = {"chain": chain, "out": str(out)}
+    facts |= {"mean_plddt": float(found.plddt.mean()), **found.scores}
     facts["residues"] = len(found.plddt)
     if as_json:
         print(json.dumps(facts))
     else:
-        print(f"{out}: {chain}, {facts['residues']} residues, mean pLDDT {facts['mean_plddt']:.1f}")
+        print(
+            f"{out}: {chain}, {facts['residues']} residues, mean pLDDT {facts['mean_plddt']:.1f}"
+            + "".join(f", {name} {value:.3f}" for name, value in found.scores.items())
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from evofeed.loader import LoaderConfig
+from evofeed.loader import AssemblyConfig, LoaderConfig
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.model.config import (
     EvoformerConfig,
@@ -89,13 +89,7 @@ def multimer() -> Preset:
             structure_module=replace(first.model.structure_module, trans_scale_factor=20.0),
         ),
         loss=replace(first.loss, violation=0.03, average_clashes=True),
-        loader=LoaderConfig(
-            crop_size=640,
-            max_msa_clusters=508,
-            max_extra_msa=2048,
-            num_blocks=0,
-            clamp_prob=1.0,
-        ),
+        loader=LoaderConfig.multimer(),
         train=TrainConfig(preset="multimer"),
     )
 
@@ -119,7 +113,9 @@ def tiny_multimer() -> Preset:
             structure_module=replace(small.model.structure_module, trans_scale_factor=20.0),
         ),
         loss=multimer().loss,
-        loader=small.loader,
+        loader=small.loader.replace(
+            assemblies=AssemblyConfig(msa_rows=64, paired_rows=32, min_rows=24)
+        ),
         train=replace(small.train, preset="tiny_multimer"),
     )
 

@@ -7,14 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tests.loader.records import make_record, write_dataset
+from tests.loader.complexes import three_complexes
 
-from evofeed.assembly_record import AssemblyRecord
 from evofeed.errors import CannotResume, LoaderError
-from evofeed.features import ASSEMBLY_BATCH, ChainRecord
+from evofeed.features import ASSEMBLY_BATCH
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
 from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
 from evofeed.loader.assembly.crop import crop_residues
@@ -23,7 +21,7 @@ from evofeed.loader.assembly.make import draw_templates, fill_assembly
 from evofeed.loader.assembly.reading import CounterCrop
 from evofeed.loader.draws import use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
-from evofeed.store import Dataset, add_assemblies
+from evofeed.store import Dataset
 from evofeed.store.inner import COLUMN_NUMBER
 
 RULES = AssemblyConfig(msa_rows=40, paired_rows=16, min_rows=24, interface_threshold=20.0)
@@ -40,65 +38,9 @@ CONFIG = LoaderConfig(
 CPU = torch.device("cpu")
 
 
-def pairing_of(chain: ChainRecord, rows: int, seed: int) -> ChainRecord:
-    """Rows to pair of a chain, of few species."""
-    made = make_record(chain.chain_id, chain.num_res, rows, 0, seed=seed, structure=False)
-    msa = made.msa.copy()
-    msa[0] = chain.aatype
-    msa[2] = chain.msa[min(3, len(chain.msa) - 1)]  # also among the unpaired ones
-    species = np.random.default_rng(seed).choice(["", "HUMAN", "MOUSE", "YEAST", "9606"], rows)
-    species[0] = ""
-    return made.replace(
-        sequence=chain.sequence,
-        aatype=chain.aatype,
-        msa=msa,
-        msa_species=tuple(species.tolist()),
-        hhblits_profile_counts=np.stack([(msa == c).sum(0) for c in range(22)], -1).astype(
-            np.int32
-        ),
-    )
-
-
-def make_complex(
-    name: str, chains: list[ChainRecord], copies: list[int], seed: int
-) -> AssemblyRecord:
-    random = np.random.default_rng(seed)
-    parts = [c for c, n in zip(chains, copies, strict=True) for _ in range(n)]
-    positions, masks = [], []
-    for chain in parts:
-        assert chain.all_atom_positions is not None and chain.all_atom_mask is not None
-        shift = np.round(random.normal(size=3) * 15, 3).astype(np.float32)
-        moved = np.round((chain.all_atom_positions + shift).astype(np.float64), 3)
-        positions.append((moved * chain.all_atom_mask[..., None]).astype(np.float32) + 0.0)
-        masks.append(chain.all_atom_mask)
-    several = len(chains) > 1
-    letters = iter("ABCDEFGHIJ")
-    return AssemblyRecord(
-        assembly_id=name,
-        chains=tuple(chains),
-        pairing=tuple(
-            pairing_of(c, 20 + 5 * i, seed + i) if several else None for i, c in enumerate(chains)
-        ),
-        copies=tuple(tuple(next(letters) for _ in range(n)) for n in copies),
-        all_atom_positions=np.concatenate(positions).astype(np.float32),
-        all_atom_mask=np.concatenate(masks),
-        resolution=2.0,
-    )
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("complexes")
-    one, two = make_record("1abc_A", 18, 60, 3), make_record("1abc_B", 11, 50, 1)
-    three = make_record("2def_A", 25, 30, 0)
-    base = write_dataset(folder, [one, two, three])
-    complexes = [
-        make_complex("1abc", [one, two], [2, 1], 1),
-        make_complex("2def", [three], [2], 2),
-        make_complex("3ghi", [two, three, one], [1, 1, 3], 3),
-    ]
-    add_assemblies(base, complexes)
-    return Dataset.open(str(folder))
+    return three_complexes(tmp_path_factory.mktemp("complexes"))
 
 
 def open_loader(source: Any, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:

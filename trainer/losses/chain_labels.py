@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evofeed.features import SUPERVISED
 from evofeed.residues import ATOM_ORDER
 from evofeed.trainer.losses.permutation import align_chains, gather_labels
 
@@ -18,8 +19,6 @@ GROUND_TRUTH: Final = "gt_features."
 """Names of a whole complex's features begin so, `[B, M, ...]`, M residues without any crop."""
 _CA: Final = ATOM_ORDER["CA"]
 _IDS: Final = ("asym_id", "entity_id", "residue_index")
-# What a prediction is made of, or the same in every copy: it stays the batch's.
-_KEPT: Final = {*_IDS, "sym_id", "aatype", "seq_mask", "seq_length"}
 _ROWS: Final = 1024
 
 
@@ -64,4 +63,4 @@ def with_assigned_truth(
         {name: truth[name] for name in _IDS},
         no_chains=no_chains,
     )
-    return own | gather_labels({n: v for n, v in truth.items() if n not in _KEPT}, found)
+    return own | gather_labels({n: truth[n] for n in SUPERVISED if n in truth}, found)

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.errors import InputError
 from evofeed.features import ChainRecord
-from evofeed.loader import record_batch
+from evofeed.loader import assembly_batch, record_batch
 from evofeed.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.formats.openfold_checkpoint import (
     load_openfold_checkpoint,
@@ -31,6 +33,7 @@ __all__ = [
     "load_model",
     "predict",
     "predict_structure",
+    "prediction_batch",
     "spread",
     "trained_sizes",
 ]
@@ -66,7 +69,7 @@ class Prediction:
 
 
 def predict(
-    source: ChainRecord | Mapping[str, Tensor],
+    source: ChainRecord | AssemblyRecord | Mapping[str, Tensor],
     checkpoint: str | Path,
     *,
     file_format: str = "pdb",
@@ -77,7 +80,8 @@ def predict(
     """The predicted structure as text, pLDDT in the B column.
 
     Args:
-        source: a chain record, or a batch of one sample in the loader's convention.
+        source: a chain's or a complex's record, or a batch of one sample in the loader's
+            convention.
         checkpoint: whatever `load_model` takes.
         file_format: `pdb` or `cif`.
         config: of the model, if the checkpoint does not say.
@@ -88,15 +92,49 @@ def predict(
         CheckpointError: the checkpoint cannot be read or is of another model.
     """
     model = load_model(checkpoint, config=config).to(device)
-    if isinstance(source, ChainRecord):
+    if isinstance(source, ChainRecord | AssemblyRecord):
+        name = source.chain_id if isinstance(source, ChainRecord) else source.assembly_id
         sizes = trained_sizes(checkpoint)
-        name = source.chain_id
-        batch = record_batch(source, no_recycling_iters=no_recycling_iters, **sizes)
+        batch = prediction_batch(source, model, no_recycling_iters=no_recycling_iters, **sizes)
     else:
         name, batch = "prediction", dict(source)
     batch = {key: value.to(device) for key, value in batch.items()}
     model = spread(model, batch["aatype"].shape[-1])
     return predict_structure(model, batch, name=name).text(file_format)
+
+
+def prediction_batch(
+    record: ChainRecord | AssemblyRecord,
+    model: AlphaFold,
+    *,
+    no_recycling_iters: int = 3,
+    **sizes: int,
+) -> dict[str, Tensor]:
+    """A chain or a complex as a batch of one for a model.
+
+    Args:
+        record: of a dataset, or of its `assemblies`.
+        model: which will predict it.
+        no_recycling_iters: passes before the last.
+        sizes: rows and templates, as `trained_sizes` has them.
+
+    Raises:
+        InputError: the model is of the other kind.
+    """
+    of_complexes = model.config.multimer is not None
+    if isinstance(record, AssemblyRecord):
+        if not of_complexes:
+            raise InputError(
+                f"{record.assembly_id} is a complex, and these weights are of a model of single "
+                "chains: take AF2-multimer's, or a run of the preset multimer"
+            )
+        return assembly_batch(record, no_recycling_iters=no_recycling_iters, **sizes)
+    if of_complexes:
+        raise InputError(
+            f"{record.chain_id} is a chain, and these weights are of a model of complexes: name "
+            "a complex of the dataset (evofeed assemblies adds them), or take a model of chains"
+        )
+    return record_batch(record, no_recycling_iters=no_recycling_iters, **sizes)
 
 
 _SCORES: Final = {

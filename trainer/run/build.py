@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from evofeed.errors import InputError
+from evofeed.loader import LoaderConfig
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint, load_weights
 from evofeed.trainer.losses import AlphaFoldLoss
@@ -99,9 +100,10 @@ def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
         raise InputError(
             f"{len(shares)} shares for {len(several)} datasets: give one for each, in their order"
         )
+    settings = loader_config(config, world)
     loader: Loader = FeatureLoader(
-        [(_opened(one), share) for one, share in zip(several, shares, strict=True)],
-        loader_config(config, world),
+        [(_samples_of(one, settings), share) for one, share in zip(several, shares, strict=True)],
+        settings,
         rank=world.reader,
         world_size=world.readers,
         seed=config.seed,
@@ -122,17 +124,26 @@ def build_validation(
     from evofeed.trainer.run.validation import Validator, held_out
 
     if validation is not None:
-        chains = held_out(config, _opened(validation), world)
+        samples = _samples_of(validation, loader_config(config, world))
+        chains = held_out(config, samples, world)
         return Validator(config, model, chains, world, picture)
     if isinstance(loader, FixedBatches):
         return Validator(config, model, loader.batches, world, picture)
     return None
 
 
-def _opened(dataset: Any) -> Any:
+def _samples_of(dataset: Any, settings: LoaderConfig) -> Any:
+    """A dataset's complexes where the run is about complexes and it has some, else its chains.
+
+    Chains of a dataset without complexes are complexes of one, as in AlphaFold-Multimer's
+    distillation set.
+    """
     from evofeed.store import Dataset
 
-    return Dataset.open(dataset) if isinstance(dataset, str) else dataset
+    opened = Dataset.open(dataset) if isinstance(dataset, str) else dataset
+    if settings.assemblies is None or not isinstance(opened, Dataset) or not opened.assemblies:
+        return opened
+    return opened.assemblies
 
 
 def _seed_everything(seed: int) -> None:

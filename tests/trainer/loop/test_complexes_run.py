@@ -1,0 +1,75 @@
+"""Complexes of a dataset through loader, loop, validation and prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.loader.complexes import three_complexes
+from tests.loader.records import make_record, write_dataset
+
+from evofeed.cli import main
+from evofeed.features import SUPERVISED
+from evofeed.loader import FeatureLoader
+from evofeed.store import Dataset
+from evofeed.trainer import tiny_multimer
+from evofeed.trainer.log.runlog import read_steps
+from evofeed.trainer.losses.chain_labels import GROUND_TRUTH
+from evofeed.trainer.run.build import build_loader
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.stream import BatchStream
+from evofeed.trainer.run.train import train
+
+CPU = World(device=torch.device("cpu"))
+CONFIG = tiny_multimer().train.replace(
+    steps=2, validate_every=2, validate_batches=1, profile_steps=0, loader={"crop_size": 32}
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return three_complexes(tmp_path_factory.mktemp("complexes"))
+
+
+def test_the_truth_of_a_whole_complex_has_every_label(dataset: Dataset) -> None:
+    loader = build_loader(CONFIG, dataset.uri, CPU)
+    stream = BatchStream(loader)
+    batch = next(stream)
+    stream.close()
+    assert {GROUND_TRUTH + name for name in SUPERVISED} <= set(batch)
+
+
+def test_chains_of_a_dataset_without_complexes_are_complexes_of_one(tmp_path: Path) -> None:
+    alone = write_dataset(tmp_path, [make_record("1abc_A", 18, 60, 3)])
+    loader = build_loader(CONFIG, alone, CPU)
+    assert isinstance(loader, FeatureLoader)
+    with loader:
+        assert next(iter(loader))["asym_id"].max() == 1
+
+
+def test_a_run_trains_on_complexes_and_its_weights_predict_one(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    result = train(CONFIG, dataset.uri, out=out, validation=dataset.uri)
+    assert result.step == 2 and not result.skipped
+    scores = [line["metrics"] for line in read_steps(out) if "metrics" in line]
+    assert {"dockq", "iptm", "lddt_ca"} <= set(scores[-1])
+    command = ["predict", dataset.uri, "1abc", "--checkpoint", str(out), "--recycles", "0"]
+    cif = tmp_path / "1abc.cif"
+    assert _exit_code([*command, "--out", str(cif), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["residues"] == 2 * 18 + 11 and 0 <= facts["iptm"] <= 1
+    rows = [row.split() for row in cif.read_text().splitlines() if row.startswith("ATOM")]
+    assert {row[6] for row in rows} == {"A", "B", "C"}
+    command[2] = "1abc_A"
+    assert _exit_code([*command, "--out", str(cif)]) == 1
+    assert "model of complexes" in capsys.readouterr().err
+
+
+def _exit_code(command: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    return int(ended.value.code or 0)
