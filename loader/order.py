@@ -54,24 +54,43 @@ def eligible_rows(index: pa.Table, config: LoaderConfig) -> np.ndarray:
     }
     if not config.allow_unknown:
         filters["unknown residues"] = column(index, "num_unknown") > 0
+    return let_through(index, "chain", filters, config)
+
+
+def let_through(
+    table: pa.Table, kind: str, filters: dict[str, np.ndarray], config: LoaderConfig
+) -> np.ndarray:
+    """Rows that neither `filters` nor what chains and complexes have in common take, ascending.
+
+    Args:
+        table: an index of chains or a table of assemblies.
+        kind: `chain` or `assembly`, of which the table has an id.
+        filters: what each takes, by what to call it.
+        config: dates, names, and whether there must be a structure.
+
+    Raises:
+        LoaderError: none is left; says which filter took how many.
+    """
+    filters = dict(filters)
     if config.supervised:
-        filters["no structure"] = ~column(index, "has_structure")
+        filters["no structure"] = ~column(table, "has_structure")
     if config.released_from or config.released_until:
-        dates = whole_column(index, "release_date")
+        dates = whole_column(table, "release_date")
         early = pc.less(dates, config.released_from or "0")  # no date at all is early
         late = pc.greater(dates, config.released_until or "9999-99-99")
         filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
     if config.chains is not None:
         wanted = pa.array(config.chains, pa.utf8())
-        chosen = pc.is_in(whole_column(index, "chain_id"), value_set=wanted)
-        filters["not among the chosen chains"] = ~chosen.to_numpy(zero_copy_only=False)
-    out = np.zeros(index.num_rows, bool)
+        chosen = pc.is_in(whole_column(table, f"{kind}_id"), value_set=wanted)
+        filters["not among the chosen"] = ~chosen.to_numpy(zero_copy_only=False)
+    out = np.zeros(table.num_rows, bool)
     for mask in filters.values():
         out |= mask
     rows = np.flatnonzero(~out)
     if not len(rows):
         taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
-        raise LoaderError(f"none of {index.num_rows} chains passes the filters ({taken})")
+        kinds = {"chain": "chains", "assembly": "assemblies"}[kind]
+        raise LoaderError(f"none of {table.num_rows} {kinds} passes the filters ({taken})")
     return rows
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from evofeed.assembly_record import AssemblyRecord
-from evofeed.errors import ChainMissing, FeatureError, SchemaMismatch, ShardCorrupt
+from evofeed.errors import ChainMissing, FeatureError, ShardCorrupt
 from evofeed.features import ChainRecord
 from evofeed.residues import GAP
 from evofeed.store.encode import encode_record
 from evofeed.store.history import Snapshot
-from evofeed.store.index import canonical, index_bytes, read_index
-from evofeed.store.layout import CHAINS_VERSION, PackedColumn, check_version
+from evofeed.store.index import canonical, index_bytes, read_index, read_table
+from evofeed.store.layout import CHAINS_VERSION, PackedColumn
 from evofeed.store.manifest import ShardEntry, canonical_json, check_name
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard
@@ -256,7 +256,9 @@ class Assemblies:
                 name: _checked(dataset.storage, f"{folder}/{name}", files["files"][name]["sha256"])
                 for name in (TABLE, MEMBERS)
             }
-            self.table = _read_table(data[TABLE], f"{dataset.uri}/{folder}/{TABLE}")
+            self.table = read_table(
+                data[TABLE], f"{dataset.uri}/{folder}/{TABLE}", "assemblies", assembly_schema()
+            )
             members = read_index(data[MEMBERS], f"{dataset.uri}/{folder}/{MEMBERS}")
         self.members = Spans(dataset.storage, members)
         self.member_index = members
@@ -318,20 +320,3 @@ def _checked(storage: Storage, key: str, sha256: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ShardCorrupt("it does not match the manifest's sha256", path=f"{storage.uri}/{key}")
     return bytes(data)
-
-
-def _read_table(data: bytes, path: str) -> pa.Table:
-    try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            metadata = reader.schema.metadata or {}
-            if metadata.get(b"evofeed.format") != b"evofeed-assemblies":
-                raise SchemaMismatch("no table of assemblies", path=path)
-            version = metadata.get(b"evofeed.version", b"").decode(errors="replace")
-            check_version(version.split("."), path)
-            table = reader.read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardCorrupt(f"the table does not parse: {error}", path=path) from None
-    if not table.schema.equals(assembly_schema()):
-        raise ShardCorrupt("columns are not those of assemblies", path=path)
-    return table.combine_chunks()

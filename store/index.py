@@ -139,17 +139,33 @@ def read_index(data: bytes | pa.Buffer, path: str) -> pa.Table:
         SchemaMismatch: another format version.
         ShardCorrupt: the bytes are no index.
     """
+    return read_table(data, path, "index", index_schema())
+
+
+def read_table(data: bytes, path: str, kind: str, schema: pa.Schema) -> pa.Table:
+    """A table of a snapshot from its bytes, checked whole.
+
+    Args:
+        data: of an Arrow file.
+        path: for errors.
+        kind: `index` or `assemblies`: its format is `evofeed-KIND`.
+        schema: the columns it must have.
+
+    Raises:
+        SchemaMismatch: another kind or format version.
+        ShardCorrupt: the bytes are no such table.
+    """
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             metadata = reader.schema.metadata or {}
-            if metadata.get(b"evofeed.format") != b"evofeed-index":
-                raise SchemaMismatch("no evofeed index", path=path)
+            if metadata.get(b"evofeed.format") != f"evofeed-{kind}".encode():
+                raise SchemaMismatch(f"no evofeed {kind}", path=path)
             version = metadata.get(b"evofeed.version", b"").decode(errors="replace")
             check_version(version.split("."), path)
             table = reader.read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardCorrupt(f"the index does not parse: {error}", path=path) from None
-    if not table.schema.equals(index_schema()):
-        raise ShardCorrupt("columns are not those of an index", path=path)
+        raise ShardCorrupt(f"the {kind} does not parse: {error}", path=path) from None
+    if not table.schema.equals(schema):
+        raise ShardCorrupt(f"columns are not those of an evofeed {kind}", path=path)
     return table.combine_chunks()

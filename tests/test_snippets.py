@@ -45,7 +45,10 @@ def test_every_command_in_the_documents_is_one(page: Path, line: str) -> None:
     name, *words = shlex.split(line)
     if name in ("COMMAND", "--help", "--version"):
         return
-    module, attribute, _ = cli.COMMANDS[name]
+    commands = cli.COMMANDS
+    if name == "--service":
+        (_, name, *words), commands = words, cli.REMOTE
+    module, attribute = commands[name][:2]
     target: Any = getattr(importlib.import_module(module), attribute)
     app = target if isinstance(target, typer.Typer) else typer.Typer()
     if app is not target:

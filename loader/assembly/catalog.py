@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from evofeed.errors import LoaderError
 from evofeed.loader.catalog import ChainCatalog, ChainPlace, Places
 from evofeed.loader.config import LoaderConfig
-from evofeed.loader.order import column, whole_column
+from evofeed.loader.order import column, let_through, whole_column
 from evofeed.store import Assemblies
 
 __all__ = ["AssemblyCatalog", "AssemblyPlace", "LoneChains"]
@@ -139,22 +139,4 @@ def eligible_assemblies(table: pa.Table, config: LoaderConfig) -> np.ndarray:
         "predicted, and fewer than 200 residues": column(table, "is_distillation")
         & (column(table, "num_res") < 200),
     }
-    if config.supervised:
-        filters["no structure"] = ~column(table, "has_structure")
-    if config.released_from or config.released_until:
-        dates = whole_column(table, "release_date")
-        early = pc.less(dates, config.released_from or "0")
-        late = pc.greater(dates, config.released_until or "9999-99-99")
-        filters["release date"] = pc.or_(early, late).to_numpy(zero_copy_only=False)
-    if config.chains is not None:
-        wanted = pa.array(config.chains, pa.utf8())
-        chosen = pc.is_in(whole_column(table, "assembly_id"), value_set=wanted)
-        filters["not among the chosen"] = ~chosen.to_numpy(zero_copy_only=False)
-    out = np.zeros(table.num_rows, bool)
-    for mask in filters.values():
-        out |= mask
-    rows = np.flatnonzero(~out)
-    if not len(rows):
-        taken = ", ".join(f"{name}: {int(mask.sum())}" for name, mask in filters.items())
-        raise LoaderError(f"none of {table.num_rows} assemblies passes the filters ({taken})")
-    return rows
+    return let_through(table, "assembly", filters, config)

@@ -61,7 +61,7 @@ def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, num
             assert httpx.get(f"{line['url']}/v1/datasets/demo").status_code == 401
             remote = Dataset.open(f"{line['url']}/v1/datasets/demo", token=line["token"])
             assert remote.digest == folder[2] and len(remote[0].sequence) == remote[0].num_res
-            remote.storage._connection().close()  # type: ignore[attr-defined]
+            remote.storage.close()  # type: ignore[attr-defined]
         finally:
             process.send_signal(number)
         assert process.wait(300) == 0

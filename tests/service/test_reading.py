@@ -18,7 +18,7 @@ from evofeed.store import Dataset
 
 
 def close(dataset: Dataset) -> None:
-    dataset.storage._connection().close()  # type: ignore[attr-defined]
+    dataset.storage.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("prefix", ["/v1/datasets/demo", "/datasets/demo"])
