@@ -1,14 +1,13 @@
 """Every operator in plain PyTorch: what the kernels are checked against.
 
 Each function takes the arguments of the fused operator of the same name and runs in
-the dtype it is given, float64 included. `global_norm` is what the optimizer clips by.
+the dtype it is given, float64 included.
 """
 
 from evofeed.kernels.ops.attention.reference import biased_attention
 from evofeed.kernels.ops.gated_attention.reference import gated_attention
 from evofeed.kernels.ops.global_attention.reference import global_column_attention
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
-from evofeed.kernels.ops.optimizer.reference import global_norm
 from evofeed.kernels.ops.outer_product_mean.reference import outer_product_mean
 from evofeed.kernels.ops.pair_bias.reference import pair_bias
 from evofeed.kernels.ops.softmax.reference import masked_softmax
@@ -21,7 +20,6 @@ __all__ = [
     "biased_attention",
     "gated_attention",
     "global_column_attention",
-    "global_norm",
     "layer_norm",
     "masked_softmax",
     "outer_product_mean",

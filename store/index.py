@@ -142,7 +142,7 @@ def read_index(data: bytes | pa.Buffer, path: str) -> pa.Table:
     return read_table(data, path, "index", index_schema())
 
 
-def read_table(data: bytes, path: str, kind: str, schema: pa.Schema) -> pa.Table:
+def read_table(data: bytes | pa.Buffer, path: str, kind: str, schema: pa.Schema) -> pa.Table:
     """A table of a snapshot from its bytes, checked whole.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def prediction_batch(
     model: AlphaFold,
     *,
     no_recycling_iters: int = 3,
-    **sizes: int,
+    **sizes: Any,
 ) -> dict[str, Tensor]:
     """A chain or a complex as a batch of one for a model.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import FusedAdamEMA, reference
+from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 
@@ -95,7 +95,7 @@ class FlatOptimizer:
         """Clip what the last backward pass left and keep it (only for `per_example`)."""
         if self._sample_sum is None:
             return
-        coefficient = clip_coefficient(reference.global_norm([self.grad]), self.config.max_norm)
+        coefficient = clip_coefficient(self._adam.gradient_norm(), self.config.max_norm)
         self._sample_sum.add_(self.grad.mul_(coefficient))
         self.grad.zero_()
 

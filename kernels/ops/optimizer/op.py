@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evofeed.errors import KernelError, UnsupportedShape
-from evofeed.kernels.ops.optimizer.reference import adam_ema_step
+from evofeed.kernels.ops.optimizer.reference import adam_ema_step, global_norm
 from evofeed.kernels.ops.optimizer.triton import (
     adam_update_kernel,
     scalars_kernel,
@@ -154,6 +154,10 @@ class FusedAdamEMA(FlatBuffers):
         super().__init__(param, grad, state, ema, low, **options)
         self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
         self.beta1, self.beta2, self.eps, self.plain = beta1, beta2, eps, plain
+
+    def gradient_norm(self) -> Tensor:
+        """Norm of the gradient as it is now, a float32 scalar on the device."""
+        return global_norm([self.grad])
 
     def step(self) -> Tensor:
         """Updates all buffers; returns the norm before clipping, a scalar on the device."""

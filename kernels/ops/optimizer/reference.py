@@ -25,11 +25,12 @@ def global_norm(grads: Sequence[Tensor]) -> Tensor:
     """Euclidean norm over all tensors together, a float32 scalar on their device.
 
     Summed in float64, a million elements at a time: torch's sum of 93 million squares in
-    float32 is 0.4 % short on a CPU.
+    float32 on a CPU makes a norm that is 0.2 % short.
     """
-    pieces = [piece for grad in grads for piece in grad.flatten().split(_PIECE)]
+    pieces = [piece for grad in grads for piece in torch.split(grad.flatten(), _PIECE)]
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    return torch.linalg.vector_norm(torch.stack(norms)).float()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm.float()
 
 
 def adam_ema_step(optimizer: FusedAdamEMA) -> Tensor:
