@@ -72,7 +72,7 @@ class ThreadReaders:
         self._storages = storages
         self._memory = memoryview(arena.memory)
         self._pool = ThreadPoolExecutor(num_threads, "evofeed-read")
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def submit(self, requests: Sequence[ReadRequest]) -> None:
         """Take some requests."""
@@ -80,15 +80,21 @@ class ThreadReaders:
             self._pool.submit(self._work, request)
 
     def _work(self, request: ReadRequest) -> None:
-        self._results.put(read_request(self._storages, self._memory, request))
+        try:
+            self._results.put(read_request(self._storages, self._memory, request))
+        except Exception as error:  # a fault of ours: else nobody would hear of it, and wait
+            self._results.put(error)
 
     def poll(self, timeout: float) -> list[Result]:
-        """Results that have come in."""
+        """Results that have come in; raises what a thread raised."""
         with contextlib.suppress(queue.Empty):
-            results = [self._results.get(timeout=timeout)]
+            found = [self._results.get(timeout=timeout)]
             while not self._results.empty():
-                results.append(self._results.get_nowait())
-            return results
+                found.append(self._results.get_nowait())
+            for one in found:
+                if isinstance(one, Exception):
+                    raise one
+            return [one for one in found if not isinstance(one, Exception)]
         return []
 
     def cpu_seconds(self) -> float:

@@ -144,3 +144,14 @@ def test_a_frozen_reader_that_takes_no_more_is_replaced(
         arena.close()
     assert sorted(read) == list(range(len(many)))
     assert readers.respawns
+
+
+def test_a_fault_in_a_reader_thread_reaches_the_loop_that_waits(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> None:
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr("evofeed.loader.reader_pool.read_request", fault)
+    with open_loader(dataset) as loader, pytest.raises(TypeError, match="no such argument"):
+        sample_digests(loader, 1)
