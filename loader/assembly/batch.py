@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from evofeed.features import ASSEMBLY_BATCH, SUPERVISED
-from evofeed.loader.batch import put
 from evofeed.loader.config import LoaderConfig
 
-__all__ = ["empty_assembly_batch", "put_assembly", "with_truth"]
+__all__ = ["empty_assembly_batch", "with_truth"]
 
 
 def empty_assembly_batch(
@@ -46,9 +45,6 @@ def empty_assembly_batch(
         dtype: torch.dtype = getattr(torch, feature.dtype)
         batch[feature.name] = torch.zeros(lead + feature.shape(sizes), dtype=dtype, device=device)
     return batch
-
-
-put_assembly = put
 
 
 def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evofeed.loader.assembly.batch import put_assembly
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.merge import AssemblyTensors, DeviceRows, Entity, merge_entities
 from evofeed.loader.assembly.reading import AssemblySlab, Member
 from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.batch import put
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
 from evofeed.loader.features import ChainTensors
@@ -112,7 +112,7 @@ def fill_assembly(
     Returns:
         The whole truth (`gt_features`) of this sample; empty without supervision.
     """
-    put_assembly(batch, assembly_constants(assembly, kept, templates, config), number)
+    put(batch, assembly_constants(assembly, kept, templates, config), number)
     scalars = {
         "seq_length": len(kept),
         "num_alignments": assembly.num_rows,
@@ -126,5 +126,5 @@ def fill_assembly(
     for recycle, drawn in enumerate(draws):
         gaps = rules.mask_block_gaps
         features = assembly_recycle(assembly, kept, drawn, config, mask_block_gaps=gaps)
-        put_assembly(batch, features, recycle, number)
+        put(batch, features, recycle, number)
     return ground_truth(assembly) if config.supervised else {}

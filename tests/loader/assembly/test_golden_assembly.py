@@ -20,11 +20,12 @@ from tests.loader.assembly.recorded_assembly import (
 from tests.loader.test_golden import same
 
 from evofeed.interfaces import interface_residues
-from evofeed.loader.assembly.batch import empty_assembly_batch, put_assembly
+from evofeed.loader.assembly.batch import empty_assembly_batch
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
 from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.batch import put
 from evofeed.loader.config import LoaderConfig
 
 ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
@@ -163,12 +164,12 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
     batch = empty_assembly_batch(
         config, num_res=num_res, batch_size=1, recycles=recycles, device=CPU
     )
-    put_assembly(batch, assembly_constants(made, crop, templates, config), 0)
+    put(batch, assembly_constants(made, crop, templates, config), 0)
     for recycle in range(recycles):
         fraction = mode["masked_msa_replace_fraction"]
         of_recycle = RecordedRecycle(draws, recycle, made.num_rows, fraction)
         features = assembly_recycle(made, crop, of_recycle, config, mask_block_gaps=True)
-        put_assembly(batch, features, recycle, 0)
+        put(batch, features, recycle, 0)
     compared = 0
     for name, want in final.items():
         if name in NOT_MADE:
