@@ -57,7 +57,6 @@ GOOD = {
     "nvidia_driver": True,
     "gpus": ["NVIDIA H200, 150 GB, compute 9.0"],
     "packages": {"train": {"torch": "2.11", "triton": "3.6"}},
-    "shared_memory_free_gb": 64.0,
     "open_files": 65536,
     "memory_gb": 128.0,
 }
@@ -69,7 +68,6 @@ GOOD = {
         ({"gpus": []}, "CUDA build"),
         ({"packages": {"train": {"torch": "2.11", "triton": None}}}, "pip install triton"),
         ({"gpus": ["Tesla T4, 16 GB, compute 7.5"]}, "bfloat16"),
-        ({"shared_memory_free_gb": 0.1}, "--shm-size"),
         ({"open_files": 1024}, "ulimit"),
         ({"memory_gb": 4.0}, "--memory"),
     ],

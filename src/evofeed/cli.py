@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
     "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
-    "doctor": ("evofeed.doctor", "doctor", "What this machine has, for a bug report."),
+    "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),
     "bench": ("evofeed.loader.commands", "bench", "Measure the loader on this machine."),
 }
 

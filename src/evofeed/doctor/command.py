@@ -12,11 +12,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from evofeed.doctor.checks import Check
+from evofeed.doctor.gpu_checks import gpu_checks
+from evofeed.doctor.host_checks import host_checks
+from evofeed.doctor.machine_texts import machine_texts
 
 _EXTRAS = {
     "base": "numpy numba pyarrow xxhash typer rich",
@@ -55,8 +61,10 @@ def doctor(
 
         table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
         for name, value in found.items():
-            if name not in ("packages", "evofeed", "advice", "programs"):
+            if name not in ("packages", "evofeed", "advice", "programs", "checks"):
                 table.add_row(name, str(value))
+        for check in found["checks"]:
+            table.add_row(check["name"], check["found"])
         for extra, versions in found["packages"].items():
             absent = [name for name, version in versions.items() if version is None]
             hint = f"  missing {', '.join(absent)}: pip install 'evofeed[{extra}]'"
@@ -72,8 +80,12 @@ def doctor(
 
 
 def examine() -> dict[str, Any]:
-    """Versions, cores, memory, disk, GPUs, advice: JSON-ready."""
+    """Versions, cores, memory, disk, GPUs, the check-list, advice: JSON-ready."""
     from evofeed import __version__
+
+    texts = machine_texts()
+    checks = [*host_checks(texts), *gpu_checks(texts)]
+    gpus, trouble = _gpus()
 
     found: dict[str, Any] = {
         "evofeed": __version__,
@@ -81,47 +93,46 @@ def examine() -> dict[str, Any]:
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(_memory() / 1e9, 1),
-        "shared_memory_free_gb": round(shutil.disk_usage("/dev/shm").free / 1e9, 1),
         "disk_free_gb": round(shutil.disk_usage(".").free / 1e9, 1),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "nvidia_driver": Path("/dev/nvidiactl").exists(),
-        "gpus": _gpus(),
+        "gpus": gpus,
+        "gpu_trouble": trouble,
         "programs": {name: program_version(name) for name in _PROGRAMS},
         "packages": {
             extra: {name: _version(name) for name in names.split()}
             for extra, names in _EXTRAS.items()
         },
     }
-    return found | {"advice": advice(found)}
+    found["checks"] = [asdict(check) for check in checks]
+    return found | {"advice": advice(found, checks)}
 
 
-def advice(found: Mapping[str, Any]) -> list[str]:
+def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
     """What of a machine will be in the way, each with what to do about it.
 
     Args:
         found: what `examine` found.
+        checks: lines of the check-list; those with something to do are repeated.
     """
     said = []
     train, gpus = found["packages"]["train"], found["gpus"]
     if found["nvidia_driver"] and train["torch"] and not gpus:
         said.append(
-            f"there is an NVIDIA driver, but torch {train['torch']} sees no GPU: install a CUDA "
-            "build of torch that this driver knows (pytorch.org), and look at CUDA_VISIBLE_DEVICES"
+            f"there is an NVIDIA driver, but torch {train['torch']} sees no GPU"
+            + (f" ({found['gpu_trouble']})" if found.get("gpu_trouble") else "")
+            + ": install a CUDA build of torch that this driver knows (pytorch.org), look at "
+            "CUDA_VISIBLE_DEVICES, and on machines with NVSwitch start nvidia-fabricmanager"
         )
     if gpus and not train["triton"]:
         said.append("there is a GPU but no triton, so no fused kernels: pip install triton")
     if any(float(gpu.rsplit(" ", 1)[1]) < 8.0 for gpu in gpus):
         said.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp32`")
-    if found["shared_memory_free_gb"] < 1:
-        said.append(
-            f"{found['shared_memory_free_gb']} GB of shared memory are few for Ray and the loader: "
-            "start containers with --shm-size=8g"
-        )
     if found["open_files"] < 4096:
         said.append(f"{found['open_files']} open files are few for Ray: ulimit -n 65536")
     if found["memory_gb"] < 8:
         said.append("chains may take 8 GiB each by default: featurize with --memory and --workers")
-    return said
+    return said + [f"{c.name}, {c.found}: {c.to_do}" for c in checks if c.to_do]
 
 
 def _memory() -> int:
@@ -156,12 +167,17 @@ def program_version(name: str) -> str | None:
     return found[0] if found else "version unknown"
 
 
-def _gpus() -> list[str]:
+def _gpus() -> tuple[list[str], str]:
+    """The cards that torch sees, and why it sees none, if it says so."""
     if importlib.util.find_spec("torch") is None:
-        return []
+        return [], ""
     import torch
 
+    try:
+        cards = [*map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
+    except RuntimeError as error:  # there are cards, but the driver cannot start them
+        return [], str(error).partition("\n")[0]
     return [
         f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB, compute {gpu.major}.{gpu.minor}"
-        for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    ]
+        for gpu in cards
+    ], ""
