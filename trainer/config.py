@@ -17,6 +17,7 @@ PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tin
 PRECISIONS = ("bf16", "tf32", "fp32")
 KERNELS = ("fused", "torch")
 CLIPPING = ("global", "per_example", "none")
+GRADIENTS = ("none", "bf16", "hierarchical", "powersgd", "int8", "topk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,37 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientConfig:
+    """How the ranks' gradients become their mean; between hosts all modes but `none` send parts."""
+
+    mode: str = "none"
+    """`none`: one all-reduce; `hierarchical`: inside hosts, between, inside; the others do that
+    with fewer bytes between: `bf16`, `powersgd`, `int8`, `topk`. On one host, between ranks."""
+    rank: int = 4
+    """Of the factors of `powersgd`."""
+    density: float = 0.001
+    """Share of the entries that `topk` sends."""
+    momentum: float = 0.0
+    """Of what waits in `topk`; DGC's is 0.9, which goes with `optim: {beta1: 0}`."""
+    warmup_steps: int = 1_000
+    """First steps: exact in `powersgd`, of falling density in `topk`."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in GRADIENTS:
+            raise ValueError(f"mode is {self.mode!r}, but must be one of {', '.join(GRADIENTS)}")
+        if self.rank < 1 or self.warmup_steps < 0:
+            raise ValueError(
+                f"rank {self.rank} must be at least 1, and warmup_steps {self.warmup_steps} "
+                "must not be negative"
+            )
+        if not 0 < self.density <= 1 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"density {self.density} must be above 0 and at most 1, and momentum "
+                f"{self.momentum} in [0, 1)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """Everything that decides what a run computes; `--out` and `--dataset` are not in it."""
 
@@ -83,7 +115,7 @@ class TrainConfig:
     """On a GPU record forward and backward once per shape of a sample and replay them."""
     overlap: bool = True
     """Average the gradient over the ranks piece by piece during the backward pass, where that
-    can be: one pass a step, no clipping of each sample, and `cuda_graphs` off."""
+    can be: one pass a step, no clipping of each sample, `gradients` whole, `cuda_graphs` off."""
     deterministic: bool = False
     """Only algorithms that give the same bits twice; slower on a GPU."""
     checkpoint_every: int = 500
@@ -105,6 +137,8 @@ class TrainConfig:
     """But never sooner: longer than the loader waits for a storage that does not answer."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Learning rate, Adam, clipping, moving average."""
+    gradients: GradientConfig = field(default_factory=GradientConfig)
+    """What the ranks send each other of their gradients."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the model configuration that differ from the preset."""
     loss: Mapping[str, Any] = field(default_factory=dict)

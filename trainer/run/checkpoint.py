@@ -27,6 +27,8 @@ from evofeed.trainer.run.flat import FlatOptimizer
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run that holds its checkpoints."""
+RESIDUALS = "residuals"
+"""The file of what ranks have kept of their gradients, if they have."""
 _STATE = "state.json"
 _FILES = {
     "model": ("param",),
@@ -50,7 +52,7 @@ class Checkpoint:
     state: dict[str, Any]
 
     def tensors(self, file: str) -> dict[str, Tensor]:
-        """The tensors of `model`, `ema` or `optimizer`, on the CPU."""
+        """The tensors of `model`, `ema`, `optimizer` or `RESIDUALS`, on the CPU."""
         from safetensors.torch import load_file
 
         return dict(load_file(self.path / f"{file}.safetensors"))
@@ -67,8 +69,20 @@ class CheckpointWriter:
         for left in folder.glob(".step_*.partial"):  # of a run that was killed while writing
             shutil.rmtree(left, ignore_errors=True)
 
-    def save(self, optimizer: FlatOptimizer, step: int, state: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        optimizer: FlatOptimizer,
+        step: int,
+        state: Mapping[str, Any],
+        residuals: Mapping[str, Tensor] | None = None,
+    ) -> Path:
         """Copy everything now, write it in the background; returns the folder to be.
+
+        Args:
+            optimizer: its buffers are copied.
+            step: steps done.
+            state: what else there is to keep, JSON-ready.
+            residuals: of gradients, on the CPU; not copied.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
@@ -84,6 +98,8 @@ class CheckpointWriter:
             for file, roles in _FILES.items()
         }
         files["optimizer"]["updates"] = optimizer.updates.to("cpu", copy=True)
+        if residuals:
+            files[RESIDUALS] = dict(residuals)
         target = self.folder / f"step_{step:08d}"
         kept = json.loads(json.dumps(dict(state)))  # the loader keeps changing its own
         self._thread = threading.Thread(

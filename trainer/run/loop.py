@@ -24,10 +24,13 @@ from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.gradients.keeping import collected, described, hand_out
+from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog, without_nan
 from evofeed.trainer.run.checkpoint import (
     CHECKPOINTS,
+    RESIDUALS,
     Checkpoint,
     CheckpointWriter,
     newest_checkpoint,
@@ -98,6 +101,8 @@ class Loop:
         validate: called every `validate_every` steps and after the last, under averaged weights.
         watch: called before every step with its number, for the profiler.
         provenance: kept in every checkpoint: dataset digest, versions.
+        after_backward: called in every step when this rank's gradient is there, instead of
+            averaging it; must call `sync_grad()`.
     """
 
     def __init__(
@@ -113,7 +118,9 @@ class Loop:
         validate: Callable[[], dict[str, float]] | None = None,
         watch: Callable[[int], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        after_backward: Callable[[Loop], None] | None = None,
     ) -> None:
+        self._after_backward = after_backward
         self.config, self.model, self.loss, self.world = config, model, loss, world
         self.out, self.log, self.validate, self.watch = out, log, validate, watch
         self.provenance = dict(provenance or {})
@@ -125,6 +132,10 @@ class Loop:
         self.optimizer = FlatOptimizer(
             model, config.optim, fused=on_gpu and config.kernels == "fused"
         )
+        self.exchange = exchange_of(
+            config.gradients, self.optimizer.spans.values(), self.optimizer.grad.numel(),
+            rank=world.rank, ranks=world.size, device=world.device,
+        )  # fmt: skip
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
@@ -141,6 +152,7 @@ class Loop:
             least=config.hang_seconds,
             facts=lambda: {"loader": _state_of(loader)},
         )
+        self._unsynced = False  # this rank's gradient is there, and its alone
         self._saved = -1
         self._skipped_in_a_row = 0
         self._asked = ""  # a signal reached this rank
@@ -154,6 +166,9 @@ class Loop:
             if self.world.is_first:  # the others get the buffers by broadcast
                 restore(found, self.optimizer)
             self._take(found)
+            before = found.state.get(RESIDUALS, {})
+            first = self.world.is_first and any(before.get("lengths", ()))
+            hand_out(self.exchange, before, found.tensors(RESIDUALS) if first else {})
         return self.result.step
 
     def _take(self, checkpoint: Checkpoint) -> None:
@@ -239,8 +254,13 @@ class Loop:
         assert numbers is not None  # accumulate >= 1
         clock.part("communication")
         self.optimizer.gather(config.accumulate)
-        if not self._overlapped:
-            self.world.mean(self.optimizer.grad)
+        self._unsynced = True
+        (self._after_backward or Loop.sync_grad)(self)
+        if self._unsynced:
+            raise TrainerError(
+                f"step {step}: after_backward returned without sync_grad(), so every rank would "
+                "move its weights by its own gradient: call loop.sync_grad() in it"
+            )
         self.world.mean(numbers.div_(config.accumulate))
         clock.part("optimizer")
         norm = self.optimizer.step(step)
@@ -253,6 +273,21 @@ class Loop:
         self.result.step = step + 1
         self._every(step + 1)
         self._flush()
+
+    def sync_grad(self) -> None:
+        """Average this step's gradient, `optimizer.grad`, over all ranks; once a step.
+
+        Raises:
+            TrainerError: there is no gradient that was not averaged yet.
+        """
+        if not self._unsynced:
+            raise TrainerError(
+                "sync_grad() was called without a new gradient, twice in a step or outside of one: "
+                "call it once in after_backward"
+            )
+        self._unsynced = False
+        if not self._overlapped:
+            self.exchange.mean(self.optimizer.grad, self.result.step)
 
     def _backward(self, batch: dict[str, Tensor]) -> Tensor:
         """Forward and backward of one batch; its numbers, on the device."""
@@ -307,7 +342,8 @@ class Loop:
         config = self.config
         alone = config.axial == 1  # two kinds of exchange at a time could wait for each other
         once = config.accumulate == 1 and config.optim.clip != "per_example"
-        return config.overlap and once and alone
+        whole = config.gradients.mode == "none" and self._after_backward is None
+        return config.overlap and once and alone and whole
 
     def _read(self) -> None:
         """Take in the numbers of the step before; all ranks see the same and act alike."""
@@ -378,18 +414,25 @@ class Loop:
             self.log.values(step, metrics=metrics)
 
     def _save(self) -> None:
-        if not self.world.is_first or self._saved == self.result.step:
+        if self._saved == self.result.step:
             return
         self._saved = self.result.step
+        layout = described(self.exchange)
+        residuals = collected(self.exchange, layout)
+        if not self.world.is_first:
+            return
         state = {
             "seed": self.config.seed,
             "epoch": self.stream.epochs,
             "skipped": self.result.skipped,
             "loader": self.loader.state_dict(),
             "config": self.config.to_dict(),
+            RESIDUALS: layout,
             **self.provenance,
         }
-        self.result.checkpoint = self._writer.save(self.optimizer, self.result.step, state)
+        self.result.checkpoint = self._writer.save(
+            self.optimizer, self.result.step, state, residuals
+        )
 
     def _finish(self) -> None:
         self._read()

@@ -190,3 +190,31 @@ def test_validation_sees_the_averaged_weights_and_gives_the_others_back(tmp_path
     assert run.model.training
     assert not torch.equal(run.optimizer.param, run.optimizer.ema)
     assert (tmp_path / CHECKPOINTS).is_dir()
+
+
+def test_a_caller_may_average_the_gradient_himself(tmp_path: Path) -> None:
+    seen = []
+
+    def look_then_average(run: Loop) -> None:
+        seen.append(float(run.optimizer.grad.norm()))
+        run.sync_grad()
+
+    ours = loop(config(6), tmp_path / "ours", after_backward=look_then_average).run()
+    assert ours.losses == loop(config(6), tmp_path / "theirs").run().losses
+    assert len(seen) == 6 and all(seen)
+
+
+@pytest.mark.parametrize(
+    ("after_backward", "message"),
+    [
+        (lambda run: None, r"step 0: after_backward returned without sync_grad\(\)"),
+        (lambda run: (run.sync_grad(), run.sync_grad()), "without a new gradient, twice in a step"),
+    ],
+)
+def test_forgotten_or_repeated_averages_are_errors(
+    tmp_path: Path, after_backward: object, message: str
+) -> None:
+    run = loop(config(2), tmp_path, after_backward=after_backward)
+    with pytest.raises(TrainerError, match=message):
+        run.run()
+    assert run.optimizer.updates.item() == 0

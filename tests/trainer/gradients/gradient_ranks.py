@@ -1,0 +1,206 @@
+"""What four processes find out about every way to average a gradient, in one start.
+
+As four hosts of one rank and as two of two; `found.pt` of the first rank holds it all.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
+
+from evofeed.trainer.config import GRADIENTS, GradientConfig, OptimConfig, TrainConfig
+from evofeed.trainer.gradients.exchange import Exchange
+from evofeed.trainer.gradients.keeping import collected, described, hand_out
+from evofeed.trainer.gradients.modes import exchange_of
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.flat import FlatOptimizer
+from evofeed.trainer.run.loop import Loop
+
+RANKS, STEPS = 4, 5
+CASES = {mode: GradientConfig(mode=mode, density=0.02, warmup_steps=2) for mode in GRADIENTS}
+CASES["momentum"] = replace(CASES["topk"], momentum=0.9)
+RUNS = ("none", "powersgd", "int8", "momentum")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = ((96, 64), (40, 24), (64, 96), (96, 64), (7, 5))
+    return nn.ModuleList([nn.Linear(*size) for size in sizes])
+
+
+def gradient(flat: FlatOptimizer, step: int, rank: int) -> Tensor:
+    """A gradient of a few directions and some noise; zero between parameters, as a real one is."""
+    torch.manual_seed(1_000 * step + rank)
+    whole = torch.zeros_like(flat.grad)
+    for _, view in flat.views(whole):
+        view.copy_(torch.randn(view.shape) * 0.1)
+        if view.dim() == 2:
+            view.add_(torch.outer(torch.randn(len(view)), torch.randn(view.shape[1])))
+    return whole
+
+
+def new(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> Exchange:
+    rank = dist.get_rank()
+    os.environ |= {"LOCAL_WORLD_SIZE": str(locals_), "LOCAL_RANK": str(rank % locals_)}
+    return exchange_of(
+        config, flat.spans.values(), flat.grad.numel(), rank=rank, ranks=RANKS,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def averaged(config: GradientConfig, flat: FlatOptimizer, locals_: int) -> dict[str, Any]:
+    """Some steps of one mode, on random gradients."""
+    exchange, rank = new(config, flat, locals_), dist.get_rank()
+    sent, owed = [], torch.zeros_like(flat.grad)
+    for step in range(STEPS):
+        before = exchange.kept.get("momentum", torch.zeros(())).clone()
+        flat.grad.copy_(gradient(flat, step, rank))
+        exchange.mean(flat.grad, step)
+        sent.append(flat.grad.clone())
+        hosts = [gradient(flat, step, other) for other in range(RANKS)]
+        if "momentum" in exchange.kept:  # what a host adds to what waits: its momentum
+            first = rank // locals_ * locals_
+            mine = sum(hosts[first : first + locals_]) / locals_
+            part = torch.zeros_like(mine)
+            part[exchange.part] = mine[exchange.part] + config.momentum * before
+            dist.all_reduce(part)
+            owed += part / (RANKS / locals_)
+        else:
+            owed += sum(hosts) / RANKS
+    everybody = [torch.empty_like(flat.grad) for _ in range(RANKS)]
+    dist.all_gather(everybody, sent[-1])
+    kept = {name: value.clone() for name, value in exchange.kept.items()}
+    bytes_sent = {"inside": exchange.inside.sent, "between": exchange.between.sent}
+    flat.grad.fill_(1.0)
+    if rank == RANKS - 1:
+        flat.grad[200] = float("inf")
+    exchange.mean(flat.grad, STEPS)
+    layout = described(exchange)
+    saved = collected(exchange, layout)
+    alike: list[Any] = [None] * RANKS
+    dist.all_gather_object(
+        alike, all(torch.equal(kept[name], exchange.kept[name]) for name in kept)
+    )
+    return {
+        "sent": sent, "owed": owed, "bytes": bytes_sent, "saved": saved, "layout": layout,
+        "same_everywhere": all(torch.equal(one, sent[-1]) for one in everybody),
+        "spread": not bool(flat.grad.isfinite().all()),
+        "untouched": all(alike),
+    }  # fmt: skip
+
+
+class Bucket:
+    """What torch's hook asks of its bucket."""
+
+    def __init__(self, flat: FlatOptimizer) -> None:
+        self.flat = flat
+
+    def buffer(self) -> Tensor:
+        return self.flat.grad
+
+    def gradients(self) -> list[Tensor]:
+        return [view for _, view in self.flat.views(self.flat.grad)]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
+    """Means by torch's own PowerSGD, beginning with our factors."""
+    state = hook.PowerSGDState(
+        None, config.rank, start_powerSGD_iter=config.warmup_steps,
+        batch_tensors_with_same_shape=True,
+    )  # fmt: skip
+    ours, found = new(config, flat, 1).kept["factors"], []
+    for step in range(STEPS):
+        if step == config.warmup_steps:  # P is made anew, its length alone counts
+            p, q = (sum(a * b * c for a, b, c in lows) for lows in _factors(flat, config))
+            assert q == ours.numel()
+            state.p_memory_dict[0], state.q_memory_dict[0] = torch.empty(p), ours.clone()
+        flat.grad.copy_(gradient(flat, step, dist.get_rank()))
+        # torch's first steps are plain means, summed after division
+        hook.powerSGD_hook(state, Bucket(flat)).wait()
+        found.append(flat.grad.clone())
+    return found
+
+
+def _factors(flat: FlatOptimizer, config: GradientConfig) -> Any:
+    low = new(config, flat, 1)
+    return low._shapes(0), low._shapes(1)
+
+
+def train(out: Path, name: str, steps: int, locals_: int = 2, resume: bool = False) -> Loop:
+    rank = dist.get_rank()
+    os.environ |= {"LOCAL_WORLD_SIZE": str(locals_), "LOCAL_RANK": str(rank % locals_)}
+    config = TrainConfig(
+        steps=steps, precision="fp32", checkpoint_every=0, hang_factor=0.0,
+        gradients=replace(CASES[name], rank=2, density=0.05, warmup_steps=5),
+        optim=OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9),
+    )  # fmt: skip
+    world = World(rank=rank, size=RANKS)
+    loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
+    loop = Loop(config, TinyModel(), squared_error, loader, out=out, world=world)
+    if resume:
+        loop.resume()
+    loop.run()
+    return loop
+
+
+def runs(out: Path, name: str) -> dict[str, Any]:
+    """A run, the same in two pieces, and what it keeps on other hosts."""
+    whole = train(out / name / "whole", name, 40)
+    train(out / name / "parts", name, 15)
+    parts = train(out / name / "parts", name, 40, resume=True)
+    layout = described(whole.exchange)
+    saved = collected(whole.exchange, layout)
+    moved: dict[str, Tensor] = {}
+    for other in RUNS if name != "none" else ():
+        exchange = new(CASES[other], whole.optimizer, 1)
+        hand_out(exchange, layout, saved)
+        if other == "none":
+            moved["left"] = exchange.left if exchange.left is not None else torch.zeros(())
+        else:
+            moved |= {
+                f"{other}.{key}": value
+                for key, value in collected(exchange, described(exchange)).items()
+            }
+    return {
+        "losses": whole.result.losses, "saved": saved, "layout": layout, "moved": moved,
+        "alike": all(
+            torch.equal(a, b)
+            for one, other in (
+                (whole.optimizer.state(), parts.optimizer.state()),
+                (whole.exchange.kept, parts.exchange.kept),
+            )
+            for a, b in zip(one.values(), other.values(), strict=True)
+        ),
+    }  # fmt: skip
+
+
+def one_rank(rank: int, out: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=RANKS)
+    flat = FlatOptimizer(model(), OptimConfig())
+    found: dict[str, Any] = {"hosts": {1: {}, 2: {}}, "runs": {}}
+    for locals_ in (1, 2):
+        for name, config in CASES.items():
+            found["hosts"][locals_][name] = averaged(config, flat, locals_)
+    found["torch"] = torchs(flat, CASES["powersgd"])
+    for name in RUNS:
+        found["runs"][name] = runs(out, name)
+    alike = [None] * RANKS
+    dist.all_gather_object(alike, all(run["alike"] for run in found["runs"].values()))
+    found["alike"] = alike
+    if dist.get_rank() == 0:
+        torch.save(found, out / "found.pt")
+    dist.destroy_process_group()

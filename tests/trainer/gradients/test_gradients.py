@@ -1,0 +1,143 @@
+"""Every way to average a gradient: right, whole, and the same after a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
+from torch import Tensor
+
+from evofeed.errors import InputError, TrainerError
+from evofeed.trainer.gradients.hosts import Hosts
+from evofeed.trainer.gradients.sparse import density_at
+from evofeed.trainer.run.settings import from_dict
+
+KEEPING = [name for name in CASES if name not in ("none", "bf16", "hierarchical")]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("gradients")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        mp.spawn(one_rank, (out,), nprocs=RANKS)
+    return torch.load(out / "found.pt", weights_only=False)  # type: ignore[no-any-return]
+
+
+def mean_kept(layout: dict[str, Any], saved: dict[str, Tensor], role: str) -> Tensor:
+    """Mean over hosts of what they keep, as long as the whole buffer."""
+    parts = len(layout["cuts"]) - 1
+    rows = [saved[f"{role}.{rank}"] for rank in range(len(layout["lengths"]))]
+    hosts = [torch.cat(rows[at : at + parts]) for at in range(0, len(rows), parts)]
+    return torch.stack(hosts).mean(0)
+
+
+@pytest.mark.parametrize("locals_", [1, 2])
+@pytest.mark.parametrize("mode", CASES)
+def test_all_ranks_have_the_same_mean(found: dict[str, Any], mode: str, locals_: int) -> None:
+    case, exact = found["hosts"][locals_][mode], found["hosts"][1]["none"]["sent"]
+    assert case["same_everywhere"]
+    if mode in KEEPING and mode != "int8":
+        return  # far from the mean in one step, by design
+    apart = {"bf16": 0.008, "int8": 0.03}.get(mode, 1e-6)
+    for ours, mean in zip(case["sent"], exact, strict=True):
+        assert float((ours - mean).norm() / mean.norm()) < apart
+
+
+@pytest.mark.parametrize("locals_", [1, 2])
+@pytest.mark.parametrize("mode", ["none", "hierarchical", *KEEPING])
+def test_what_was_sent_and_what_waits_are_all_there_was(
+    found: dict[str, Any], mode: str, locals_: int
+) -> None:
+    case = found["hosts"][locals_][mode]
+    total = sum(case["sent"])
+    if mode in KEEPING:
+        waits = mean_kept(case["layout"], case["saved"], "residual")
+        total = total + waits
+        assert float(waits.norm()) > 1e-3 * float(case["owed"].norm())
+    assert float((total - case["owed"]).norm() / case["owed"].norm()) < 1e-6
+
+
+@pytest.mark.parametrize("locals_", [1, 2])
+@pytest.mark.parametrize("mode", CASES)
+def test_an_infinite_gradient_reaches_everybody_and_nothing_kept(
+    found: dict[str, Any], mode: str, locals_: int
+) -> None:
+    assert found["hosts"][locals_][mode]["spread"] and found["hosts"][locals_][mode]["untouched"]
+
+
+def test_fewer_bytes_go_between_hosts(found: dict[str, Any]) -> None:
+    flat, hosts = found["hosts"][1], found["hosts"][2]
+    assert flat["bf16"]["bytes"]["between"] == flat["none"]["bytes"]["between"] / 2
+    assert flat["int8"]["bytes"]["between"] < 0.27 * flat["none"]["bytes"]["between"]
+    for mode in ("powersgd", "topk"):  # of five steps two are warm-up
+        assert flat[mode]["bytes"]["between"] < 0.5 * flat["none"]["bytes"]["between"]
+    # A rank sends half of its host's gradient, once to the other host and once back.
+    assert hosts["hierarchical"]["bytes"]["between"] < flat["none"]["bytes"]["between"] / 2
+
+
+def test_powersgd_is_torchs(found: dict[str, Any]) -> None:
+    for ours, theirs in zip(found["hosts"][1]["powersgd"]["sent"], found["torch"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_where_an_entry_was_sent_its_momentum_begins_anew(found: dict[str, Any]) -> None:
+    saved = found["hosts"][1]["momentum"]["saved"]
+    for rank in range(RANKS):
+        momentum = saved[f"momentum.{rank}"]
+        assert 0.02 <= float((momentum == 0).float().mean()) < 0.5 and momentum.any()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_learn_and_resume_bit_for_bit(found: dict[str, Any], name: str) -> None:
+    losses = found["runs"][name]["losses"]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    exact = found["runs"]["none"]["losses"]
+    assert sum(losses[-5:]) < 1.5 * sum(exact[-5:])
+    assert found["alike"] == [True] * RANKS
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "none"])
+def test_other_hosts_and_other_modes_go_on_with_the_same_mean(
+    found: dict[str, Any], name: str
+) -> None:
+    """Two hosts of two ranks, then four of one, in every mode."""
+    run = found["runs"][name]
+    mean = mean_kept(run["layout"], run["saved"], "residual")
+    assert mean.any()
+    torch.testing.assert_close(run["moved"]["left"], mean * RANKS)
+    for other in (other for other in RUNS if other != "none"):
+        for rank in range(RANKS):
+            torch.testing.assert_close(run["moved"][f"{other}.residual.{rank}"], mean)
+    if name == "momentum":
+        was = mean_kept(run["layout"], run["saved"], "momentum")
+        torch.testing.assert_close(run["moved"]["momentum.momentum.3"], was)
+
+
+def test_density_falls_as_deep_gradient_compression_has_it() -> None:
+    found = [density_at(step, 0.001, 100) for step in (0, 24, 25, 50, 75, 99, 100)]
+    assert found == [1 / 4, 1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 256, 0.001]
+    assert density_at(0, 0.5, 10) == 0.5 and density_at(0, 0.001, 0) == 0.001
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mode": "zip"}, "mode is 'zip', but must be one of none, bf16, hierarchical, powersgd"),
+        ({"mode": "topk", "density": 0}, "density 0.0 must be above 0"),
+        ({"ranks": 3}, "no setting gradients.ranks; did you mean rank?"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_dict({"preset": "tiny", "gradients": values})
+
+
+def test_hosts_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(TrainerError, match="rank 2 of 3 is number 0 of 2 on its host"):
+        Hosts.of(2, 3, torch.device("cpu"))
