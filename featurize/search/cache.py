@@ -139,6 +139,13 @@ class SearchCache:
         with self._one_line(), self._db:
             self._db.execute("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?,?)", row)
 
+    def failure(self, key: str) -> dict[str, str]:
+        """Why a key has no result: type and message."""
+        with self._one_line():
+            query = "SELECT type, message FROM failures WHERE key = ?"
+            row = self._db.execute(query, (key,)).fetchone() or ("SearchFailed", "not searched")
+        return dict(zip(("type", "message"), row, strict=True))
+
     def _append(self, data: bytes) -> tuple[str, int]:
         if self._pack is None or self._pack.tell() > _PACK:
             if self._pack is not None:

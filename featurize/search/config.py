@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Kind = Literal["fasta", "shards", "hh", "mmseqs"]
+Kind = Literal["fasta", "shards", "part", "hh", "mmseqs"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _NOT_ON_GPU: Final = ("-s", "--k-score", "--prefilter-mode")
@@ -26,6 +26,8 @@ class Database:
         max_hits: alignment rows kept, the query among them; None takes the preset's.
         num_shards: FASTA files `PATH-00000-of-00008`, ... it is split into; 0 is one whole.
         is_template: hits in it are templates, found with the profile of the first alignment.
+        whole: name of the database that it is one shard of; nodes that hold this shard alone
+            have the resource `db:NAME@NUMBER`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Database:
     max_hits: int | None = None
     num_shards: int = 0
     is_template: bool = False
+    whole: str = ""
 
     @classmethod
     def parse(cls, text: str, *, is_template: bool = False) -> Database:
@@ -68,13 +71,17 @@ class Database:
             return "mmseqs"
         if not all(Path(part.path).is_file() for part in self.parts()):
             return None
-        return "shards" if self.num_shards else "fasta"
+        return "shards" if self.num_shards else "part" if self.whole else "fasta"
 
     def parts(self) -> tuple[Database, ...]:
         """Its shards, or itself."""
         return tuple(
             dataclasses.replace(
-                self, path=f"{self.path}-{i:05d}-of-{self.num_shards:05d}", num_shards=0
+                self,
+                name=f"{self.name}@{i}",
+                path=f"{self.path}-{i:05d}-of-{self.num_shards:05d}",
+                num_shards=0,
+                whole=self.name,
             )
             for i in range(self.num_shards)
         ) or (self,)

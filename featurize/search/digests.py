@@ -78,7 +78,7 @@ def check_unchanged(database: Database, digest: str) -> None:
 
 
 def count_sequences(database: Database) -> int:
-    """Sequences of a FASTA database, all its shards together: what E-values are for.
+    """Sequences of a FASTA database: what E-values are for.
 
     Raises:
         InputError: it cannot be read.

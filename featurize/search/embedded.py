@@ -22,36 +22,66 @@ def version() -> str:
     return f"pyhmmer {metadata.version('pyhmmer')}"
 
 
-def jackhmmer(
-    sequence: str,
-    *dbs: str,
-    threads: int,
-    e_value: float,
-    iterations: int,
-) -> bytes:
+def jackhmmer(sequence: str, db: str, *, threads: int, e_value: float, iterations: int) -> bytes:
     """Alignment of a sequence to its hits in a FASTA database, query first, as Stockholm.
 
     Args:
         sequence: the query.
-        dbs: the FASTA file, or the shards it was split into.
+        db: the FASTA file.
         threads: for the search.
         e_value: hits up to it enter the alignment.
         iterations: rounds.
 
     Raises:
-        InputError: the database is no FASTA file, or its shards are too large for memory.
+        InputError: the database is no FASTA file.
     """
+    return _jackhmmer(sequence, db, threads, e_value, iterations)[0]
+
+
+def jackhmmer_shard(
+    sequence: str, db: str, *, num_targets: int, threads: int, e_value: float, iterations: int
+) -> tuple[bytes, int, dict[str, tuple[float, float, float]]]:
+    """One shard's part of `jackhmmer`: all its domains, to be sifted when all shards are known.
+
+    Args:
+        sequence: the query.
+        db: the shard's FASTA file.
+        num_targets: sequences in all shards: E-values are for these.
+        threads, e_value, iterations: as for `jackhmmer`.
+
+    Returns:
+        The alignment; how many sequences were found; by row, E-value and score of its sequence
+        and E-value of its domain for one target.
+
+    Raises:
+        InputError: the shard is no FASTA file.
+    """
+    limits = {"Z": num_targets, "domZ": 1}
+    text, hits = _jackhmmer(sequence, db, threads, e_value, iterations, **limits)
+    figures = {}
+    for hit in hits.reported:
+        name = hit.name if isinstance(hit.name, str) else hit.name.decode()
+        for domain in hit.domains.reported:
+            where = f"{domain.alignment.target_from}-{domain.alignment.target_to}"
+            figures[f"{name}/{where}"] = hit.evalue, hit.score, domain.c_evalue
+    return text, len(hits.reported), figures
+
+
+def _jackhmmer(
+    sequence: str, db: str, threads: int, e_value: float, iterations: int, **limits: Any
+) -> tuple[bytes, Any]:
+    """The alignment as text, and the hits."""
     from pyhmmer import easel, hmmer
 
     amino = easel.Alphabet.amino()
     query: Any = easel.TextSequence(name=b"query", sequence=sequence).digitize(amino)
-    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS}
-    targets = _targets(amino, *dbs)
+    keep: dict[str, Any] = {"E": e_value, "incE": e_value, **_MSA_FILTERS, **limits}
+    targets = _targets(amino, db)
     rounds: Any = hmmer.jackhmmer(query, targets, max_iterations=iterations, cpus=threads, **keep)
     result = next(iter(rounds))
     if len(result.hits) == 0:
-        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode()
-    return _stockholm(result.msa)
+        return f"# STOCKHOLM 1.0\nquery {sequence}\n//\n".encode(), result.hits
+    return _stockholm(result.msa), result.hits  # the alignment dies with `rounds`
 
 
 def hmmsearch(profile: bytes, db: str, *, threads: int, e_value: float) -> bytes:
@@ -90,17 +120,15 @@ def _stockholm(msa: Any) -> bytes:
     return out.getvalue()
 
 
-def _targets(amino: Any, *dbs: str) -> Any:
+def _targets(amino: Any, db: str) -> Any:
     """The sequences of a database: in memory if it is small, else streamed."""
     try:
-        seen = [(db, (stat := Path(db).stat()).st_size, stat.st_mtime_ns) for db in dbs]
-        if sum(size for _, size, _ in seen) <= _IN_MEMORY:
-            return _block(tuple(seen))
-        if len(dbs) > 1:
-            raise InputError("shards of such a size need jackhmmer on the PATH", path=dbs[0])
-        return _open(dbs[0], amino)
+        stat = Path(db).stat()
+        if stat.st_size <= _IN_MEMORY:
+            return _block(db, stat.st_size, stat.st_mtime_ns)
+        return _open(db, amino)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"not a FASTA database: {error}", path=dbs[0]) from None
+        raise InputError(f"not a FASTA database: {error}", path=db) from None
 
 
 def _open(db: str, amino: Any) -> Any:
@@ -110,13 +138,10 @@ def _open(db: str, amino: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _block(seen: tuple[tuple[str, int, int], ...]) -> Any:
+def _block(db: str, nbytes: int, mtime_ns: int) -> Any:
     """One database at a time stays in memory, for the next query."""
     from pyhmmer import easel
 
     amino = easel.Alphabet.amino()
-    block: Any = easel.DigitalSequenceBlock(amino)
-    for db, _, _ in seen:
-        with _open(db, amino) as handle:
-            block.extend(handle.read_block())
-    return block
+    with _open(db, amino) as handle:
+        return easel.DigitalSequenceBlock(amino, handle.read_block())

@@ -12,37 +12,31 @@ import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from evofeed.errors import InputError, JobError
-from evofeed.featurize.job.executors import ExecutorGone
-from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import Found, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
-from evofeed.featurize.search.executors import SearchExecutor, open_executor
+from evofeed.featurize.search.dispatch import REST, TICK, Dispatch, Why
+from evofeed.featurize.search.executors import SearchExecutor
 from evofeed.featurize.search.folder import INDEX, alone, by_chain, unusable, write_index
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
-from evofeed.featurize.search.plan import Schedule, Unit, cost_of, cut_up, make_units
+from evofeed.featurize.search.plan import Schedule, Unit, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, suffix_of
-from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask, look_at
+from evofeed.featurize.search.shards import join_shards
+from evofeed.featurize.search.work import (
+    DatabaseInfo,
+    SearchResult,
+    SearchTask,
+    joined,
+    look_at,
+    packed,
+)
 from evofeed.featurize.sources import ChainSource
 from evofeed.files import write_atomic
 
-_TICK: Final = 0.5
-_STRIKES: Final = 3
-"""Times a sequence may fail in a database; each time elsewhere if there is an elsewhere."""
-_LOST_TOGETHER: Final = 3
-"""Times a unit may lose its worker, nobody knows over which sequence, before it is cut up."""
-_PARTS: Final = 16
-_MAX_LOST: Final = 6
-"""Times a unit may lose its worker with no sequence to blame."""
-_NOWHERE: Final = 60.0
-"""Seconds to wait for a node that holds a database."""
-_REST: Final = 6.0
-"""Seconds until Ray says that a node has died, and some."""
-_RESTARTS: Final = 3
 REPORT: Final = "report.json"
 
 Progress = Callable[[SearchProgress], None]
@@ -119,7 +113,10 @@ def check_databases(databases: Sequence[Database]) -> None:
 
 
 class Search:
-    """A search as it runs: what is known, what is missing, what it cost."""
+    """A search as it runs: what is known, what is missing, what it cost.
+
+    A database in shards is as many places to search, on whatever nodes hold them.
+    """
 
     def __init__(
         self,
@@ -130,7 +127,7 @@ class Search:
         cache: SearchCache,
         progress: Progress | None = None,
         executor: SearchExecutor | None = None,
-        rest: float = _REST,
+        rest: float = REST,
     ) -> None:
         self.databases, self.config, self.options = databases, config, options
         self.cache, self.progress = cache, progress
@@ -139,19 +136,18 @@ class Search:
         self.spent: Counter[int] = Counter()  # worker seconds by database
         self.searched: Counter[int] = Counter()
         self.hits: Counter[int] = Counter()
-        self.lost_workers = 0
         self.began = time.monotonic()
-        self._executor = executor
-        self._stack = contextlib.ExitStack()
+        self.dispatch = Dispatch(self, options, executor, rest)
+        self._places = [part for database in databases for part in database.parts()]
+        self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
+        self._place_infos: list[DatabaseInfo] = []
+        self._starts: dict[str, Found] = {}
         self._last_report = 0.0
-        self._restarts = 0
-        self._rest = rest
-        self._losses: Counter[str] = Counter()  # by unit, with nobody to blame
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
     def close(self) -> None:
         """Stop the workers, if it started some."""
-        self._stack.close()
+        self.dispatch.close()
 
     def known(self) -> dict[tuple[str, int], Found] | None:
         """All results by sequence and database, if there is nothing left to search.
@@ -174,26 +170,23 @@ class Search:
             found |= {where: there[key] for where, key in keys.items()}
         return found
 
-    @property
-    def executor(self) -> SearchExecutor:
-        """Started when there is something to search: what the cache has needs no workers."""
-        if self._executor is None:
-            self._executor = self._stack.enter_context(open_executor(self.options))
-        return self._executor
-
     def run(self) -> tuple[dict[tuple[str, int], Found], dict[str, dict[str, Any]]]:
         """Results by sequence and database, and the sequences that have not all of them."""
-        self.infos = [self._look(number) for number in range(len(self.databases))]
+        self._place_infos = [self._look(place) for place in range(len(self._places))]
+        self.infos = [
+            joined(database, [self._place_infos[place] for place in self._places_of(number)])
+            for number, database in enumerate(self.databases)
+        ]
         found: dict[tuple[str, int], Found] = {}
         broken: dict[str, dict[str, Any]] = {}
         first = next(i for i, db in enumerate(self.databases) if not db.is_template)
         plain = [i for i, db in enumerate(self.databases) if not db.is_template]
-        keys = {(s, i): self.key(i, s) for i in plain for s in self.sequences}
-        self._stage(keys, {}, found, broken)
+        self._stage({(s, i): self.key(i, s) for i in plain for s in self.sequences}, found, broken)
         templates = [i for i, db in enumerate(self.databases) if db.is_template]
-        starts = {s: found[s, first] for s in self.sequences if (s, first) in found}
-        keys = {(s, i): self.key(i, s, start) for i in templates for s, start in starts.items()}
-        self._stage(keys, starts, found, broken)
+        self._starts = {s: found[s, first] for s in self.sequences if (s, first) in found}
+        starts = self._starts.items()
+        keys = {(s, i): self.key(i, s, start) for i in templates for s, start in starts}
+        self._stage(keys, found, broken)
         return found, broken
 
     def key(self, number: int, sequence: str, start: Found | None = None) -> str:
@@ -210,15 +203,29 @@ class Search:
             parts["rows"] = self.config.rows_of(database)
         return result_key("templates" if database.is_template else "msa", sequence, parts)
 
-    def _look(self, number: int) -> DatabaseInfo:
-        """What a database is: looked at here, or where it is."""
-        database = self.databases[number]
+    def _shard_key(self, place: int, sequence: str) -> str:
+        """The name of what a shard of a database gives, which depends on the size of all."""
+        info, whole = self._place_infos[place], self.infos[self._whole[place]]
+        parts = {
+            "database": info.digest,
+            "program": info.program,
+            "settings": self.config.result_settings(info.kind, False),
+            "num_targets": whole.num_sequences,
+        }
+        return result_key("shard", sequence, parts)
+
+    def _places_of(self, number: int) -> list[int]:
+        return [place for place, whole in enumerate(self._whole) if whole == number]
+
+    def _look(self, place: int) -> DatabaseInfo:
+        """What is at a place: looked at here, or where it is."""
+        database = self._places[place]
         if database.kind is not None:
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self.databases, [Unit(f"look-{number}", number, (), 0)])
-        for outcome in self._outcomes(schedule):
+        schedule = Schedule(self._places, [Unit(f"look-{place}", place, (), 0)])
+        for _, outcome, _ in self.dispatch.outcomes(schedule):
             if isinstance(outcome, SearchResult) and outcome.info:
                 return outcome.info
             raise getattr(outcome, "error", JobError(f"cannot be looked at: {outcome}"))
@@ -227,193 +234,123 @@ class Search:
     def _stage(
         self,
         keys: dict[tuple[str, int], str],
-        starts: dict[str, Found],
         found: dict[tuple[str, int], Found],
         broken: dict[str, dict[str, Any]],
     ) -> None:
         """Have every key in the cache; what cannot be is `broken`."""
         there = self.cache.find(keys.values())
-        wanted: dict[int, dict[str, str]] = defaultdict(dict)
+        wanted: dict[int, dict[str, str]] = defaultdict(dict)  # keys and sequences by place
         for (sequence, number), key in keys.items():
             if key in there:
                 self.hits[number] += 1
+            elif self.databases[number].num_shards:
+                shard_keys = {p: self._shard_key(p, sequence) for p in self._places_of(number)}
+                known = self.cache.find(shard_keys.values())
+                for place, shard_key in shard_keys.items():
+                    if shard_key not in known:
+                        wanted[place][shard_key] = sequence
             else:
-                wanted[number][key] = sequence
-        schedule = Schedule(self.databases)
-        slots = self.executor.slots() if wanted else 1
-        for number, missing in wanted.items():
-            queries = [Query(key, sequence) for key, sequence in missing.items()]
-            for unit in make_units(number, self.infos[number].kind, queries, slots):
-                schedule.put(unit)
-        self._cost = [sum(u.cost for units in schedule.waiting for u in units), 0, 0]
-        reasons = self._work(schedule, starts) if wanted else {}
-        there |= self.cache.find(key for missing in wanted.values() for key in missing)
+                wanted[self._places_of(number)[0]][key] = sequence
+        reasons = self._search(wanted) if wanted else {}
+        reasons |= self._join({where: key for where, key in keys.items() if key not in there})
+        there = self.cache.find(keys.values())
         for (sequence, number), key in keys.items():
             if key in there:
                 found[sequence, number] = there[key]
             else:
                 broken[sequence] = {**reasons[key], "database": self.databases[number].name}
 
-    def _work(self, schedule: Schedule, starts: dict[str, Found]) -> dict[str, dict[str, Any]]:
-        """Do all units; why a key has no result."""
-        strikes: Counter[str] = Counter()
-        reasons: dict[str, dict[str, Any]] = {}
-        for unit, outcome, node_id in self._units(schedule, starts):
-            again = list(unit.queries)
-            if isinstance(outcome, SearchResult):
-                self._keep(unit, outcome)
-                reasons |= outcome.failures
-                again = [q for q in unit.queries if q.key in outcome.failures]
-                blamed = [q.key for q in again]
-            else:
-                self.lost_workers += 1
-                blamed = self._blamed(unit, outcome)
-                why = {"type": "WorkerKilled", "message": f"killed its worker ({outcome.cause})"}
-                reasons |= dict.fromkeys(blamed, why)
-            name = self.databases[unit.database].name
-            for key in blamed:
-                strikes[key] += 1
-                self.cache.fail(key, name, strikes[key], reasons[key])
-            left = [q for q in again if strikes[q.key] < _STRIKES]
-            if left == list(unit.queries):
-                is_cut = not blamed and self._losses[unit.unit_id] == _LOST_TOGETHER
-                units = cut_up(unit, _PARTS) if is_cut else [unit]
-                for one in units:
-                    schedule.put(dataclasses.replace(one, avoid=node_id))
+    def _search(self, wanted: dict[int, dict[str, str]]) -> dict[str, Why]:
+        schedule = Schedule(self._places)
+        slots = self.dispatch.executor.slots()
+        for place, missing in wanted.items():
+            queries = [Query(key, sequence) for key, sequence in missing.items()]
+            for unit in make_units(place, self._place_infos[place].kind, queries, slots):
+                schedule.put(unit)
+        self._cost = [sum(u.cost for units in schedule.waiting for u in units), 0, 0]
+        return {**self.dispatch.work(schedule)}
+
+    def _join(self, keys: dict[tuple[str, int], str]) -> dict[str, Why]:
+        """Results of sharded databases from those of their shards; why some have none."""
+        reasons: dict[str, Why] = {}
+        for (sequence, number), key in keys.items():
+            if not self.databases[number].num_shards:
                 continue
-            kind = self.infos[unit.database].kind
-            for more in make_units(unit.database, kind, left, self.executor.slots(), node_id):
-                schedule.put(more)
-            self._cost[1] += unit.cost - sum(map(cost_of, left))
-            self._tell(force=True)
+            shard_keys = [self._shard_key(place, sequence) for place in self._places_of(number)]
+            there = self.cache.find(shard_keys)
+            self.searched[number] += 1
+            if missing := next((one for one in shard_keys if one not in there), ""):
+                reasons[key] = self.cache.failure(missing)
+                continue
+            texts = [self.cache.read(there[one]) for one in shard_keys]
+            data = join_shards(sequence, texts, self.config.rows_of(self.databases[number]))
+            seconds = sum(there[one].seconds for one in shard_keys)
+            self.cache.put([packed(key, data, seconds)], ".a3m", self._provenance(number))
         return reasons
 
-    def _blamed(self, unit: Unit, lost: UnitLost) -> list[str]:
-        """Keys of the sequences that a lost worker counts against: one or none.
+    # what the dispatch asks
 
-        Raises:
-            JobError: the unit was lost too often, and none of its sequences is to blame.
-        """
-        if lost.chain_id:
-            return [lost.chain_id]
-        self._losses[unit.unit_id] += 1
-        count = self._losses[unit.unit_id]
-        if lost.chain_id is None and len(unit.queries) == 1 and count > _LOST_TOGETHER:
-            return [unit.queries[0].key]
-        if count >= _MAX_LOST:
-            raise JobError(
-                f"{count} workers were lost over the same few sequences, and none of these is to "
-                f"blame ({lost.cause}); what was found is kept: see to the machine, its memory "
-                "for one, and run it again"
+    def info_of(self, unit: Unit) -> DatabaseInfo:
+        """The database of a unit."""
+        return self._place_infos[unit.database]
+
+    def task(self, unit: Unit) -> SearchTask:
+        """What a worker needs to know of a unit."""
+        queries, database = unit.queries, self._places[unit.database]
+        if database.is_template:
+            queries = tuple(
+                dataclasses.replace(q, alignment=self.cache.read(self._starts[q.sequence]))
+                for q in queries
             )
-        return []
+        whole = self.infos[self._whole[unit.database]] if unit.queries else None
+        return SearchTask(
+            unit_id=unit.unit_id,
+            database=database,
+            config=self.config,
+            queries=queries,
+            info=self._place_infos[unit.database] if unit.queries else None,
+            num_targets=whole.num_sequences if whole else 0,
+            deadline=self.options.deadline,
+            scratch=self.options.scratch,
+            stage=self.options.stage,
+        )
 
-    def _keep(self, unit: Unit, result: SearchResult) -> None:
-        database, info = self.databases[unit.database], self.infos[unit.database]
-        provenance = {
+    def keep(self, unit: Unit, result: SearchResult) -> None:
+        """Put the results of a unit into the cache, and its cost into the account."""
+        number, info = self._whole[unit.database], self._place_infos[unit.database]
+        suffix = suffix_of(info.kind, self.databases[number].is_template)
+        self.cache.put(result.made, suffix, self._provenance(number))
+        self.spent[number] += result.seconds  # type: ignore[assignment]
+        if not self.databases[number].num_shards:
+            self.searched[number] += len(result.made) + len(result.failures)
+        self._cost[2] += unit.cost
+
+    def fail(self, unit: Unit, key: str, strikes: int, why: Why) -> None:
+        """Enter why a sequence has no result yet."""
+        self.cache.fail(key, self._places[unit.database].name, strikes, why)
+
+    def tell(self, done: int = 0) -> None:
+        """Say how far it is, after each unit and about twice a second."""
+        self._cost[1] += done
+        now = time.monotonic()
+        if self.progress is None or not (done or now - self._last_report > TICK):
+            return
+        self._last_report = now
+        total, so_far, here = self._cost
+        pace = here / max(now - self.began, 1e-9)
+        left = (total - so_far) / pace if pace else None
+        searched = sum(self.searched.values())
+        self.progress(SearchProgress(searched, sum(self.hits.values()), total, so_far, left))
+
+    def _provenance(self, number: int) -> dict[str, Any]:
+        database, info = self.databases[number], self.infos[number]
+        return {
             "database": database.name,
             "path": database.path,
             "digest": info.digest,
             "program": info.program,
             "settings": self.config.result_settings(info.kind, database.is_template),
         }
-        suffix = suffix_of(info.kind, database.is_template)
-        self.cache.put(result.made, suffix, provenance)
-        self.spent[unit.database] += result.seconds  # type: ignore[assignment]
-        self.searched[unit.database] += len(result.made) + len(result.failures)
-        self._cost[2] += unit.cost
-
-    def _units(
-        self, schedule: Schedule, starts: dict[str, Found]
-    ) -> Iterator[tuple[Unit, Any, str]]:
-        """Units as they end, with their outcome and the node they were on."""
-        flying: dict[str, tuple[Unit, str]] = {}
-        resting: dict[str, float] = {}  # nodes that lost a unit: Ray may not know yet that one died
-        ended: list[tuple[Unit, Any, str]] = []
-        orphaned = time.monotonic()
-        while schedule or flying or ended:
-            nodes = self.executor.nodes()
-            for node in nodes:
-                if resting.get(node.node_id, 0.0) > time.monotonic():
-                    continue
-                at_work = sum(node_id == node.node_id for _, node_id in flying.values())
-                for _ in range(node.slots - at_work):
-                    unit = schedule.take(node, nodes)
-                    if unit is None:
-                        break
-                    self.executor.submit(self._task(unit, starts), node)
-                    flying[unit.unit_id] = unit, node.node_id
-            if flying:
-                orphaned = time.monotonic()
-            elif schedule and time.monotonic() - orphaned > _NOWHERE:
-                name = (schedule.orphans(nodes) or ["?"])[0]
-                raise JobError(
-                    f"no node holds the database {name!r}: start one with `ray start --address=... "
-                    f"--resources='{{\"db:{name}\": 1}}'`, and run it again"
-                )
-            yield from ended  # kept while the next units are at work
-            ended = []
-            failed: list[Exception] = []
-            for outcome in self._wait(schedule, flying) if flying or schedule else ():
-                unit, node_id = flying.pop(outcome.unit_id)
-                if getattr(outcome, "chain_id", "") is None:
-                    resting[node_id] = time.monotonic() + self._rest
-                if (error := getattr(outcome, "error", None)) is not None:
-                    failed.append(error)
-                else:
-                    ended.append((unit, outcome, node_id))
-            if failed:
-                yield from ended
-                raise failed[0]
-            self._tell()
-
-    def _wait(self, schedule: Schedule, flying: dict[str, tuple[Unit, str]]) -> list[Any]:
-        """Outcomes that are there. Where a private Ray died, a new one does what was in work."""
-        try:
-            return self.executor.wait(_TICK)
-        except ExecutorGone as gone:
-            self._restarts += 1
-            self._losses.clear()  # earlier ones may have been its fault
-            if not gone.again or self._restarts > _RESTARTS:
-                raise
-            for unit, _ in flying.values():
-                schedule.put(unit)
-            flying.clear()
-            self._stack.close()
-            self._executor = None
-            return []
-
-    def _outcomes(self, schedule: Schedule) -> Iterator[Any]:
-        return (outcome for _, outcome, _ in self._units(schedule, {}))
-
-    def _task(self, unit: Unit, starts: dict[str, Found]) -> SearchTask:
-        queries = unit.queries
-        if self.databases[unit.database].is_template:
-            queries = tuple(
-                dataclasses.replace(q, alignment=self.cache.read(starts[q.sequence]))
-                for q in queries
-            )
-        return SearchTask(
-            unit_id=unit.unit_id,
-            database=self.databases[unit.database],
-            config=self.config,
-            queries=queries,
-            info=self.infos[unit.database] if unit.queries else None,
-            deadline=self.options.deadline,
-            scratch=self.options.scratch,
-            stage=self.options.stage,
-        )
-
-    def _tell(self, force: bool = False) -> None:
-        now = time.monotonic()
-        if self.progress is None or not (force or now - self._last_report > _TICK):
-            return
-        self._last_report = now
-        total, done, here = self._cost
-        pace = here / max(now - self.began, 1e-9)
-        left = (total - done) / pace if pace else None
-        searched = sum(self.searched.values())
-        self.progress(SearchProgress(searched, sum(self.hits.values()), total, done, left))
 
     def report(
         self,
@@ -449,7 +386,7 @@ class Search:
             num_broken=len(broken),
             searched=sum(self.searched.values()),
             cache_hits=sum(self.hits.values()),
-            lost_workers=self.lost_workers,
+            lost_workers=self.dispatch.lost_workers,
             seconds=round(time.monotonic() - self.began, 3),
             databases=tuple(databases),
             broken=tuple(broken),

@@ -62,8 +62,8 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
 
 def suffix_of(kind: Kind, is_template: bool) -> str:
     """Suffix of the results of a kind of database."""
-    if kind == "fasta":
-        return ".sto"
+    if kind in ("fasta", "part"):
+        return ".sto" if kind == "fasta" else ".json"
     return ".hhr" if is_template else ".a3m"
 
 
@@ -73,6 +73,7 @@ def search(
     config: SearchConfig,
     scratch: Callable[[], Scratch],
     in_hand: Callable[[str], None],
+    num_targets: int = 0,
 ) -> dict[str, bytes | InputError]:
     """The result of every query by its key, or why it has none.
 
@@ -82,13 +83,14 @@ def search(
         config: settings.
         scratch: makes a folder for one call of a program.
         in_hand: called with the key of each query before it is searched.
+        num_targets: sequences in all shards of the database, where this is one of them.
 
     Raises:
         InputError: the database is not here, or its program.
         JobError: the disk is full.
     """
     kind = kind_of(database)
-    if kind == "shards" and config.iterations > 1:
+    if kind == "part" and config.iterations > 1:
         raise InputError(
             "several rounds of jackhmmer need the database whole: join its shards, or search "
             "with one round",
@@ -107,10 +109,10 @@ def search(
     for query in queries:
         in_hand(query.key)
         try:
-            if kind == "shards":
-                data = _sharded(database, query, config, scratch)
-            else:
-                with scratch() as place:
+            with scratch() as place:
+                if kind == "part":
+                    data = shards.search_shard(place, query.sequence, database, config, num_targets)
+                else:
                     data = _search_one(database, kind, query, config, place)
             results[query.key] = _checked(query, data, kind, database, config)
         except InputError as error:
@@ -147,19 +149,6 @@ def _search_one(
     return embedded.jackhmmer(query.sequence, db, **limits)  # type: ignore[arg-type]
 
 
-def _sharded(
-    database: Database, query: Query, config: SearchConfig, scratch: Callable[[], Scratch]
-) -> bytes:
-    threads, e_value = config.threads, config.e_value
-    if config.program == "auto" and programs.on_path("jackhmmer"):
-        return shards.jackhmmer(scratch, query.sequence, database, threads=threads, e_value=e_value)
-    parts = (part.path for part in database.parts())
-    found = embedded.jackhmmer(
-        query.sequence, *parts, threads=threads, e_value=e_value, iterations=1
-    )
-    return aligned_text.to_a3m(aligned_text.read_rows(found))
-
-
 def _templates(
     database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
 ) -> bytes:
@@ -188,6 +177,9 @@ def _checked(
         SearchFailed: it was cut short, or is of another sequence.
     """
     try:
+        if kind == "part":
+            shards.check_shard(data)
+            return data
         if kind == "hh" and database.is_template:
             _check_hhr(data)
             return data

@@ -2,70 +2,113 @@
 
 E-values grow with what is searched. Those of sequences are for the whole database (`-Z`). Those
 of domains are for the number of sequences found, which is known when all shards are done: so
-each shard gives all its domains, and they are sifted afterwards.
+each shard gives all its domains, and they are sifted when the shards are joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from evofeed.featurize.search import programs
-from evofeed.featurize.search.aligned_text import Row, read_rows, to_a3m
-from evofeed.featurize.search.config import Database
-from evofeed.featurize.search.digests import count_sequences
+from evofeed.errors import InputError
+from evofeed.featurize.search import embedded, programs
+from evofeed.featurize.search.aligned_text import first_rows, read_rows, to_a3m
+from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 
 _DOMAIN_E_VALUE: Final = 1e-3
 """jackhmmer's `--incdomE`."""
 
 
-class _Domain(NamedTuple):
-    """A line of jackhmmer's table: E-value and score of the sequence, E-value of the domain."""
+class Domain(NamedTuple):
+    """What decides whether a domain's row stays: E-value and score of its sequence, and the
+    domain's own E-value if one sequence had been found."""
 
     e_value: float
     score: float
     domain_e_value: float
 
 
-def jackhmmer(
-    scratch: Callable[[], Scratch],
-    sequence: str,
-    database: Database,
-    *,
-    threads: int,
-    e_value: float,
+def search_shard(
+    scratch: Scratch, sequence: str, shard: Database, config: SearchConfig, num_targets: int
 ) -> bytes:
-    """A3M of a sequence's hits in all shards of a database, the best first."""
-    total = count_sequences(database)
-    found: list[tuple[_Domain, Row, Row]] = []  # with the query as that shard has it
-    num_hits = 0
-    for part in database.parts():
-        with scratch() as place:
-            limits = {"threads": threads, "e_value": e_value, "iterations": 1}
-            data = programs.jackhmmer(
-                place,
-                sequence,
-                part.path,
-                num_targets=total,
-                **limits,  # type: ignore[arg-type]
-            )
-            domains = _domains(place.result("domains", "jackhmmer"))
-        num_hits += len({name.rpartition("/")[0] for name in domains})
-        query, *rows = read_rows(data)
-        found += [(domains[row.name], query, row) for row in rows if row.name in domains]
-    kept = [hit for hit in found if hit[0].domain_e_value * num_hits <= _DOMAIN_E_VALUE]
-    kept.sort(key=lambda hit: (hit[0].e_value, -hit[0].score))
-    lines = [to_a3m([query, row]).partition(b"\n>")[2] for _, query, row in kept]
-    return b"".join([f">query\n{sequence}\n".encode(), *(b">" + line for line in lines)])
+    """All domains that a shard has, as JSON, for `join_shards`.
+
+    Args:
+        scratch: for the program's files.
+        sequence: the query.
+        shard: one of `Database.parts()`.
+        config: settings.
+        num_targets: sequences in all shards together.
+    """
+    limits = {"threads": config.threads, "e_value": config.e_value, "iterations": 1}
+    if config.program == "auto" and programs.on_path("jackhmmer"):
+        data = programs.jackhmmer(
+            scratch,
+            sequence,
+            shard.path,
+            num_targets=num_targets,
+            **limits,  # type: ignore[arg-type]
+        )
+        domains = _domains(scratch.result("domains", "jackhmmer"))
+        num_hits = len({name.rpartition("/")[0] for name in domains})
+    else:
+        data, num_hits, figures = embedded.jackhmmer_shard(
+            sequence,
+            shard.path,
+            num_targets=num_targets,
+            **limits,  # type: ignore[arg-type]
+        )
+        domains = {name: Domain(*figure) for name, figure in figures.items()}
+    query, *rows = read_rows(data)
+    kept = [
+        (*domains[row.name], to_a3m([query, row]).partition(b"\n>")[2].decode())
+        for row in rows
+        if row.name in domains
+    ]
+    return json.dumps({"num_hits": num_hits, "rows": kept}).encode()
 
 
-def _domains(table: bytes) -> dict[str, _Domain]:
+def check_shard(data: bytes) -> None:
+    """Nothing, if this is what `search_shard` gives.
+
+    Raises:
+        InputError: it was cut short.
+    """
+    try:
+        json.loads(data)["rows"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError("the domains of a shard were cut short") from None
+
+
+def join_shards(sequence: str, shards: Iterable[bytes], max_rows: int) -> bytes:
+    """A3M of a sequence's hits in all shards of a database, the best first.
+
+    Args:
+        sequence: the query.
+        shards: what `search_shard` gave of each, in order.
+        max_rows: rows kept, the query among them.
+    """
+    found = [json.loads(data) for data in shards]
+    num_hits = sum(shard["num_hits"] for shard in found)
+    rows = [
+        (e_value, -score, record)
+        for shard in found
+        for e_value, score, domain, record in shard["rows"]
+        if domain * num_hits <= _DOMAIN_E_VALUE
+    ]
+    rows.sort(key=lambda row: row[:2])
+    text = "".join([f">query\n{sequence}\n", *(f">{record}" for *_, record in rows)])
+    return first_rows(text.encode(), max_rows)
+
+
+def _domains(table: bytes) -> dict[str, Domain]:
     """The table of domains by the name that their rows have in the alignment."""
     found = {}
     for line in table.decode("utf-8", "replace").splitlines():
         if line and line[0] != "#":
             words = line.split(maxsplit=22)
             name = f"{words[0]}/{words[17]}-{words[18]}"
-            found[name] = _Domain(float(words[6]), float(words[7]), float(words[11]))
+            found[name] = Domain(float(words[6]), float(words[7]), float(words[11]))
     return found

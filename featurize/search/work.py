@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,12 @@ from evofeed.errors import InputError, JobError
 from evofeed.featurize.job.work import UnitOutput
 from evofeed.featurize.search.cache import Made
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
-from evofeed.featurize.search.digests import check_unchanged, database_digest, stamps_of
+from evofeed.featurize.search.digests import (
+    check_unchanged,
+    count_sequences,
+    database_digest,
+    stamps_of,
+)
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.search.searchers import Query, kind_of, program_of, search, suffix_of
 from evofeed.featurize.search.staging import staged
@@ -29,6 +34,8 @@ class DatabaseInfo:
     kind: Kind
     program: str
     nbytes: int
+    num_sequences: int = 0
+    """Of a database in shards, which E-values are for; 0 of others."""
 
     @property
     def suffix(self) -> str:
@@ -42,10 +49,34 @@ def look_at(database: Database, config: SearchConfig) -> DatabaseInfo:
     Raises:
         InputError: it is not here, or its program.
     """
+    if database.num_shards:
+        return joined(database, [look_at(part, config) for part in database.parts()])
     kind = kind_of(database)
     program = program_of(kind, database.is_template, config)
     nbytes = sum(stamp.nbytes for stamp in stamps_of(database))
-    return DatabaseInfo(database_digest(database), kind, program, nbytes)
+    count = count_sequences(database) if kind == "part" else 0
+    return DatabaseInfo(database_digest(database), kind, program, nbytes, count)
+
+
+def joined(database: Database, parts: Sequence[DatabaseInfo]) -> DatabaseInfo:
+    """A database from what its shards are; one that is whole is its only part.
+
+    Raises:
+        JobError: its shards would be searched by different programs.
+    """
+    if not database.num_shards:
+        return parts[0]
+    programs = {part.program for part in parts}
+    if len(programs) > 1:
+        raise JobError(
+            f"nodes with its shards have {' and '.join(sorted(programs))}: give every machine the "
+            "same, and run it again",
+            path=database.path,
+        )
+    digest = hashlib.sha256("\n".join(part.digest for part in parts).encode()).hexdigest()
+    nbytes = sum(part.nbytes for part in parts)
+    count = sum(part.num_sequences for part in parts)
+    return DatabaseInfo(digest, "shards", parts[0].program, nbytes, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +106,7 @@ class SearchTask:
         config: settings.
         queries: what to look for.
         info: of the database as it was when the job began.
+        num_targets: sequences in all shards of the database, where it is one of them.
         deadline: seconds one call of a program may take.
         scratch: folder for the programs' files; the system's if empty.
         stage: folder on this node's disk for a copy of the database; searched where it is if empty.
@@ -85,6 +117,7 @@ class SearchTask:
     config: SearchConfig
     queries: tuple[Query, ...] = ()
     info: DatabaseInfo | None = None
+    num_targets: int = 0
     deadline: float = 3600.0
     scratch: str = ""
     stage: str = ""
@@ -105,7 +138,9 @@ class SearchTask:
         self._check(database, info)
         began = time.monotonic()
         place = lambda: Scratch(self.deadline, self.scratch)  # noqa: E731
-        results = search(database, self.queries, self.config, place, in_hand)
+        results = search(
+            database, self.queries, self.config, place, in_hand, num_targets=self.num_targets
+        )
         in_hand("")
         check_unchanged(database, info.digest)  # what was read may be of another
         seconds = time.monotonic() - began
@@ -115,7 +150,7 @@ class SearchTask:
             for key, error in results.items()
             if isinstance(error, InputError)
         }
-        made = tuple(_made(key, data, seconds / len(results)) for key, data in good.items())
+        made = tuple(packed(key, data, seconds / len(results)) for key, data in good.items())
         return SearchResult(unit_id=self.unit_id, made=made, failures=failures, seconds=seconds)
 
     def _check(self, database: Database, info: DatabaseInfo) -> None:
@@ -129,8 +164,9 @@ class SearchTask:
             )
 
 
-def _made(key: str, data: bytes, seconds: float) -> Made:
+def packed(key: str, data: bytes, seconds: float) -> Made:
+    """A result as the cache keeps it."""
     import zstandard
 
-    packed = zstandard.ZstdCompressor(level=_PACKED).compress(data)
-    return Made(key, packed, hashlib.sha256(data).hexdigest(), seconds)
+    frame = zstandard.ZstdCompressor(level=_PACKED).compress(data)
+    return Made(key, frame, hashlib.sha256(data).hexdigest(), seconds)

@@ -26,6 +26,7 @@ from evofeed.featurize import (
     run_search,
     search_fasta,
 )
+from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.reading import read_bytes
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.options import SearchReport
@@ -316,24 +317,39 @@ def test_a_database_is_searched_on_the_node_that_holds_it(
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
 
-    def search(database: str, cluster: Any) -> SearchReport:
+    def search(database: str, cluster: Any, config: SearchConfig | None = None) -> SearchReport:
         options = SearchOptions(executor="ray", ray_address=cluster.address)
-        sequences = [query[n:] for n in range(4)]
-        out = str(tmp_path / "out")
-        return run_search(chains(*sequences), out, [Database.parse(database)], options=options)
+        sequences = chains(*(query[n:] for n in range(4)))
+        out = str(tmp_path / ("split" if config else "out"))
+        return run_search(
+            sequences, out, [Database.parse(database)], config=config, options=options
+        )
 
     def act() -> list[SearchReport]:
         with a_cluster(1) as cluster:
-            cluster.add_node(
-                num_cpus=1,
-                object_store_memory=128 << 20,
-                resources={"db:on_two": 1},
-                env_vars={"EVOFEED_NODE": "two"},
-            )
-            return [search(there, cluster), search(here, cluster)]
+            small = {"num_cpus": 1, "object_store_memory": 128 << 20}
+            for number, name in enumerate(("two", "three")):
+                home = tmp_path / name  # with one shard, which no other node has
+                home.mkdir()
+                fasta(home / f"split-{number:05d}-of-00002", split[number::2])
+                monkeypatch.chdir(home)
+                offers = {f"db:split@{number}": 1} | ({"db:on_two": 1} if name == "two" else {})
+                cluster.add_node(**small, resources=offers, env_vars={"EVOFEED_NODE": name})
+            monkeypatch.chdir(tmp_path)
+            split_in_two = [search("split@2", cluster, EMBEDDED) for _ in range(2)]
+            return [*split_in_two, search(there, cluster), search(here, cluster)]
 
-    reports = on_stage(act)
-    assert [(report.searched, report.num_broken) for report in reports] == [(4, 0), (4, 0)]
+    split = [(f"kin{n} of many", s) for n, s in enumerate([*kin, *family(9, 4), *kin[::-1]])]
+    *joined, one, both = on_stage(act)
+    whole = Database.parse(f"split={fasta(tmp_path / 'whole.fasta', split)}")
+    run_search(chains(query), str(tmp_path / "whole_out"), [whole], config=EMBEDDED)
+    (alone,), (first, *_) = discover(str(tmp_path / "whole_out")), discover(str(tmp_path / "split"))
+    rows = parse_a3m(text_of(first, "split_hits.a3m"))
+    want = parse_stockholm(text_of(alone, "split_hits.sto"))
+    assert sorted(rows.sequences()[1:]) == sorted(want.sequences()[1:])
+    assert len(rows.sequences()) > 5
+    assert [(r.searched, r.cache_hits, r.num_broken) for r in joined] == [(4, 0, 0), (0, 4, 0)]
+    assert [(report.searched, report.num_broken) for report in (one, both)] == [(4, 0), (4, 0)]
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[:4] == ["two"] * 4
     assert "" in calls[4:]  # the head takes its share of what is on both
