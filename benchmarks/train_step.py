@@ -43,7 +43,7 @@ from evofeed.trainer import (
     tiny_multimer,
 )
 from evofeed.trainer.config import OptimConfig
-from evofeed.trainer.report.flops import peak_flops
+from evofeed.trainer.report.cards import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
 

@@ -22,7 +22,6 @@ from evofeed.featurize.structure import Chain, Structure
 from evofeed.residues import ATOM37_NUM, ATOM_ORDER
 from evofeed.shapes import Bool, Float, Int
 
-SUFFIXES: Final = (".npz", ".pkl")
 _PROTEIN: Final = 0
 """Boltz's `mol_type` and OpenFold3's `molecule_type_id` of proteins."""
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from evofeed.errors import MmcifError
-from evofeed.featurize.atom_arrays import SUFFIXES as ARRAYS
-from evofeed.featurize.atom_arrays import parse_atom_arrays
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.mmcif import parse_bcif, parse_mmcif
-from evofeed.featurize.pdb import parse_pdb
-from evofeed.featurize.proteinnet import parse_proteinnet
 from evofeed.featurize.structure import Structure
 
 SUFFIXES: Final = (".cif", ".mmcif", ".bcif", ".core", ".pdb", ".ent")
@@ -48,25 +43,26 @@ def parse_structure(
     Raises:
         MmcifError: not that format, or nothing of use in it.
     """
+    # Parsers are imported with their first file: numba takes half a second.
     stem, suffix = entry_of(name), name.rpartition(".")[2]
-    if suffix == "bcif":
-        return parse_bcif(
-            data, file_id=stem, path=path, config=config, is_distillation=is_distillation
-        )
-    if suffix in ("cif", "mmcif"):
-        return parse_mmcif(
-            data, file_id=stem, path=path, config=config, is_distillation=is_distillation
-        )
+    about: dict[str, Any] = {"path": path, "config": config}
+    if suffix in ("bcif", "cif", "mmcif"):
+        from evofeed.featurize.mmcif import parse_bcif, parse_mmcif
+
+        parse = parse_bcif if suffix == "bcif" else parse_mmcif
+        return parse(data, file_id=stem, is_distillation=is_distillation, **about)
     if suffix in ("pdb", "ent"):
-        return parse_pdb(
-            data, file_id=stem, path=path, config=config, is_distillation=is_distillation
-        )
-    if name.endswith(ARRAYS):
-        return parse_atom_arrays(
-            data, name, path=path, config=config, is_distillation=is_distillation
-        )
+        from evofeed.featurize.pdb import parse_pdb
+
+        return parse_pdb(data, file_id=stem, is_distillation=is_distillation, **about)
+    if suffix in ("npz", "pkl"):
+        from evofeed.featurize.atom_arrays import parse_atom_arrays
+
+        return parse_atom_arrays(data, name, is_distillation=is_distillation, **about)
     if suffix == "core":
-        return parse_proteinnet(data, file_id=stem, path=path, config=config)
+        from evofeed.featurize.proteinnet import parse_proteinnet
+
+        return parse_proteinnet(data, file_id=stem, **about)
     raise MmcifError(
         f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path or None
     )

@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -34,8 +34,10 @@ from evofeed.featurize.job.tables import (
     UNITS,
     JobRow,
 )
-from evofeed.featurize.job.units import Plan
-from evofeed.featurize.job.work import UnitResult
+
+if TYPE_CHECKING:
+    from evofeed.featurize.job.units import Plan
+    from evofeed.featurize.job.work import UnitResult
 
 
 class Ledger:

@@ -11,30 +11,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
-PARTS = (
-    "data_wait",
-    "forward",
-    "backward",
-    "communication",
-    "optimizer",
-    "validation",
-    "checkpoint",
-    "profiling",
-    "other",
-)
-"""The parts of a step, in the order in which a report lists them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of one step by part."""
-
-    step: int
-    seconds: dict[str, float] = field(default_factory=dict)
+from evofeed.trainer.log.step_times import PARTS, StepTimes
 
 
 class StepClock:

@@ -17,7 +17,7 @@ from evofeed.errors import TrainerError
 from evofeed.files import write_atomic
 from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
 from evofeed.trainer.log.boards import Board
-from evofeed.trainer.log.clock import StepTimes
+from evofeed.trainer.log.step_times import StepTimes
 
 __all__ = ["RUN", "STEPS", "STRUCTURE", "RunLog", "forget_steps", "read_steps", "without_nan"]
 

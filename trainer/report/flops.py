@@ -20,13 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from evofeed.features import BATCH
 from evofeed.trainer.model.constants import table
 
-PEAK_FLOPS: dict[str, dict[str, float]] = {
-    "H200": {"bf16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
-    "H100": {"bf16": 989e12, "tf32": 494.7e12, "fp32": 67e12},
-    "A100": {"bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12},
-}
-"""Dense peak by GPU name and precision, from NVIDIA's data sheets."""
-
 
 def count_step_flops(
     build: Callable[[], nn.Module], batch: Mapping[str, Tensor]
@@ -56,14 +49,6 @@ def count_step_flops(
         "forward": forward,
         "forward_backward": float(counter.get_total_flops()),
     }
-
-
-def peak_flops(device_name: str, precision: str) -> float | None:
-    """Peak of a GPU by its name, or None if the table does not know it."""
-    for name, peaks in PEAK_FLOPS.items():
-        if name in device_name:
-            return peaks.get(precision)
-    return None
 
 
 def _one_recycle(name: str, value: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

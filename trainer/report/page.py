@@ -18,8 +18,8 @@ from evofeed.drawing.charts import RUNS, Curve, bars, chart
 from evofeed.drawing.structure_view import structure_view
 from evofeed.errors import InputError
 from evofeed.files import write_atomic
-from evofeed.trainer.log.clock import PARTS
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
+from evofeed.trainer.log.step_times import PARTS
 from evofeed.trainer.report.run_report import (
     make_report,
     report_rows,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.trainer.log.clock import PARTS
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
+from evofeed.trainer.log.step_times import PARTS
 from evofeed.trainer.report.run_report import make_report, usual_top
 
 _NOW_AND_THEN = ("validation", "checkpoint", "profiling")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from evofeed.errors import InputError
-from evofeed.trainer.log.clock import PARTS
 from evofeed.trainer.log.runlog import RUN, read_steps
-from evofeed.trainer.report.flops import peak_flops
+from evofeed.trainer.log.step_times import PARTS
+from evofeed.trainer.report.cards import peak_flops
 
 REPORT = "report.json"
 _NOT_TRAINING = ("validation", "checkpoint", "profiling")  # a step's time is given without these

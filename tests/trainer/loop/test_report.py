@@ -19,8 +19,8 @@ import evofeed.kernels
 from evofeed.cli import main
 from evofeed.errors import CheckpointError, InputError, TrainerError
 from evofeed.trainer.config import TrainConfig, save_config
-from evofeed.trainer.log.clock import StepTimes
 from evofeed.trainer.log.runlog import STEPS, RunLog, forget_steps, read_steps
+from evofeed.trainer.log.step_times import StepTimes
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
