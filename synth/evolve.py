@@ -20,6 +20,7 @@ from evofeed.residues import GAP, RESTYPES
 from evofeed.shapes import Float, Int
 from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact
+from evofeed.synth.docking import Placement, dock
 from evofeed.synth.random_stream import uniform
 
 # UniProtKB/Swiss-Prot composition, percent, in RESTYPES order.
@@ -45,6 +46,7 @@ _CHARGE = np.array([{"K": 1.0, "R": 1.0, "D": -1.0, "E": -1.0}.get(c, 0.0) for c
 _SS_TASTE = {folds.HELIX: "AELKMQR", folds.STRAND: "VIYFWTC"}
 _BASIN_TASTE = ("AEKQR", "PVTS", "VITYF", "DNST", "PLVI", "GN")  # in the order of LOOP_BASINS
 _MAX_CONTACTS = 16
+_TOUCH = 8.0  # ångström between the middles of side chains
 _STRENGTH = 1.6
 _BRANCH = 8.0  # substitutions tried a site: rows are nearly independent, so that covariation shows
 _INDELS = 0.09  # runs of columns opened or closed, for each substitution tried a site
@@ -69,7 +71,86 @@ def evolve_family(rng: np.random.Generator, num_res: int, num_leaves: int) -> Fa
     """`num_leaves` homologs of one random fold of `num_res` residues."""
     fold = compact(rng, folds.random_fold(rng, num_res))
     core = _columns(rng, fold.ss)
-    fields, neighbours, kinds = _energy(rng, fold, core)
+    middle = folds.centroids(*folds.frames(fold))
+    distance = np.linalg.norm(middle[:, None] - middle[None], axis=-1)
+    rows = _evolve(rng, [fold], core, _crowd(distance), _within(distance), num_leaves)
+    return Family(rows=rows, core=core, fold=fold)
+
+
+def evolve_complex(
+    rng: np.random.Generator, lengths: list[int], copies: int, num_leaves: int
+) -> tuple[tuple[Family, ...], tuple[Placement, ...]]:
+    """Random folds that touch, and `num_leaves` organisms that have them all.
+
+    Contacts between chains couple letters as those inside do. Row k of each family is of
+    organism k: sites of two entities covary between their rows, sites of two copies within one.
+
+    Args:
+        rng: of everything random.
+        lengths: residues of each entity.
+        copies: of every entity, about one axis.
+        num_leaves: organisms.
+    """
+    made = [compact(rng, folds.random_fold(rng, length)) for length in lengths]
+    columns = [_columns(rng, fold.ss) for fold in made]
+    frames = [folds.frames(fold) for fold in made]
+    middles = [folds.centroids(*frame) for frame in frames]
+    bodies = [
+        np.concatenate([origins, middle])
+        for (_, origins), middle in zip(frames, middles, strict=True)
+    ]
+    placed = dock(rng, bodies, copies)
+    crowd, contact = _contacts(middles, placed)
+    rows = _evolve(rng, made, np.concatenate(columns), crowd, contact, num_leaves)
+    parts = np.split(rows, np.cumsum([len(core) for core in columns])[:-1], axis=1)
+    families = (
+        Family(rows=part, core=core, fold=fold)
+        for part, core, fold in zip(parts, columns, made, strict=True)
+    )
+    return tuple(families), placed
+
+
+def _contacts(
+    middles: list[np.ndarray], placed: tuple[Placement, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How crowded each site of the entities is in the complex, and which sites touch."""
+    starts = np.cumsum([0, *map(len, middles)])
+    crowd, contact = np.zeros(starts[-1]), np.zeros([starts[-1]] * 2, bool)
+    firsts = [next(p for p in placed if p.entity == entity) for entity in range(len(middles))]
+    for own in firsts:  # the others see the same: the complex is symmetric
+        rows = slice(starts[own.entity], starts[own.entity + 1])
+        here = own.move(middles[own.entity])
+        for other in placed:
+            there = other.move(middles[other.entity])
+            distance = np.linalg.norm(here[:, None] - there[None], axis=-1)
+            touch = _within(distance) if other is own else distance < _TOUCH
+            if other.entity == own.entity:
+                np.fill_diagonal(touch, False)
+            contact[rows, starts[other.entity] : starts[other.entity + 1]] |= touch
+            crowd[rows] += _crowd(distance)
+    return crowd, contact
+
+
+def _crowd(distance: np.ndarray) -> np.ndarray:
+    return np.asarray((distance < 10).sum(1))
+
+
+def _within(distance: np.ndarray) -> np.ndarray:
+    """Which sites of one chain touch, four or more apart."""
+    apart = np.abs(np.subtract.outer(np.arange(len(distance)), np.arange(len(distance))))
+    return (distance < _TOUCH) & (apart >= 4)
+
+
+def _evolve(
+    rng: np.random.Generator,
+    made: list[folds.Fold],
+    core: np.ndarray,
+    crowd: np.ndarray,
+    contact: np.ndarray,
+    num_leaves: int,
+) -> np.ndarray:
+    """Rows of the root and the leaves of a random tree, over the columns of all folds."""
+    fields, neighbours, kinds = _energy(rng, made, core, crowd, contact)
     rates = rng.gamma(0.7, 1.0, len(core)) + 0.05
     rates[~core] += 1.0
     rate_cdf = np.cumsum(rates) / rates.sum()
@@ -95,7 +176,7 @@ def evolve_family(rng: np.random.Generator, num_res: int, num_leaves: int) -> Fa
         seed,
     )
     leaves = np.setdiff1d(np.arange(len(parent)), parent[1:])
-    return Family(rows=np.concatenate([rows[:1], rows[leaves]]), core=core, fold=fold)
+    return np.concatenate([rows[:1], rows[leaves]])
 
 
 def _columns(rng: np.random.Generator, ss: str) -> np.ndarray:
@@ -109,25 +190,27 @@ def _columns(rng: np.random.Generator, ss: str) -> np.ndarray:
 
 
 def _energy(
-    rng: np.random.Generator, fold: folds.Fold, core: np.ndarray
+    rng: np.random.Generator,
+    made: list[folds.Fold],
+    core: np.ndarray,
+    crowd: np.ndarray,
+    contact: np.ndarray,
 ) -> tuple[Float[np.ndarray, "X 20"], Int[np.ndarray, "X D"], Int[np.ndarray, "X D"]]:
     """Log-preferences of each column, the columns it touches (-1 for none), and how."""
     sites = np.flatnonzero(core)
-    middle = folds.centroids(*folds.frames(fold))
-    distance = np.linalg.norm(middle[:, None] - middle[None], axis=-1)
-    apart = np.abs(np.subtract.outer(np.arange(len(sites)), np.arange(len(sites))))
-    crowd = (distance < 10).sum(1)
     burial = (crowd - crowd.mean()) / (crowd.std() + 1e-9)
     fields = rng.normal(0, 0.4, [len(core), 20])
     fields[sites] += 0.5 * burial[:, None] * _HYDROPATHY
-    for site, ss, basin in zip(sites, fold.ss, folds.loop_basins(fold), strict=True):
+    letters = "".join(fold.ss for fold in made)
+    basins = np.concatenate([folds.loop_basins(fold) for fold in made])
+    for site, ss, basin in zip(sites, letters, basins, strict=True):
         liked = _BASIN_TASTE[basin] if ss == folds.LOOP else _SS_TASTE[ss]
         fields[site, [RESTYPES.index(c) for c in liked]] += 1.0 if ss == folds.LOOP else 0.5
     functional = sites[rng.random(len(sites)) < 0.06]
     fields[functional, rng.choice(20, size=len(functional), p=BACKGROUND)] += 4.0
     neighbours = np.full([len(core), _MAX_CONTACTS], -1)
     for i in range(len(sites)):
-        near = np.flatnonzero((distance[i] < 8) & (apart[i] >= 4))[:_MAX_CONTACTS]
+        near = np.flatnonzero(contact[i])[:_MAX_CONTACTS]
         neighbours[sites[i], : len(near)] = sites[near]
     kind = rng.integers(3, size=[len(core), len(core)])
     kind = np.minimum(kind, kind.T)  # the same seen from either side

@@ -53,8 +53,7 @@ def simulate_family(
 ) -> FamilySet:
     """Family `number` of the set `seed`, with `num_members` chains."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
-    length = int(np.clip(rng.lognormal(np.log(mean_length), 0.35), 30, 8 * mean_length))
-    leaves = int(np.clip(rng.lognormal(np.log(mean_depth), 0.8), 16, 12 * mean_depth))
+    length, leaves = draw_length(rng, mean_length), draw_depth(rng, mean_depth)
     family = evolve_family(rng, length, leaves)
     picked = rng.choice(np.arange(1, leaves + 1), size=num_members, replace=num_members > leaves)
     members = tuple(
@@ -63,35 +62,53 @@ def simulate_family(
     return FamilySet(family=family, members=members)
 
 
+def draw_length(rng: np.random.Generator, mean: int) -> int:
+    """Residues of a fold."""
+    return int(np.clip(rng.lognormal(np.log(mean), 0.35), 30, 8 * mean))
+
+
+def draw_depth(rng: np.random.Generator, mean: int) -> int:
+    """Homologs of a family."""
+    return int(np.clip(rng.lognormal(np.log(mean), 0.8), 16, 12 * mean))
+
+
 def _member(rng: np.random.Generator, family: Family, leaf: int, number: int) -> Member:
-    """A homolog given a structure: the family's fold, loops it lacks built, ends frayed."""
-    row = family.rows[leaf].copy()
+    row, model, ss = structure(rng, family, construct(rng, family, leaf))
+    entry = draw_entry(rng, number, (model,))
+    return Member(chain_id=f"{entry.entry_id}_{model.author_id}", row=row, ss=ss, entry=entry)
+
+
+def construct(rng: np.random.Generator, family: Family, leaf: int) -> np.ndarray:
+    """The row of a homolog given a structure: loops it lacks built, ends frayed."""
+    row: np.ndarray = family.rows[leaf].copy()
     lacks = family.core & (row == GAP)
     row[lacks] = rng.choice(20, size=int(lacks.sum()), p=BACKGROUND)
     core = np.flatnonzero(family.core)
     start, end = rng.integers(0, 4), rng.integers(0, 4)  # another construct of the same domain
     row[: core[start]] = GAP
     row[core[len(core) - 1 - end] + 1 :] = GAP
-    row, model, ss = _structure(rng, family, row)
-    name = entry_id(number)
+    return row
+
+
+def draw_entry(rng: np.random.Generator, number: int, chains: tuple[Model, ...]) -> Entry:
+    """What is said of entry `number` beside its chains."""
     method = str(rng.choice(_METHODS, p=[0.88, 0.07, 0.05]))
     resolution = None if method == "SOLUTION NMR" else round(float(rng.gamma(6, 0.35) + 0.9), 2)
     released = _FIRST_RELEASE + datetime.timedelta(days=int(rng.integers(_RELEASE_DAYS)))
-    entry = Entry(
-        entry_id=name,
+    return Entry(
+        entry_id=entry_id(number),
         method=method,
         resolution=resolution,
         release_date=released.isoformat(),
         num_models=2 if method == "SOLUTION NMR" else 1,
-        chains=(model,),
+        chains=chains,
     )
-    return Member(chain_id=f"{name}_{model.author_id}", row=row, ss=ss, entry=entry)
 
 
 _METHODS = ["X-RAY DIFFRACTION", "ELECTRON MICROSCOPY", "SOLUTION NMR"]
 
 
-def _structure(
+def structure(
     rng: np.random.Generator, family: Family, row: np.ndarray
 ) -> tuple[np.ndarray, Model, str]:
     """The member's atoms. Insertions and frayed ends are in the sequence, not in the density."""

@@ -33,7 +33,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a PDB entry says besides its coordinates."""
+    """What a PDB entry says besides its coordinates. Chains of one sequence are one entity."""
 
     entry_id: str
     method: str
@@ -96,14 +96,23 @@ def _chemistry(kinds: list[list[str]]) -> str:
     return f"{columns}{rows}HOH non-polymer . WATER\n#\n"
 
 
+def _entities(kinds: list[list[str]]) -> list[int]:
+    """Number of the entity of each chain, from 1 in the order of first sight."""
+    seen: dict[tuple[str, ...], int] = {}
+    return [seen.setdefault(tuple(chain), len(seen) + 1) for chain in kinds]
+
+
 def _polymers(entry: Entry, kinds: list[list[str]]) -> str:
-    water = len(entry.chains) + 1
+    of_chain = _entities(kinds)
+    water = max(of_chain) + 1
     entities = "".join(
-        f"{k} polymer man 'Simulated chain {k}' {len(entry.chains)}\n" for k in range(1, water)
+        f"{k} polymer man 'Simulated chain {k}' {of_chain.count(k)}\n" for k in range(1, water)
     )
-    asyms = "".join(f"{_label(k)} {k} N\n" for k in range(1, water + 1))
+    asyms = "".join(f"{_label(k)} {e} N\n" for k, e in enumerate([*of_chain, water], 1))
     sequence = "".join(
-        f"{k} {i} {kind} n\n" for k, chain in enumerate(kinds, 1) for i, kind in enumerate(chain, 1)
+        f"{k} {i} {kind} n\n"
+        for k in range(1, water)
+        for i, kind in enumerate(kinds[of_chain.index(k)], 1)
     )
     return (
         "loop_\n_entity.id\n_entity.type\n_entity.src_method\n_entity.pdbx_description\n"
@@ -116,7 +125,7 @@ def _polymers(entry: Entry, kinds: list[list[str]]) -> str:
 
 
 def _label(number: int) -> str:
-    """`label_asym_id` of an entity: A, B, C in order, whatever the authors say."""
+    """`label_asym_id` of a chain: A, B, C in order, whatever the authors say."""
     return chr(ord("A") + number - 1)
 
 
@@ -133,14 +142,15 @@ _ATOM_SITE = "loop_\n" + "".join(
 
 def _atom_site(entry: Entry, kinds: list[list[str]]) -> list[str]:
     lines: list[str] = []
+    of_chain = _entities(kinds)
     for model in range(1, entry.num_models + 1):
         shift = 0.03 * (model - 1)  # the models of an NMR ensemble differ a little
         for k, (chain, chain_kinds) in enumerate(zip(entry.chains, kinds, strict=True), 1):
             for i in np.flatnonzero(chain.resolved).tolist():
-                _residue(lines, chain, chain_kinds[i], i, k, model, shift)
+                _residue(lines, chain, chain_kinds[i], i, (k, of_chain[k - 1]), model, shift)
         if model == 1:
             x, y, z = entry.chains[0].atoms[0, 1] + 8.0
-            water = f"{_label(len(entry.chains) + 1)} {len(entry.chains) + 1}"
+            water = f"{_label(len(entry.chains) + 1)} {max(of_chain) + 1}"
             lines.append(
                 f"HETATM {len(lines) + 1} O O . HOH {water} . ? {x:.3f} {y:.3f} {z:.3f} 1.00 30.00 "
                 f"? 901 HOH {entry.chains[0].author_id} O 1\n"
@@ -149,12 +159,18 @@ def _atom_site(entry: Entry, kinds: list[list[str]]) -> list[str]:
 
 
 def _residue(
-    lines: list[str], chain: Model, kind: str, i: int, entity: int, model: int, shift: float
+    lines: list[str],
+    chain: Model,
+    kind: str,
+    i: int,
+    place: tuple[int, int],
+    model: int,
+    shift: float,
 ) -> None:
-    """The atoms of one residue, appended as `_atom_site` rows."""
+    """The atoms of residue `i` of a chain (its number and entity), as `_atom_site` rows."""
     group = "HETATM" if kind == "MSE" else "ATOM"
     number = chain.first_number + i
-    middle = f"{_label(entity)} {entity} {i + 1} ?"
+    middle = f"{_label(place[0])} {place[1]} {i + 1} ?"
     tail = f"? {number} {kind} {chain.author_id}"
     b_factor = 12.0 + (i * 7919) % 400 / 10
     at = (chain.atoms[i] + shift).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from evofeed.residues import GAP
 from evofeed.synth import formats
+from evofeed.synth.complexes import read_stoichiometry, simulate_complexes, species_names
 from evofeed.synth.families import (
     FamilySet,
     Member,
@@ -30,6 +31,7 @@ class SynthReport:
     num_chains: int
     num_families: int
     num_bytes: int
+    num_complexes: int = 0
     broken: tuple[dict[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, object]:
@@ -46,9 +48,13 @@ def write_synthetic(
     mean_length: int = 100,
     mean_depth: int = 120,
     mean_members: int = 6,
+    stoichiometries: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> SynthReport:
     """Write `num_chains` simulated chains; the same arguments give the same bytes.
+
+    With `stoichiometries` they are so many complexes: entries of several chains whose interfaces
+    covary, alignments of one chain of each sequence, `uniprot_hits.sto` with species to pair by.
 
     `out_dir` gets `alignments/<id>_<chain>/{bfd_uniclust_hits.a3m, uniref90_hits.sto,
     mgnify_hits.sto, pdb70_hits.hhr}`, `mmcif/<id>.cif`, `clusters.txt` (one family a
@@ -56,30 +62,45 @@ def write_synthetic(
 
     Args:
         out_dir: made if missing; must hold no other dataset.
-        num_chains: at least 1.
+        num_chains: chains, or complexes; at least 1.
         seed: of everything random.
         broken: fraction of chains to damage, in turn in each of the ways of `damage`.
         mean_length: residues of a typical chain.
         mean_depth: homologs of a typical family.
         mean_members: chains with a structure in a typical family.
-        progress: called after each family with the number of chains it had.
+        stoichiometries: such as `A2`, `AB`, `A2B2`; each family gets one, in turn.
+        progress: called after each family with the number of chains, or complexes, it had.
     """
     if num_chains < 1 or not 0 <= broken <= 1 or mean_length < 30 or mean_depth < 16:
         raise ValueError(
             f"num_chains={num_chains} broken={broken} mean_length={mean_length} "
             f"mean_depth={mean_depth}: want >= 1, a fraction, >= 30 and >= 16"
         )
+    for text in stoichiometries:
+        read_stoichiometry(text)
     root = Path(out_dir)
     if (root / "alignments").exists():
         raise ValueError(f"{root} already holds alignments; choose an empty folder")
     (root / "mmcif").mkdir(parents=True)
-    clusters, done, num_bytes = [], 0, 0
+    clusters, done, num_bytes, kinds = [], 0, 0, len(stoichiometries)
     previous: FamilySet | None = None
     for number, size in enumerate(family_sizes(seed, num_chains, mean_members)):
-        family = simulate_family(seed, number, size, done, mean_length, mean_depth)
-        num_bytes += _write_family(root, seed, number, family, previous)
-        clusters.append(" ".join(m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members))
-        previous, done = family, done + size
+        if kinds:
+            kind = stoichiometries[number % kinds]
+            entities = simulate_complexes(seed, number, kind, size, done, mean_length, mean_depth)
+        else:
+            family = simulate_family(seed, number, size, done, mean_length, mean_depth)
+            entities = (family,)
+        for entity, family in enumerate(entities):
+            stream = [seed, number, 1, *([entity] if kinds else [])]
+            num_bytes += _write_family(root, stream, family, previous, len(entities) > 1)
+            clusters.append(
+                " ".join(m.chain_id[:4].upper() + m.chain_id[4:] for m in family.members)
+            )
+        for member in entities[0].members:
+            path = root / "mmcif" / f"{member.entry.entry_id}.cif"
+            num_bytes += path.write_bytes(mmcif(member.entry).encode())
+        previous, done = entities[0], done + size
         if progress:
             progress(size)
     (root / "clusters.txt").write_text("\n".join(clusters) + "\n")
@@ -91,7 +112,8 @@ def write_synthetic(
         (root / "broken.json").write_text(json.dumps(damaged, indent=1) + "\n")
     return SynthReport(
         out_dir=str(root),
-        num_chains=num_chains,
+        num_chains=len(list((root / "alignments").iterdir())),
+        num_complexes=num_chains if kinds else 0,
         num_families=len(clusters),
         num_bytes=num_bytes,
         broken=tuple(damaged),
@@ -99,19 +121,19 @@ def write_synthetic(
 
 
 def _write_family(
-    root: Path, seed: int, number: int, family: FamilySet, previous: FamilySet | None
+    root: Path, stream: list[int], family: FamilySet, previous: FamilySet | None, paired: bool
 ) -> int:
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number, 1])))
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(stream)))
     num_bytes = 0
     for member in family.members:
         folder = root / "alignments" / member.chain_id
         folder.mkdir(parents=True)
         stranger = [] if previous is None else [_stranger(rng, member, previous.members[0])]
         files = _alignment_files(rng, member, family, stranger)
+        if paired:
+            files["uniprot_hits.sto"] = _uniprot(rng, member, family)
         for name, text in files.items():
             num_bytes += (folder / name).write_bytes(text.encode())
-        path = root / "mmcif" / f"{member.entry.entry_id}.cif"
-        num_bytes += path.write_bytes(mmcif(member.entry).encode())
     return num_bytes
 
 
@@ -121,7 +143,8 @@ def _alignment_files(
     query = member.row[None]
     files = {}
     for database, share in (("uniref90", 0.6), ("mgnify", 0.4), ("bfd_uniclust", 0.7)):
-        rows = _best_first(member.row, homologs(rng, family.family, share))
+        rows = homologs(rng, family.family, share)
+        rows = rows[_best_first(member.row, rows)]
         names = _names(rng, database, rows)
         rows = np.concatenate([query, rows])
         if database == "bfd_uniclust":
@@ -141,11 +164,26 @@ def _alignment_files(
     return files
 
 
+def _uniprot(rng: np.random.Generator, member: Member, family: FamilySet) -> str:
+    """Most organisms' rows under UniProt's names, which say the species."""
+    leaves = family.family.rows[1:]
+    kept = np.flatnonzero(rng.random(len(leaves)) < 0.85)
+    kept = kept[_best_first(member.row, leaves[kept])]
+    species = species_names(len(leaves))
+    accessions = [f"A0A{number:07d}" for number in rng.integers(10**7, size=len(kept)).tolist()]
+    names = [
+        f"tr|{accession}|{accession}_{species[leaf]}/1-{(leaves[leaf] != GAP).sum()}"
+        for accession, leaf in zip(accessions, kept.tolist(), strict=True)
+    ]
+    rows = np.concatenate([member.row[None], leaves[kept]])
+    return formats.stockholm([member.chain_id, *names], [""] * len(rows), rows)
+
+
 def _best_first(query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows by how much of the query they repeat, as a search by E-value would list them."""
+    """Order of rows by how much of the query they repeat, as a search by E-value would list."""
     same = ((rows == query) & (query != GAP)).sum(axis=1)
     shared = ((rows != GAP) & (query != GAP)).sum(axis=1)
-    return rows[np.argsort(-same, kind="stable")][: int((shared > 9).sum())]
+    return np.argsort(-same, kind="stable")[: int((shared > 9).sum())]
 
 
 def _names(rng: np.random.Generator, database: str, rows: np.ndarray) -> list[str]:

@@ -62,12 +62,18 @@ def ca_trace(record: ChainRecord) -> np.ndarray:
     return np.where(known[:, None], record.all_atom_positions[:, ca].astype(float), np.nan)
 
 
-def superposed(moving: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """`[n, 3]` points turned and moved onto others, pair by pair, without a mirror (Kabsch)."""
+def superposed(
+    moving: np.ndarray, fixed: np.ndarray, carried: np.ndarray | None = None
+) -> np.ndarray:
+    """`[n, 3]` points turned and moved onto others, pair by pair, without a mirror (Kabsch).
+
+    With `carried`, `[..., 3]`, these are moved in their place.
+    """
     centre, goal = moving.mean(axis=0), fixed.mean(axis=0)
     u, _, vt = np.linalg.svd((moving - centre).T @ (fixed - goal))
     mirror = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt)) or 1.0])
-    turned: np.ndarray = (moving - centre) @ u @ mirror @ vt + goal
+    points = moving if carried is None else carried
+    turned: np.ndarray = (points - centre) @ u @ mirror @ vt + goal
     return turned
 
 
