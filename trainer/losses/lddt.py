@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evofeed.residues import ATOM_ORDER
-from evofeed.shapes import Float
+from evofeed.shapes import Float, Int
 from evofeed.trainer.losses.cross_entropy import resolution_gate, softmax_cross_entropy
 
 __all__ = ["lddt", "lddt_ca", "lddt_loss"]
@@ -25,16 +25,20 @@ def lddt(
     cutoff: float = 15.0,
     eps: float = 1e-10,
     per_residue: bool = True,
+    between: Int[Tensor, "*B R"] | None = None,
 ) -> Tensor:
     """lDDT of points, 0 to 1, per residue `[*, R]` or over all `[*]`.
 
     A distance counts if it is below `cutoff` ångström in the true structure;
     the score is the mean over tolerances 0.5, 1, 2 and 4 Å. A residue without
-    neighbours scores 1.
+    neighbours scores 1; with `eps` 0, nan. With `between`, numbers of chains, only
+    distances between two chains count.
     """
     true_distance, pred_distance = _distances(true, eps), _distances(pred, eps)
     not_self = 1 - torch.eye(mask.shape[-1], device=mask.device, dtype=mask.dtype)
     scored = (true_distance < cutoff) * mask[..., :, None] * mask[..., None, :] * not_self
+    if between is not None:
+        scored = scored * (between[..., :, None] != between[..., None, :])
     error = torch.abs(true_distance - pred_distance)
     kept = sum((error < tolerance).to(pred.dtype) for tolerance in (0.5, 1.0, 2.0, 4.0))
     dims = (-1,) if per_residue else (-2, -1)

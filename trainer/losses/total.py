@@ -57,7 +57,8 @@ class AlphaFoldLoss(nn.Module):
         """
         with full_precision(batch["seq_mask"]):
             out = {k: at_least_float32(v) for k, v in outputs.items() if isinstance(v, Tensor)}
-            batch = with_assigned_truth(outputs, batch, self.config.max_chains)
+            movable = 0 if self.config.chains_as_listed else self.config.max_chains
+            batch = with_assigned_truth(outputs, batch, movable)
             terms = self.terms(out, outputs["sm"], last_recycle(batch))
             weighted = sum(getattr(self.config, name) * term for name, term in terms.items())
             assert isinstance(weighted, Tensor)

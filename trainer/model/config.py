@@ -200,6 +200,9 @@ class LossConfig:
     """Ångström."""
     max_chains: int = 20
     """Chains of a complex that may change places; those with higher numbers keep theirs."""
+    chains_as_listed: bool = False
+    """Compare every chain with the one listed in its place, whichever copy fits. OpenFold's
+    assignment superposes uncentred points and does no better: chance."""
     chain_center_of_mass: float = 1.0
     """Complexes alone. OpenFold has 0.05 here too: its scale counts twice, squared inside."""
     chain_center_of_mass_scale: float = 0.05

@@ -15,6 +15,7 @@ from evofeed.residues import ATOM_ORDER
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
 from evofeed.trainer.losses.dockq import dockq
+from evofeed.trainer.losses.lddt import lddt
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.settings import loader_config, loss_config
@@ -78,12 +79,19 @@ class Validator:
 
 
 def complex_metrics(outputs: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`dockq` of each complex, 0 without an interface, and `iptm`, what the model thinks of it."""
+    """`dockq` and `interface_lddt` (of CA atoms of different chains) of each complex, 0 without an
+    interface, and `iptm`, what the model thinks of it."""
     samples = zip(
         outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         batch["asym_id"], strict=True,
     )  # fmt: skip
     found = {"dockq": torch.stack([dockq(*sample).nan_to_num(0.0) for sample in samples])}
+    ca = ATOM_ORDER["CA"]
+    found["interface_lddt"] = lddt(
+        outputs["final_atom_positions"][..., ca, :].double(),
+        batch["all_atom_positions"][..., ca, :].double(), batch["all_atom_mask"][..., ca].double(),
+        eps=0.0, per_residue=False, between=batch["asym_id"],
+    ).nan_to_num(0.0)  # fmt: skip
     return found | ({"iptm": outputs["iptm_score"]} if "iptm_score" in outputs else {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, flat_batch, with_assigned_truth
 from evofeed.trainer.losses.dockq import dockq
+from evofeed.trainer.losses.lddt import lddt
 from evofeed.trainer.predict.prediction import predict, predict_structure
 from evofeed.trainer.run.train import train
 
@@ -73,6 +75,19 @@ def test_the_loss_is_that_of_the_assigned_labels() -> None:
     values = [loss(outputs, b)[0].item() for b in (batch, assigned, plain, swapped)]
     assert values[0] == values[1]
     assert values[0] in values[2:]
+
+
+def test_chains_as_listed_keep_the_labels_of_the_file_though_another_copy_fits() -> None:
+    batch = flat_batch(_dimer())
+    outputs = {"final_atom_positions": _swapped(batch["all_atom_positions"])}
+    listed = with_assigned_truth(outputs, batch, no_chains=0)
+    for name in TRUTH:
+        assert torch.equal(listed[name], batch[name]), name
+    torch.manual_seed(0)
+    outputs = AlphaFold(tiny_multimer().model)(batch)
+    loss = AlphaFoldLoss(replace(tiny_multimer().loss, chains_as_listed=True))
+    plain = {n: v for n, v in batch.items() if not n.startswith(GROUND_TRUTH)}
+    assert loss(outputs, batch)[0].item() == loss(outputs, plain)[0].item()
 
 
 class _Batches:
@@ -176,6 +191,18 @@ def test_dockq_of_the_truth_is_one_and_falls_as_the_ligand_moves_away() -> None:
     interface = _kabsch(x.numpy(), y.numpy())
     assert found == pytest.approx((0 + 1 / (1 + (interface / 1.5) ** 2) + 0.5) / 3, abs=1e-6)
     assert np.isnan(float(dockq(atoms, _two_walls(30.0)[0], mask, asym_id)))
+
+
+def test_interface_lddt_counts_distances_between_chains_alone() -> None:
+    atoms, mask, asym_id = _two_walls(4.5)
+    moved = atoms.clone()
+    moved[20:, :, 1] += 1.5  # inside a chain all is kept; between them 1.5: one tolerance of four
+    ca, known = atoms[:, 1].double(), mask[:, 1].double()
+    found = lddt(moved[:, 1].double(), ca, known, per_residue=False, between=asym_id)
+    inside = lddt(moved[:20, 1].double(), ca[:20], known[:20], per_residue=False)
+    assert float(inside) == pytest.approx(1.0) and 0.4 < float(found) < 0.9
+    far = _two_walls(30.0)[0][:, 1].double()
+    assert lddt(far, far, known, eps=0.0, per_residue=False, between=asym_id).isnan()
 
 
 def _kabsch(x: np.ndarray, y: np.ndarray) -> float:

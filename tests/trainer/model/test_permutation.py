@@ -209,3 +209,16 @@ def test_a_chain_beyond_the_last_slot_and_padding_keep_their_own() -> None:
     found = align_chains(**pose, no_chains=4)
     assert found.chain[0, 2:].tolist() == [2, 3]
     assert not found.known[pose["pred"]["asym_id"] == 0].any()
+
+
+def test_chains_beyond_those_that_may_change_places_keep_their_own_truth() -> None:
+    """Three copies turned round: two may change places, then none."""
+    pose = _together([_pose(np.random.default_rng(2), [3])])
+    true, pred = pose["true"], pose["pred"]
+    for movable in (2, 0):
+        found = align_chains(**pose, no_chains=movable)
+        kept = (pred["asym_id"] > movable) & found.known
+        assert kept.any() and found.known.sum() > 0
+        for name in ("asym_id", "residue_index"):
+            rows = torch.gather(true[name], 1, found.rows)
+            assert torch.equal(rows[kept], pred[name][kept])
