@@ -82,7 +82,7 @@ def write_synthetic(
     if (root / "alignments").exists():
         raise ValueError(f"{root} already holds alignments; choose an empty folder")
     (root / "mmcif").mkdir(parents=True)
-    clusters, done, num_bytes, kinds = [], 0, 0, len(stoichiometries)
+    clusters, done, num_bytes, number, kinds = [], 0, 0, 0, len(stoichiometries)
     previous: FamilySet | None = None
     for number, size in enumerate(family_sizes(seed, num_chains, mean_members)):
         if kinds:
@@ -114,7 +114,7 @@ def write_synthetic(
         out_dir=str(root),
         num_chains=len(list((root / "alignments").iterdir())),
         num_complexes=num_chains if kinds else 0,
-        num_families=len(clusters),
+        num_families=number + 1,
         num_bytes=num_bytes,
         broken=tuple(damaged),
     )
