@@ -6,12 +6,13 @@ DATA holds `train` and `held_out`, simulated complexes of different families (se
 `large`, those whose crop is full; where it has `golden`, the recorded entries are read too. Parts,
 each written to OUT/complexes.json when it is done:
 
-`loader`: `LoaderConfig.multimer()` on `large` and `golden` in a loop that pretends steps of 0.1 s: time
-waited for a batch, CPU a sample, bytes.
-`learning`: `evofeed train` with the recipe twice from the same weights, side by side on one card (or
-each on its own): labels of the copies that fit, and labels as listed in the file (OpenFold's
-fault, `chains_as_listed`). Both are measured on complexes of families that they have not seen, with
-the copies that fit. Both stop when `--seconds` are over and are compared at their last common step.
+`loader`: `LoaderConfig.multimer()` on `large` and `golden` in a loop that pretends steps of 0.1 s:
+time waited for a batch, CPU a sample, bytes.
+`learning`: `evofeed train` with the recipe twice from the same weights, side by side on one card
+(or each on its own): labels of the copies that fit, and labels as listed in the file (OpenFold's
+fault, `chains_as_listed`). Both are measured on complexes of families that they have not seen,
+with the copies that fit, stop when `--seconds` are over, and are compared at their last common
+step.
 `predict`: `evofeed predict` of one unseen complex by the first run.
 `step`: `evofeed train multimer` on `large` (without recycling), if `--step-seconds` are left.
 
