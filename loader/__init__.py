@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evofeed.loader.assembly.from_record import assembly_batch
     from evofeed.loader.assembly_config import AssemblyConfig
     from evofeed.loader.batch import openfold_batch
+    from evofeed.loader.commands import bench_commands
     from evofeed.loader.config import LoaderConfig
     from evofeed.loader.feature_loader import FeatureLoader
     from evofeed.loader.from_record import record_batch, sample_batch
@@ -21,6 +22,7 @@ __all__ = [
     "FeatureLoader",
     "LoaderConfig",
     "assembly_batch",
+    "bench_commands",
     "RunPlan",
     "openfold_batch",
     "plan_samples",
@@ -38,6 +40,7 @@ __getattr__ = names_from(
         "LoaderConfig": "config",
         "RunPlan": "plan",
         "assembly_batch": "assembly.from_record",
+        "bench_commands": "commands",
         "openfold_batch": "batch",
         "plan_samples": "plan",
         "pseudo_beta": "transforms.structure",

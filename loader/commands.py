@@ -10,7 +10,7 @@ import typer
 from evofeed.loader.config import PRESETS, LoaderConfig
 from evofeed.options import usable_device
 
-bench = typer.Typer(
+bench_commands = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -32,12 +32,12 @@ def _config(preset: str, **changes: Any) -> LoaderConfig:
         raise typer.BadParameter(str(error), param_hint="--preset") from None
 
 
-@bench.callback()
+@bench_commands.callback()
 def _bench() -> None:
     """Measure evofeed on this machine."""
 
 
-@bench.command("loader")
+@bench_commands.command("loader")
 def bench_loader(
     dataset: Dataset,
     snapshot: Snapshot = "main",

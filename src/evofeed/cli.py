@@ -45,7 +45,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
     "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
     "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),
-    "bench": ("evofeed.loader.commands", "bench", "Measure the loader on this machine."),
+    "bench": (
+        "evofeed.trainer.bench.commands",
+        "bench_commands",
+        "Measure loader and communication on this machine.",
+    ),
 }
 
 

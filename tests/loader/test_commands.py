@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from evofeed.cli import main
 from evofeed.loader import FeatureLoader, LoaderConfig
-from evofeed.loader.commands import bench
+from evofeed.loader.commands import bench_commands as bench
 from evofeed.store import Dataset
 
 

@@ -203,10 +203,10 @@ class Loop:
             for step in range(self.result.step, self.config.steps):
                 if step == first:
                     with watch_gradients(self.model) as untouched:
-                        self._step(step)
+                        self.step(step)
                     self._tell_untouched(untouched)
                 else:
-                    self._step(step)
+                    self.step(step)
                 if self._stop:
                     break
         self._finish()
@@ -226,7 +226,8 @@ class Loop:
                 min(names),
             )
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
+        """One step, number `step` from 0: batch, gradient, update; nothing waits for the device."""
         config, clock = self.config, self.clock
         clock.begin(step, "profiling")
         self._watchdog.beat(step)

@@ -16,6 +16,7 @@ from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
+from evofeed.trainer.bench import comm
 from evofeed.trainer.config import GRADIENTS, GradientConfig, OptimConfig, TrainConfig
 from evofeed.trainer.gradients.exchange import Exchange
 from evofeed.trainer.gradients.keeping import collected, described, hand_out
@@ -188,6 +189,20 @@ def runs(out: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def bench() -> dict[str, Any]:
+    """`evofeed bench comm` of the stand-in model; two hosts, a link of a megabit a second."""
+    comm.build_model = lambda *_: (TinyModel(), squared_error)  # type: ignore[assignment]
+    rank = dist.get_rank()
+    config = TrainConfig(
+        precision="fp32", checkpoint_every=0, gradients=GradientConfig(warmup_steps=3)
+    )
+    loader = TinyLoader(rank=rank, world_size=RANKS, per_epoch=24)
+    return comm.measure(
+        config, loader, World(rank=rank, size=RANKS), modes=("none", "int8"), steps=4, batches=2,
+        hosts=2, gbit=1e-3,
+    )  # fmt: skip
+
+
 def one_rank(rank: int, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=RANKS)
     flat = FlatOptimizer(model(), OptimConfig())
@@ -198,6 +213,7 @@ def one_rank(rank: int, out: Path) -> None:
     found["torch"] = torchs(flat, CASES["powersgd"])
     for name in RUNS:
         found["runs"][name] = runs(out, name)
+    found["bench"] = bench()
     alike = [None] * RANKS
     dist.all_gather_object(alike, all(run["alike"] for run in found["runs"].values()))
     found["alike"] = alike

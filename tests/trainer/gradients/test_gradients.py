@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.multiprocessing as mp
 from tests.trainer.gradients.gradient_ranks import CASES, RANKS, RUNS, one_rank
 from torch import Tensor
 
+from evofeed.cli import main
 from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.gradients.hosts import Hosts
 from evofeed.trainer.gradients.sparse import density_at
@@ -115,6 +117,37 @@ def test_other_hosts_and_other_modes_go_on_with_the_same_mean(
     if name == "momentum":
         was = mean_kept(run["layout"], run["saved"], "momentum")
         torch.testing.assert_close(run["moved"]["momentum.momentum.3"], was)
+
+
+def test_the_benchmark_counts_bytes_and_waits_for_the_link_it_pretends(
+    found: dict[str, Any],
+) -> None:
+    bench = found["bench"]
+    assert bench["ranks"] == RANKS and bench["steps"] == 4 and bench["recycles"] == [0, 0]
+    none, int8 = bench["modes"]["none"], bench["modes"]["int8"]
+    size = 4 * 128 * 4  # four parameters of a float32 block each
+    assert none["bytes_between"] == 2 * 3 / 4 * size and none["bytes_inside"] == 0
+    part = size / 4 / 2 + 4 * 2  # bytes: a code an entry, two scales
+    assert int8["bytes_between"] == part and int8["bytes_inside"] == size + 4
+    assert none["step_ms"] >= 8e-3 * none["bytes_between"] / 1e-3 / 1e3
+    assert int8["step_ms"] >= 2 * 8e-3 * int8["bytes_between"] / 1e-3 / 1e3
+    for one in (none, int8):
+        exposed = one["step_ms"] - bench["together"]["step_ms"]
+        assert one["exposed_ms"] == exposed
+        assert one["linear_scaling"] == bench["alone"]["step_ms"] / one["step_ms"]
+
+
+def test_the_benchmarks_command_prints_a_table_or_json(
+    tiny_dataset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "comm", "tiny", "--dataset", tiny_dataset, "--steps", "2", "--batches", "1"]
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--device", "cpu", *more])
+    table, _, value = capsys.readouterr().out.rpartition("\n{")
+    assert "all, without a word" in table and table.splitlines()[-1].startswith("none")
+    one = json.loads("{" + value)["modes"]["none"]
+    assert one["bytes_between"] == 0 and one["step_ms"] > 0
 
 
 def test_density_falls_as_deep_gradient_compression_has_it() -> None:

@@ -1,0 +1,1 @@
+"""Measurements of the trainer on the machine at hand."""
