@@ -46,7 +46,7 @@ class Principal:
         id: token id, or `local` when no token is asked for.
         scopes: subset of `SCOPES`.
         datasets: datasets it may touch; None for all.
-        quotas: what its jobs may use.
+        quotas: what it may use.
         roots: places it may name; None for all that the service opens.
         expires_at: when its token ends; None for never.
     """
@@ -145,6 +145,7 @@ def create_token(
                 roots=sorted(set(roots)) if roots is not None else None,
                 max_jobs=quotas.max_jobs,
                 max_chains=quotas.max_chains,
+                max_bytes=quotas.max_bytes,
                 created_at=now,
                 expires_at=min(ends, default=None),
             )
@@ -222,7 +223,7 @@ def principal_of(row: TokenRow) -> Principal:
         row.id,
         frozenset(row.scopes),
         frozenset(row.datasets) if row.datasets is not None else None,
-        Quotas(row.max_jobs, row.max_chains),
+        Quotas(row.max_jobs, row.max_chains, row.max_bytes),
         tuple(row.roots) if row.roots is not None else None,
         row.expires_at,
     )

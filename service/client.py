@@ -12,97 +12,31 @@ What may pass by itself is tried again; a POST carries an Idempotency-Key, so th
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import mmap
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
-from evofeed.errors import AccessDenied, RefConflict, ServiceError
+from evofeed.service.client_requests import Requests, made, part
+from evofeed.service.client_views import (
+    BrokenChain,
+    Job,
+    MadeSnapshot,
+    Move,
+    RefState,
+    Token,
+    Webhook,
+)
 from evofeed.store import Dataset
-from evofeed.store.inner import Answer, HttpConnection
-
-_T = TypeVar("_T")
-ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
-"""States that a job does not leave by itself."""
+from evofeed.store.inner import shard_key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A featurize job as it was when it was asked for.
-
-    Attributes:
-        id: its name.
-        dataset: what it adds to.
-        ref: what it moves; None: nothing.
-        message: why, for the ref's history.
-        state: queued, running, cancelling, cancelled, succeeded or failed.
-        attempts: runs so far.
-        progress: `num_chains`, `good`, `broken`, `seconds_left`, ...
-        result: `snapshot` and counts, once it has ended.
-        error: why it failed.
-    """
-
-    id: str
-    dataset: str
-    ref: str | None
-    message: str
-    state: str
-    attempts: int
-    progress: dict[str, Any] = field(default_factory=dict)
-    result: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it does not go on by itself."""
-        return self.state in ENDED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenChain:
-    """A chain that is in no snapshot, and why."""
-
-    chain_id: str
-    type: str
-    message: str
-    path: str | None = None
-    line: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefState:
-    """Where a ref points, and since when."""
-
-    name: str
-    digest: str
-    updated_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A token without its secret."""
-
-    id: str
-    label: str
-    scopes: list[str]
-    datasets: list[str] | None = None
-    expires_at: str | None = None
-    revoked_at: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
-    """Where the ends of jobs are told."""
-
-    id: str
-    url: str
-    datasets: list[str] | None = None
-
-
-class Client:
+class Client(Requests):
     """The service at `url`; safe to use from many threads.
 
     Args:
@@ -110,20 +44,11 @@ class Client:
         token: goes with every request; None: what `EVOFEED_TOKEN` holds at that moment.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        self.url, self._token = url.rstrip("/"), token
-        self._base = urlsplit(self.url).path.removesuffix("/v1")
-        self._http = HttpConnection(self.url, token)
-
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Close the connections; a request opens them again."""
-        self._http.close()
 
     # datasets
 
@@ -143,12 +68,12 @@ class Client:
 
     def refs(self, dataset: str) -> list[RefState]:
         """All refs of a dataset."""
-        said = self._get(f"/v1/datasets/{_part(dataset)}/refs")
-        return [_made(RefState, one) for one in said["refs"]]
+        said = self._get(f"/v1/datasets/{part(dataset)}/refs")
+        return [made(RefState, one) for one in said["refs"]]
 
     def ref(self, dataset: str, ref: str = "main") -> RefState:
         """Where a ref points."""
-        return _made(RefState, self._get(_ref(dataset, ref)))
+        return made(RefState, self._get(_ref(dataset, ref)))
 
     def move_ref(
         self, dataset: str, ref: str, digest: str, *, expect: str | None, message: str = ""
@@ -160,7 +85,141 @@ class Client:
         """
         headers = {"If-Match": f'"{expect}"'} if expect else {"If-None-Match": "*"}
         body = {"digest": digest, "message": message}
-        return _made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
+        return made(RefState, self._send("PUT", _ref(dataset, ref), body, headers))
+
+    def delete_ref(self, dataset: str, ref: str, *, expect: str, message: str = "") -> None:
+        """Delete a ref that still points at `expect`; its history stays.
+
+        Raises:
+            RefConflict: it points elsewhere.
+        """
+        path = f"{_ref(dataset, ref)}?{urlencode({'message': message})}"
+        self._send("DELETE", path, None, {"If-Match": f'"{expect}"'})
+
+    def history(self, dataset: str, ref: str = "main") -> Iterator[Move]:
+        """Where a ref has been, newest first."""
+        for move in self._paged(f"{_ref(dataset, ref)}/history", "moves", "before"):
+            yield made(Move, move)
+
+    def policy(self, dataset: str, ref: str = "main") -> dict[str, Any]:
+        """What must hold when a ref moves: `protected`, `reviewer`, `forbid`, `apart_from`."""
+        found: dict[str, Any] = self._get(f"{_ref(dataset, ref)}/policy")
+        return found
+
+    def set_policy(self, dataset: str, ref: str, **policy: Any) -> None:
+        """Replace what must hold when a ref moves; what is left out is not asked for."""
+        self._send("PUT", f"{_ref(dataset, ref)}/policy", policy)
+
+    # writing
+
+    def upload_shard(self, dataset: str, path: str | os.PathLike[str]) -> str:
+        """Send a shard's file; its name, for `commit`."""
+        with Path(path).open("rb") as file:
+            name = f"{hashlib.file_digest(file, 'sha256').hexdigest()}.arrow"
+            with (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                memoryview(data) as view,
+            ):
+                self._put(f"/v1/datasets/{part(dataset)}/shards/{name}", view)
+        return name
+
+    def missing_shards(self, dataset: str, names: Sequence[str]) -> list[str]:
+        """Those of these shards that have to be sent."""
+        path = f"/v1/datasets/{part(dataset)}/missing-shards"
+        said = self._send("POST", path, {"shards": list(names)}, repeatable=False)
+        return list(said["missing"])
+
+    def commit(
+        self,
+        dataset: str,
+        shards: Sequence[str],
+        *,
+        expect: str | None,
+        ref: str | None = "main",
+        **options: Any,
+    ) -> MadeSnapshot:
+        """Make a snapshot of shards that were sent, and move a ref from `expect` to it.
+
+        Args:
+            dataset: its name.
+            shards: their names.
+            expect: digest that the ref is at; None: there is no such ref yet.
+            ref: what moves; None: nothing.
+            options: the other fields of `POST /v1/datasets/{name}/snapshots`: `mode`, `message`,
+                `config`, ...
+
+        Raises:
+            RefConflict: the ref is elsewhere; nothing has changed.
+        """
+        headers = {"If-Match": f'"{expect}"'} if expect else {"If-None-Match": "*"}
+        body = {"shards": list(shards), "ref": ref, **options}
+        path = f"/v1/datasets/{part(dataset)}/snapshots"
+        return made(MadeSnapshot, self._send("POST", path, body, headers, patient=True))
+
+    def merge(
+        self,
+        dataset: str,
+        other: str,
+        *,
+        expect: str,
+        snapshot: str = "main",
+        ref: str = "main",
+        message: str = "",
+    ) -> MadeSnapshot:
+        """Add the chains of `snapshot` of dataset `other` to those that a ref at `expect` has.
+
+        Raises:
+            RefConflict: the ref is elsewhere; nothing has changed.
+            ServiceError: chains are in both and differ.
+        """
+        body = {"dataset": other, "snapshot": snapshot, "ref": ref, "message": message}
+        headers = {"If-Match": f'"{expect}"'}
+        path = f"/v1/datasets/{part(dataset)}/merge"
+        return made(MadeSnapshot, self._send("POST", path, body, headers, patient=True))
+
+    def push(
+        self,
+        source: str | os.PathLike[str],
+        dataset: str,
+        *,
+        snapshot: str = "main",
+        ref: str | None = "main",
+        message: str = "",
+        seen: Callable[[int, int], None] | None = None,
+    ) -> MadeSnapshot:
+        """Send a snapshot as it is, with the shards that the service lacks, and move a ref to it.
+
+        What was sent stays there for a while: sent again, it goes on.
+
+        Args:
+            source: the dataset it is in: a folder, bucket or service.
+            dataset: name of a registered one.
+            snapshot: ref or digest.
+            ref: what shall point at it; None: nothing.
+            message: why, for the ref's history.
+            seen: is told of each shard that has arrived: how many so far, of how many.
+
+        Raises:
+            RefConflict: somebody moved the ref meanwhile.
+        """
+        there = {one.name: one.digest for one in self.refs(dataset)}
+        where = f"/v1/datasets/{part(dataset)}"
+        with Dataset.open(source, snapshot) as ours:
+            lacking = self.missing_shards(dataset, [one.name for one in ours.manifest.shards])
+            for count, name in enumerate(lacking):
+                self._put(f"{where}/shards/{name}", ours.storage.read(shard_key(name)))
+                if seen is not None:
+                    seen(count + 1, len(lacking))
+            names = ("index.arrow", *ours.manifest.more_files)
+            files = [ours.storage.read(f"snapshots/{ours.digest}/{name}") for name in names]
+            data = b"".join([ours.manifest.to_bytes(), b"\n", *files])
+            said = json.loads(self._put(f"{where}/snapshots/{ours.digest}", data))
+        sent = made(MadeSnapshot, said)
+        if ref is None:
+            return sent
+        if there.get(ref) != sent.digest:
+            self.move_ref(dataset, ref, sent.digest, expect=there.get(ref), message=message)
+        return dataclasses.replace(sent, ref=ref)
 
     def chains(
         self,
@@ -173,7 +232,7 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """Chains that pass a filter, in index order, all from the snapshot that the ref has now."""
         digest = self.ref(dataset, ref).digest
-        path = f"/v1/datasets/{_part(dataset)}/snapshots/{digest}/chains/search"
+        path = f"/v1/datasets/{part(dataset)}/snapshots/{digest}/chains/search"
         search: dict[str, Any] = {"where": where, "columns": columns, "limit": page}
         while True:
             found = self._send("POST", path, search, repeatable=False)
@@ -187,24 +246,24 @@ class Client:
     def submit(self, dataset: str, input_uri: str, **options: Any) -> Job:
         """Featurise raw files into a dataset; `options` are the other fields of `POST /v1/jobs`."""
         new = {"dataset": dataset, "input_uri": input_uri, **options}
-        return _made(Job, self._send("POST", "/v1/jobs", new))
+        return made(Job, self._send("POST", "/v1/jobs", new))
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """The newest jobs."""
         said = self._get("/v1/jobs", limit=limit)
-        return [_made(Job, one) for one in said["jobs"]]
+        return [made(Job, one) for one in said["jobs"]]
 
     def job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return _made(Job, self._get(f"/v1/jobs/{_part(job_id)}"))
+        return made(Job, self._get(f"/v1/jobs/{part(job_id)}"))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop."""
-        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/cancel", None))
+        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/cancel", None))
 
     def retry(self, job_id: str) -> Job:
         """Run a job that has ended again."""
-        return _made(Job, self._send("POST", f"/v1/jobs/{_part(job_id)}/retry", None))
+        return made(Job, self._send("POST", f"/v1/jobs/{part(job_id)}/retry", None))
 
     def wait(
         self, job_id: str, *, seconds: float = 1.0, seen: Callable[[Job], None] | None = None
@@ -226,119 +285,59 @@ class Client:
 
     def broken(self, job_id: str) -> list[BrokenChain]:
         """Chains of a job's last run that are in no snapshot, also while it runs."""
-        path = f"/v1/jobs/{_part(job_id)}/dead-letters"
+        path = f"/v1/jobs/{part(job_id)}/dead-letters"
         found: list[BrokenChain] = []
         while True:
             said = self._get(path, offset=len(found), limit=1000)
             rows = said["chains"]
-            found += [_made(BrokenChain, one) for one in rows]
+            found += [made(BrokenChain, one) for one in rows]
             if not rows or len(found) >= said["total"]:
                 return found
 
     def log(self, job_id: str) -> str:
         """What a job's last run wrote."""
-        path = f"{self._base}/v1/jobs/{_part(job_id)}/log"
+        path = f"{self._base}/v1/jobs/{part(job_id)}/log"
         return self._checked(self._http.request("GET", path)).body.decode(errors="replace")
 
     # tokens
 
     def tokens(self) -> list[Token]:
         """All tokens, without their secrets."""
-        return [_made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
+        return [made(Token, one) for one in self._paged("/v1/tokens", "tokens", "after")]
 
     def create_token(self, label: str, scopes: Sequence[str], **options: Any) -> tuple[str, str]:
         """A new token's id and its text, which cannot be had again."""
         new = {"label": label, "scopes": list(scopes), **options}
-        made = self._send("POST", "/v1/tokens", new, repeatable=False)
-        return made["id"], made["token"]
+        said = self._send("POST", "/v1/tokens", new, repeatable=False)
+        return said["id"], said["token"]
 
     def revoke_token(self, token_id: str) -> None:
         """Make a token worthless."""
-        self._send("DELETE", f"/v1/tokens/{_part(token_id)}", None)
+        self._send("DELETE", f"/v1/tokens/{part(token_id)}", None)
 
     # webhooks
 
     def webhooks(self) -> list[Webhook]:
         """The webhooks of this token."""
-        return [_made(Webhook, one) for one in self._get("/v1/webhooks")["webhooks"]]
+        return [made(Webhook, one) for one in self._get("/v1/webhooks")["webhooks"]]
 
     def add_webhook(self, url: str, datasets: Sequence[str] | None = None) -> tuple[str, str]:
         """A new webhook's id and the secret that its messages are signed with."""
         new = {"url": url, "datasets": list(datasets) if datasets is not None else None}
-        made = self._send("POST", "/v1/webhooks", new, repeatable=False)
-        return made["id"], made["secret"]
+        said = self._send("POST", "/v1/webhooks", new, repeatable=False)
+        return said["id"], said["secret"]
 
     def remove_webhook(self, webhook_id: str) -> None:
         """End a webhook."""
-        self._send("DELETE", f"/v1/webhooks/{_part(webhook_id)}", None)
+        self._send("DELETE", f"/v1/webhooks/{part(webhook_id)}", None)
 
     def deliveries(self, webhook_id: str) -> list[dict[str, Any]]:
         """What came of a webhook's messages, newest first."""
-        found: list[dict[str, Any]] = self._get(f"/v1/webhooks/{_part(webhook_id)}/deliveries")[
+        found: list[dict[str, Any]] = self._get(f"/v1/webhooks/{part(webhook_id)}/deliveries")[
             "deliveries"
         ]
         return found
 
-    # requests
-
-    def _get(self, path: str, **query: Any) -> Any:
-        text = urlencode({k: v for k, v in query.items() if v is not None})
-        where = f"{self._base}{path}" + (f"?{text}" if text else "")
-        return json.loads(self._checked(self._http.request("GET", where)).body)
-
-    def _paged(self, path: str, name: str, after: str) -> Iterator[dict[str, Any]]:
-        cursor = None
-        while True:
-            said = self._get(path, **{after: cursor})
-            yield from said[name]
-            cursor = said.get("next")
-            if cursor is None:
-                return
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: object,
-        headers: Mapping[str, str] | None = None,
-        *,
-        repeatable: bool = True,
-    ) -> Any:
-        sent = dict(headers or {}) | ({"Content-Type": "application/json"} if body else {})
-        once = method == "POST" and not repeatable
-        if method == "POST" and repeatable:
-            sent["Idempotency-Key"] = uuid.uuid4().hex
-        data = json.dumps(body).encode() if body is not None else None
-        makes_secret = once and not path.endswith("/search")
-        answer = self._http.request(
-            method, f"{self._base}{path}", sent, data, **({"attempts": 1} if makes_secret else {})
-        )
-        text = self._checked(answer).body
-        return json.loads(text) if text else None
-
-    def _checked(self, answer: Answer) -> Answer:
-        if 200 <= answer.status < 300:
-            return answer
-        said = answer.problem
-        what = f"{said.get('detail', f'HTTP {answer.status}')}"
-        if said.get("next"):
-            what += f"; {said['next']}"
-        if answer.status in (401, 403):
-            raise AccessDenied(what, path=self.url)
-        if answer.status == 412:
-            raise RefConflict(what, path=self.url)
-        raise ServiceError(what, path=self.url)
-
-
-def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """What the service said, without what this client does not know yet."""
-    names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names})
-
-
-def _part(text: str) -> str:
-    return quote(text, safe="")
-
 
 def _ref(dataset: str, ref: str) -> str:
-    return f"/v1/datasets/{_part(dataset)}/refs/{_part(ref)}"
+    return f"/v1/datasets/{part(dataset)}/refs/{part(ref)}"

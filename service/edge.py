@@ -23,6 +23,7 @@ from evofeed.service.settings import ServiceSettings
 
 _log = logging.getLogger("evofeed.service.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_UPLOAD = re.compile(r"/v1/datasets/[^/]+/(shards|snapshots)/[^/]+")  # sent by PUT
 _PORT = re.compile(r":\d+$")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEADERS: Final = {
@@ -58,7 +59,7 @@ class Edge:
             if problem := self._refusal(scope):
                 await problem.response()(scope, receive, exchange.send)
             else:
-                await self._app(scope, _capped(receive, self._settings), exchange.send)
+                await self._app(scope, self._capped(scope, receive), exchange.send)
         except Exception as error:
             problem = (
                 error if isinstance(error, Problem) else unexpected(error, exchange.request_id)
@@ -80,9 +81,16 @@ class Edge:
                 next="use its own address, or add the name to EVOFEED_ALLOWED_HOSTS",
             )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:19]) > self._settings.max_body:
-            return _too_large(self._settings.max_body)
-        return None
+        most = self._most(scope)
+        return _too_large(most) if not length.isdecimal() or int(length[:19]) > most else None
+
+    def _most(self, scope: Scope) -> int:
+        """Bytes that a body may have."""
+        return self._settings.max_upload if _is_upload(scope) else self._settings.max_body
+
+    def _capped(self, scope: Scope, receive: Receive) -> Receive:
+        seconds = self._settings.request_seconds
+        return _capped(receive, self._most(scope), seconds, each_piece=_is_upload(scope))
 
     def _account(self, scope: Scope, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.began
@@ -131,13 +139,20 @@ class _Exchange:
         await self._send(message)
 
 
-def _capped(receive: Receive, settings: ServiceSettings) -> Receive:
-    """`receive` that refuses a body growing past the cap (it may come without a length) or late."""
+def _is_upload(scope: Scope) -> bool:
+    return scope["method"] == "PUT" and _UPLOAD.fullmatch(scope["path"]) is not None
+
+
+def _capped(receive: Receive, most: int, seconds: float, *, each_piece: bool) -> Receive:
+    """`receive` that refuses a body growing past the cap (it may come without a length) or late.
+
+    With `each_piece`, the time is that between two pieces.
+    """
     seen, whole = 0, False
-    until = time.monotonic() + settings.request_seconds
+    until = time.monotonic() + seconds
 
     async def counted() -> Message:
-        nonlocal seen, whole
+        nonlocal seen, whole, until
         if whole:  # from here on, only whether the client is still there
             return await receive()
         try:
@@ -147,8 +162,9 @@ def _capped(receive: Receive, settings: ServiceSettings) -> Receive:
             raise _too_slow() from None
         seen += len(message.get("body", b""))
         whole = not message.get("more_body", False)
-        if seen > settings.max_body:
-            raise _too_large(settings.max_body)
+        until = time.monotonic() + seconds if each_piece else until
+        if seen > most:
+            raise _too_large(most)
         return message
 
     return counted
@@ -159,7 +175,7 @@ def _too_large(limit: int) -> Problem:
         413,
         "body_too_large",
         f"a body may have {limit} bytes",
-        next="send less, or raise EVOFEED_MAX_BODY",
+        next="send less, or raise EVOFEED_MAX_BODY (of shards: EVOFEED_MAX_UPLOAD)",
         headers={"Connection": "close"},
     )
 

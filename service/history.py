@@ -60,8 +60,7 @@ def enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None
             last.message = intent.message
             session.delete(kept)
             return
-        if intent.previous is not None:
-            _catch_up(session, dataset, intent.ref, intent.previous, moved.updated_at)
+        _catch_up(session, dataset, intent.ref, intent.previous, moved.updated_at)
         _add(session, dataset, kept, moved.updated_at)
         stale = time.time() - _STALE
         session.execute(delete(RefIntent).where(RefIntent.at < stale))
@@ -125,14 +124,15 @@ def _last(session: Session, dataset_id: int, ref: str) -> RefMove | None:
     return session.scalar(query.order_by(RefMove.id.desc()).limit(1))
 
 
-def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str, at: str) -> None:
-    """Enter what led from the last move to `digest`."""
+def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str | None, at: str) -> None:
+    """Enter what led from the last move to `digest` (None: to there being no such ref)."""
     last = _last(session, dataset.id, ref)
-    where = last.digest if last else None
+    where = (last.digest or None) if last else None
     if where == digest:
         return
     query = select(RefIntent).where(RefIntent.dataset_id == dataset.id, RefIntent.ref == ref)
-    path = _path(list(session.scalars(query.order_by(RefIntent.id))), where, digest)
+    intents = list(session.scalars(query.order_by(RefIntent.id)))
+    path = _path(intents, where, digest)
     for intent in path:
         _add(session, dataset, intent, at)
     if not path:
@@ -140,7 +140,7 @@ def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str, at: 
             RefMove(
                 dataset_id=dataset.id,
                 ref=ref,
-                digest=digest,
+                digest=digest or "",
                 previous=where,
                 moved_at=_unix(at),
                 principal="store",
@@ -150,17 +150,18 @@ def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str, at: 
         session.flush()
 
 
-def _path(intents: list[RefIntent], start: str | None, end: str) -> list[RefIntent]:
+def _path(intents: list[RefIntent], start: str | None, end: str | None) -> list[RefIntent]:
     """The fewest intents that lead from one digest to another; none if none do."""
     reached: dict[str | None, list[RefIntent]] = {start: []}
-    front = [start]
+    front: list[str | None] = [start]
     while front and end not in reached:
-        following = []
+        following: list[str | None] = []
         for intent in intents:
-            if intent.previous in front and intent.digest not in reached:
-                reached[intent.digest] = [*reached[intent.previous], intent]
-                following.append(intent.digest)
-        front = list(following)
+            to = intent.digest or None
+            if intent.previous in front and to not in reached:
+                reached[to] = [*reached[intent.previous], intent]
+                following.append(to)
+        front = following
     return reached.get(end, [])
 
 

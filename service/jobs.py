@@ -22,7 +22,7 @@ from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.quotas import require_room
-from evofeed.service.tables import DatasetRow, JobAttempt, JobChain, JobRow
+from evofeed.service.tables import AuditRow, DatasetRow, JobAttempt, JobChain, JobRow
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -194,6 +194,14 @@ class JobQueue:
             if ids:
                 record(session, "local", "job.prune", str(len(ids)))
         return ids
+
+    def prune_audit(self, before: float) -> None:
+        """Forget lines of the audit from before a time, and say so in it."""
+        with self._database.write() as session:
+            gone = session.execute(delete(AuditRow).where(AuditRow.at < before))
+            if gone.rowcount:  # type: ignore[attr-defined]
+                lines = gone.rowcount  # type: ignore[attr-defined]
+                record(session, "local", "audit.prune", str(lines))
 
     # what the scheduler and the child write
 

@@ -36,6 +36,7 @@ _TAGS: Final = {
     "snapshots": "Immutable sets of chains: manifest, index, summary.",
     "chains": "Pages of chains that pass a filter.",
     "shards": "Bytes, by range, or URLs to them.",
+    "writing": "Shards sent, and snapshots made of them or of others.",
     "plans": "Which rank reads which chains.",
     "statistics": "What a snapshot holds, and what differs between two.",
     "jobs": "Featurize jobs: submit, watch, cancel, retry, and what they could not do.",
@@ -117,7 +118,7 @@ def _refusals(path: str, method: str, operation: dict[str, Any]) -> list[str]:
         found |= {"404", "502"}
     if method in ("post", "put", "patch", "delete"):
         found |= {"408", "409", "413"}
-    if path.endswith("/refs/{ref}") and method == "put":
+    if path.endswith(("/refs/{ref}", "/snapshots", "/merge")) and method != "get":
         found |= {"412", "428"}
     if "206" in operation["responses"]:
         found |= {"416"}

@@ -1,10 +1,10 @@
-"""How much work a token may have done: jobs at once, chains a day."""
+"""How much a token may use: jobs at once, chains and uploaded bytes a day."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from evofeed.service.problems import Problem
-from evofeed.service.tables import JobAttempt, JobRow, TokenRow
+from evofeed.service.tables import JobAttempt, JobRow, TokenRow, UploadRow
 
 _DAY: Final = 86_400.0
 ACTIVE: Final = ("queued", "running", "cancelling")
@@ -26,10 +26,16 @@ class Quotas:
     """Jobs that wait or run at once."""
     max_chains: int | None = None
     """Chains of its jobs that were worked on within a day."""
+    max_bytes: int | None = None
+    """Bytes it may upload within a day."""
 
     def covers(self, other: Quotas) -> bool:
         """True if `other` allows nothing that these do not."""
-        pairs = ((self.max_jobs, other.max_jobs), (self.max_chains, other.max_chains))
+        pairs = (
+            (self.max_jobs, other.max_jobs),
+            (self.max_chains, other.max_chains),
+            (self.max_bytes, other.max_bytes),
+        )
         return all(mine is None or (its is not None and its <= mine) for mine, its in pairs)
 
 
@@ -44,11 +50,13 @@ class Usage:
         jobs: jobs that wait or run.
         chains: chains of its jobs of the last day, as far as jobs have counted them.
         oldest: when the first of those jobs ended; None without any.
+        nbytes: bytes it has uploaded within the last day.
     """
 
     jobs: int
     chains: int
     oldest: float | None
+    nbytes: int
 
 
 def family(session: Session, token_id: str) -> list[str]:
@@ -72,7 +80,15 @@ def usage(session: Session, principals: Sequence[str]) -> Usage:
         count = int((result or progress).get("num_chains", 0))
         chains[job_id] = max(chains.get(job_id, 0), count)
     oldest = min((at for *_, at in recent if at is not None), default=None)
-    return Usage(session.scalar(active) or 0, sum(chains.values()), oldest)
+    sent = select(func.sum(UploadRow.nbytes)).where(
+        UploadRow.principal.in_(principals), UploadRow.at > day_ago
+    )
+    return Usage(
+        jobs=session.scalar(active) or 0,
+        chains=sum(chains.values()),
+        oldest=oldest,
+        nbytes=int(session.scalar(sent) or 0),
+    )
 
 
 def require_room(session: Session, principal: str) -> None:
@@ -88,9 +104,39 @@ def require_room(session: Session, principal: str) -> None:
     Raises:
         Problem: 429, with Retry-After.
     """
+    for token in _makers(session, principal):
+        _require_room(session, token)
+
+
+def require_bytes(session: Session, principal: str, nbytes: int) -> None:
+    """Refuse an upload that goes past a quota of a token or of its makers.
+
+    Args:
+        session: an open session; alone with the uploads where one is entered in it.
+        principal: who uploads.
+        nbytes: how much.
+
+    Raises:
+        Problem: 429, with Retry-After.
+    """
+    for token in _makers(session, principal):
+        if token.max_bytes is None:
+            continue
+        used = usage(session, family(session, token.id)).nbytes
+        if used + nbytes > token.max_bytes:
+            raise _used_up(
+                f"{used:,} bytes were uploaded with this token within a day, this makes "
+                f"{used + nbytes:,}, and it may send {token.max_bytes:,}",
+                "send the rest tomorrow",
+                _DAY / 24,
+            )
+
+
+def _makers(session: Session, principal: str) -> Iterator[TokenRow]:
+    """A token and those it was made with, as far up as there are any."""
     above: str | None = principal
     while above is not None and (token := session.get(TokenRow, above)) is not None:
-        _require_room(session, token)
+        yield token
         above = token.parent
 
 

@@ -22,7 +22,7 @@ def move_ref(
     *,
     dataset: str,
     ref: str,
-    digest: str,
+    digest: str | None,
     expect: str | None,
     principal: Principal,
     job_id: str | None = None,
@@ -30,14 +30,15 @@ def move_ref(
     forbid: Sequence[dict[str, Any]] = (),
     apart_from: Sequence[dict[str, Any]] = (),
 ) -> Ref:
-    """Point a ref at a snapshot if it still points where the caller thinks, and its policy holds.
+    """Point a ref at a snapshot if it still points where the caller thinks, and its policy holds;
+    or delete it.
 
     Args:
         catalog: the datasets.
         database: history and policies.
         dataset: its name.
         ref: the ref's name.
-        digest: a snapshot that is there and complete.
+        digest: a snapshot that is there and complete; None: the ref is deleted.
         expect: digest it points at now; None, it does not exist yet.
         principal: who moves it.
         job_id: the job that made the snapshot, if one did.
@@ -54,13 +55,14 @@ def move_ref(
     policy = policy_of(database, row.id, ref)
     require_movable(policy, ref, principal)
     # Never point at what is not there, nor at what may not be there.
-    require_snapshot(
-        catalog,
-        dataset,
-        digest,
-        [*policy.forbid, *forbid],
-        [*policy.apart_from, *apart_from],
-    )
+    if digest is not None:
+        require_snapshot(
+            catalog,
+            dataset,
+            digest,
+            [*policy.forbid, *forbid],
+            [*policy.apart_from, *apart_from],
+        )
     if known_ref(view, ref) is not None:
         now = note_ref(database, row.id, view, ref)  # so that the history knows where we begin
         if expect == digest == now.digest:
@@ -68,7 +70,7 @@ def move_ref(
     intent = RefIntent(
         dataset_id=row.id,
         ref=ref,
-        digest=digest,
+        digest=digest or "",
         previous=expect,
         principal=principal.id,
         job_id=job_id,
@@ -80,7 +82,7 @@ def move_ref(
         moved = view.move_ref(ref, digest, expect)
     except RefConflict:
         there = known_ref(view, ref) == digest
-        if expect is not None and there:  # a request that came twice: it is as asked
+        if None not in (digest, expect) and there:  # a request that came twice: it is as asked
             found = note_ref(database, row.id, view, ref)
             withdraw(database, intent)
             return found

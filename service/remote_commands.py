@@ -12,21 +12,23 @@ from typing import Annotated, Any
 import typer
 
 from evofeed.errors import InputError
-from evofeed.service.client import Client, Job
+from evofeed.service.client import Client
+from evofeed.service.client_views import Job
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(help="Id of the job, 16 digits.")]
 
 
-def _app(text: str) -> typer.Typer:
+def make_app(text: str) -> typer.Typer:
+    """A group of commands."""
     return typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=text
     )
 
 
-jobs = _app("Jobs of the service. Example: evofeed --service URL jobs ls")
-tokens = _app("Tokens of the service. Example: evofeed --service URL tokens ls")
-webhooks = _app("Whom the service tells of jobs. Example: evofeed --service URL webhooks ls")
+jobs = make_app("Jobs of the service. Example: evofeed --service URL jobs ls")
+tokens = make_app("Tokens of the service. Example: evofeed --service URL tokens ls")
+webhooks = make_app("Whom the service tells of jobs. Example: evofeed --service URL webhooks ls")
 
 
 def featurize(
@@ -44,7 +46,7 @@ def featurize(
 
     Example: evofeed --service http://host:8461 featurize /data/raw pdb
     """
-    with _client() as client:
+    with service_client() as client:
         job = client.submit(
             dataset, source, ref=ref or None, message=message, preset=preset, workers=workers,
             max_broken=max_broken,
@@ -66,7 +68,7 @@ def list_jobs(
 
     Example: evofeed --service http://host:8461 jobs ls
     """
-    with _client() as client:
+    with service_client() as client:
         for job in client.jobs(limit):
             _show(job, as_json)
 
@@ -81,7 +83,7 @@ def status(
 
     Example: evofeed --service http://host:8461 jobs status 0123456789abcdef --watch
     """
-    with _client() as client:
+    with service_client() as client:
         job = client.job(job_id)
         _show(_waited(client, job, as_json) if watch else job, as_json)
 
@@ -92,7 +94,7 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed --service http://host:8461 jobs cancel 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         _show(client.cancel(job_id), as_json)
 
 
@@ -102,7 +104,7 @@ def retry(job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed --service http://host:8461 jobs retry 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         _show(client.retry(job_id), as_json)
 
 
@@ -112,7 +114,7 @@ def log(job_id: JobId) -> None:
 
     Example: evofeed --service http://host:8461 jobs log 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         typer.echo(client.log(job_id), nl=False)
 
 
@@ -122,9 +124,9 @@ def broken(job_id: JobId, as_json: Json = False) -> None:
 
     Example: evofeed --service http://host:8461 jobs broken 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         for chain in client.broken(job_id):
-            _print(chain, f"{chain.chain_id}  {chain.type}  {chain.message}", as_json)
+            print_one(chain, f"{chain.chain_id}  {chain.type}  {chain.message}", as_json)
 
 
 @tokens.command("ls")
@@ -133,11 +135,11 @@ def list_tokens(as_json: Json = False) -> None:
 
     Example: evofeed --service http://host:8461 tokens ls
     """
-    with _client() as client:
+    with service_client() as client:
         for token in client.tokens():
             state = "revoked" if token.revoked_at else f"until {token.expires_at or 'revoked'}"
             line = f"{token.id}  {','.join(token.scopes):<24} {state:<32} {token.label}"
-            _print(token, line, as_json)
+            print_one(token, line, as_json)
 
 
 @tokens.command("create")
@@ -153,7 +155,7 @@ def create_token(
     Example: evofeed --service http://host:8461 tokens create trainer --scope read
     """
     seconds = days * 86_400 if days else None
-    with _client() as client:
+    with service_client() as client:
         token_id, text = client.create_token(label, scope, datasets=dataset, seconds=seconds)
     typer.echo(json.dumps({"id": token_id, "token": text}) if as_json else text)
 
@@ -164,7 +166,7 @@ def revoke_token(token_id: Annotated[str, typer.Argument(help="Its id.")]) -> No
 
     Example: evofeed --service http://host:8461 tokens revoke 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         client.revoke_token(token_id)
     typer.echo(f"revoked {token_id}")
 
@@ -175,9 +177,9 @@ def list_webhooks(as_json: Json = False) -> None:
 
     Example: evofeed --service http://host:8461 webhooks ls
     """
-    with _client() as client:
+    with service_client() as client:
         for hook in client.webhooks():
-            _print(hook, f"{hook.id}  {hook.url}  {','.join(hook.datasets or ['all'])}", as_json)
+            print_one(hook, f"{hook.id}  {hook.url}  {','.join(hook.datasets or ['all'])}", as_json)
 
 
 @webhooks.command("add")
@@ -190,7 +192,7 @@ def add_webhook(
 
     Example: evofeed --service http://host:8461 webhooks add https://hooks.example.org/evofeed
     """
-    with _client() as client:
+    with service_client() as client:
         webhook_id, secret = client.add_webhook(url, dataset)
     line = json.dumps({"id": webhook_id, "secret": secret})
     typer.echo(line if as_json else f"{webhook_id}  {secret}")
@@ -202,13 +204,14 @@ def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Its id.")]) -
 
     Example: evofeed --service http://host:8461 webhooks rm 0123456789abcdef
     """
-    with _client() as client:
+    with service_client() as client:
         client.remove_webhook(webhook_id)
     typer.echo(f"removed {webhook_id}")
 
 
 @contextlib.contextmanager
-def _client() -> Iterator[Client]:
+def service_client() -> Iterator[Client]:
+    """A client of the service that the command line named."""
     url = os.environ.get("EVOFEED_SERVICE", "")
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--service {url!r}: expected http://HOST:PORT")
@@ -222,7 +225,7 @@ def _waited(client: Client, job: Job, as_json: bool) -> Job:
 
 
 def _show(job: Job, as_json: bool) -> None:
-    _print(job, _line(job), as_json)
+    print_one(job, _line(job), as_json)
 
 
 def _line(job: Job) -> str:
@@ -233,5 +236,6 @@ def _line(job: Job) -> str:
     return f"{job.id}  {job.dataset:<16} {job.state:<10} {good} good, {broken_} broken{eta}{error}"
 
 
-def _print(what: Any, line: str, as_json: bool) -> None:
+def print_one(what: Any, line: str, as_json: bool) -> None:
+    """One line for people, or for machines."""
     typer.echo(json.dumps(dataclasses.asdict(what)) if as_json else line)

@@ -42,6 +42,8 @@ class Mark:
     repeatable: bool
     heavy: bool
     form: bool
+    streamed: bool
+    patience: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ def scope(
     repeatable: bool = True,
     heavy: bool = False,
     form: bool = False,
+    streamed: bool = False,
+    patience: float = 1.0,
 ) -> Callable[[_F], _F]:
     """Say which scope an endpoint needs.
 
@@ -70,13 +74,15 @@ def scope(
         heavy: it walks an index, so that few of them run at once.
         form: a form of our own pages sends it: a browser's session will do, if the form
             carries the word that only pages of that session know.
+        streamed: it takes its body in by itself, piece by piece.
+        patience: times the usual time that it may take.
     """
     if not names or not set(names) <= {PUBLIC, *SCOPES}:
         raise ValueError(f"no scopes {names!r}")
 
     def mark(endpoint: _F) -> _F:
         endpoint.__scope__ = Mark(  # type: ignore[attr-defined]
-            names, counted, repeatable and not form, heavy, form
+            names, counted, repeatable and not (form or streamed), heavy, form, streamed, patience
         )
         return endpoint
 
@@ -138,7 +144,7 @@ class ScopedRoute(APIRoute):
             request.state.principal = principal
             dataset = str(request.path_params.get("name", ""))
             _caller.set(_Caller(service, caller_of(request, principal), dataset))
-            if request.method in ("POST", "PUT", "PATCH"):
+            if request.method in ("POST", "PUT", "PATCH") and not marked.streamed:
                 await request.body()  # too large or too slow is said before anything is parsed
             if marked.form:
                 await require_own_form(service, request)
@@ -205,7 +211,10 @@ async def _in_work(
     run: Callable[[], Any], mark: Mark, service: Service, caller: str, dataset: str
 ) -> Any:
     try:
-        return await service.work.run(run, dataset=dataset, caller=caller, heavy=mark.heavy)
+        seconds = service.work.seconds * mark.patience
+        return await service.work.run(
+            run, dataset=dataset, caller=caller, heavy=mark.heavy, seconds=seconds
+        )
     except OSError as error:
         if not dataset:
             raise

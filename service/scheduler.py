@@ -18,6 +18,7 @@ from evofeed.service import jobs
 from evofeed.service.jobs import JobQueue
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
+from evofeed.service.uploading import collect_stale
 
 _log = logging.getLogger("evofeed.service")
 _TICK = 0.5
@@ -108,11 +109,17 @@ class Scheduler:
             self._wake.clear()
 
     def _prune(self) -> None:
-        """Once an hour: jobs that ended longer ago than they are kept, and their logs."""
-        if not self._settings.keep_days or time.monotonic() < self._pruned + _PRUNE_SECONDS:
+        """Once an hour: what is older than it is kept, and what dead uploads left behind."""
+        if time.monotonic() < self._pruned + _PRUNE_SECONDS:
             return
         self._pruned = time.monotonic()
-        before = time.time() - self._settings.keep_days * 86_400
+        collect_stale(self._settings.home)
+        if self._settings.audit_days:
+            self._queue.prune_audit(time.time() - self._settings.audit_days * 86_400)
+        if self._settings.keep_days:
+            self._prune_jobs(time.time() - self._settings.keep_days * 86_400)
+
+    def _prune_jobs(self, before: float) -> None:
         self._queue.prune(before)
         for path in (self._settings.home / "jobs").glob("*.log"):
             with contextlib.suppress(FileNotFoundError):

@@ -59,6 +59,8 @@ class ServiceSettings(BaseSettings):
     loopback one. `read`: only who writes. `off`: nobody, every user of this machine is admin."""
     max_body: int = Field(default=1 << 20, ge=1024)
     """Bytes a request body may have."""
+    max_upload: int = Field(default=2 << 30, ge=1 << 20)
+    """Bytes a shard or a snapshot sent over HTTP may have."""
     rate_per_second: float = Field(default=0.0, ge=0)
     """Requests a second a principal may make, shard bytes excepted; 0 for no limit."""
     rate_burst: int = Field(default=200, ge=1)
@@ -97,6 +99,8 @@ class ServiceSettings(BaseSettings):
     """Input caps that a job may go up to (JSON), where they are not those of `InputCaps`."""
     keep_days: float = Field(default=90.0, ge=0)
     """Days that ended jobs, their attempts, broken chains and logs are kept; 0: always."""
+    audit_days: float = Field(default=0.0, ge=0)
+    """Days that lines of the audit are kept; 0: always."""
     webhook_hosts: tuple[str, ...] = ()
     """Where webhooks may go: host names (`*.example.org` too) reached by https at public
     addresses only, or origins such as `http://10.0.0.5:8080`, whatever their address. Empty:

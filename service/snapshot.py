@@ -23,6 +23,7 @@ from evofeed.store.inner import (
     Storage,
     checked_index,
     column_kinds,
+    delete_ref,
     list_refs,
     move_ref,
     open_storage,
@@ -95,6 +96,11 @@ class StoreView:
         self._seen: set[str] = set()
         self._lock = threading.Lock()
 
+    @property
+    def storage(self) -> Storage:
+        """Where its files are, for whoever writes there."""
+        return self._storage
+
     def ref(self, name: str) -> Ref:
         """Where a ref points.
 
@@ -107,12 +113,14 @@ class StoreView:
         """All refs, by name."""
         return list_refs(self._storage)
 
-    def move_ref(self, name: str, digest: str, expect: str | None) -> Ref:
-        """Move a ref by the store's own compare-and-swap.
+    def move_ref(self, name: str, digest: str | None, expect: str | None) -> Ref:
+        """Move a ref (None: delete it) by the store's own compare-and-swap.
 
         Raises:
             RefConflict: it points elsewhere.
         """
+        if digest is None:
+            return delete_ref(self._storage, name, expect or "")
         return move_ref(self._storage, name, digest, expect, again=False)
 
     def digests(self) -> list[tuple[str, float]]:

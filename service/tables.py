@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Double,
     ForeignKey,
     Index,
@@ -81,7 +82,7 @@ class RefIntent(Base):
 
 
 class RefMove(Base):
-    """One move of a ref; the last row of a ref is where it points."""
+    """One move of a ref; the last row of a ref is where it points. No digest: it was deleted."""
 
     __tablename__ = "ref_moves"
     __table_args__ = (Index("ix_ref_moves_ref", "dataset_id", "ref", "id"),)
@@ -168,6 +169,32 @@ class JobChain(Base):
     line: Mapped[int | None]
 
 
+class UploadRow(Base):
+    """A shard that somebody sent; counts against the sender's quota for a day."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (Index("ix_uploads_principal", "principal", "at"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    dataset_id: Mapped[int] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"))
+    shard: Mapped[str] = mapped_column(String(128))
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    principal: Mapped[str] = mapped_column(String(128))
+    at: Mapped[float]
+
+
+class SnapshotRow(Base):
+    """When a snapshot was first seen: its files' times change when they are copied."""
+
+    __tablename__ = "snapshots"
+
+    dataset_id: Mapped[int] = mapped_column(
+        ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True
+    )
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    written_at: Mapped[float]
+
+
 class RunRow(Base):
     """A training run's folder, and the dataset it is about."""
 
@@ -195,6 +222,7 @@ class TokenRow(Base):
     roots: Mapped[list[str] | None] = mapped_column(JSON)
     max_jobs: Mapped[int | None]
     max_chains: Mapped[int | None]
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]

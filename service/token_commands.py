@@ -39,6 +39,9 @@ def create(
     max_chains: Annotated[
         int | None, typer.Option(min=0, help="Chains its jobs may have within a day.")
     ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Bytes it may upload within a day.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once.
@@ -61,7 +64,7 @@ def create(
             datasets=dataset,
             roots=[canonical_place(uri) for uri in root] if root else None,
             seconds=days * 86_400 if days else None,
-            quotas=Quotas(max_jobs, max_chains),
+            quotas=Quotas(max_jobs, max_chains, max_bytes),
         )
     typer.echo(json.dumps({"id": token_id, "token": text}) if as_json else text)
 

@@ -24,6 +24,9 @@ ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 """Seconds before the second attempt; doubles each time, up to 5 s, times 0.5 to 1.5."""
 TIMEOUT: Final = 30.0
+MAX_WAIT: Final = 60.0
+"""Seconds; a service that wants to be left alone for longer is not asked again."""
+Body = bytes | memoryview
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -45,7 +48,7 @@ class Answer:
     def retry_after(self) -> float:
         """Seconds it wants to be left alone for."""
         try:
-            return min(float(self.headers.get("Retry-After") or 0), 60.0)
+            return float(self.headers.get("Retry-After") or 0)
         except ValueError:  # an HTTP date: our own waits will do
             return 0.0
 
@@ -74,14 +77,15 @@ class HttpConnection:
         url: of the service or of something below it; only its host counts here.
         token: goes as a bearer token with every request. Without one, that of the variable
             `EVOFEED_TOKEN` goes, as it is at that moment: it may be renewed there.
+        timeout: seconds without a byte after which a connection counts as lost.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, timeout: float = TIMEOUT) -> None:
         parts = urlsplit(url)
         if not parts.hostname:
             raise ValueError(f"{url}: no host in this address")
         self.secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._url, self._token = url, token
+        self._url, self._token, self._timeout = url, token, timeout
         self._local = threading.local()
         self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
 
@@ -90,7 +94,7 @@ class HttpConnection:
         method: str,
         path: str,
         headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         attempts: int = ATTEMPTS,
     ) -> Answer:
@@ -117,19 +121,22 @@ class HttpConnection:
             else:
                 if answer.status not in PASSING:
                     return answer
-                why, wait = f"HTTP {answer.status}", answer.retry_after
+                said = str(answer.problem.get("detail", ""))
+                why, wait = f"HTTP {answer.status}{': ' if said else ''}{said}", answer.retry_after
+            if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
+                break
             if attempt + 1 < attempts:
                 own = min(FIRST_WAIT * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
                 time.sleep(max(own, wait))
         raise StoreError(
-            f"gave up after {attempts} attempts ({why}): is the service up?", path=self._url
+            f"gave up after {attempt + 1} attempts ({why}): is the service up?", path=self._url
         )
 
     def connection(self) -> http.client.HTTPConnection:
         """This thread's own."""
         if getattr(self._local, "pid", None) != os.getpid():  # a socket does not survive a fork
             kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-            self._local.kept = _Kept(kind(self._host, self._port, timeout=TIMEOUT))
+            self._local.kept = _Kept(kind(self._host, self._port, timeout=self._timeout))
             self._open.add(self._local.kept)
             self._local.pid = os.getpid()
         kept: _Kept = self._local.kept
@@ -140,7 +147,7 @@ class HttpConnection:
         for kept in list(self._open):
             kept.connection.close()
 
-    def _once(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+    def _once(self, method: str, path: str, headers: dict[str, str], body: Body | None) -> Answer:
         if token := (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip():
             headers["Authorization"] = f"Bearer {token}"
         connection = self.connection()

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap
-    from evofeed.store.refs import Ref, list_refs, move_ref, read_ref
+    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
     from evofeed.store.s3 import S3Storage
-    from evofeed.store.shard import part_key, read_part, shard_key
+    from evofeed.store.shard import part_key, read_part, shard_key, store_shard
     from evofeed.store.statistics import (
         column_kinds,
         column_statistics,
@@ -76,6 +76,7 @@ __all__ = [
     "checked_index",
     "column_kinds",
     "column_statistics",
+    "delete_ref",
     "diff_indexes",
     "groups_of",
     "hold",
@@ -96,6 +97,7 @@ __all__ = [
     "read_ref",
     "row_nbytes",
     "shard_key",
+    "store_shard",
     "sweep",
     "unpack_column",
     "unpack_rows_compiled",
@@ -119,9 +121,9 @@ _HOMES = {
     "msa_codec": "row_nbytes",
     "opening": "open_storage",
     "overlap": "Clusters overlap",
-    "refs": "Ref list_refs move_ref read_ref",
+    "refs": "Ref delete_ref list_refs move_ref read_ref",
     "s3": "S3Storage",
-    "shard": "part_key read_part shard_key",
+    "shard": "part_key read_part shard_key store_shard",
     "statistics": "column_kinds column_statistics is_known known_values plain_values",
     "storage": "Keeping LocalStorage Storage StoredObject open_regular",
     "unpickle": "ArrayUnpickler",

@@ -1,4 +1,7 @@
-"""Refs: names that point at snapshots and move only by compare-and-swap."""
+"""Refs: names that point at snapshots and move only by compare-and-swap.
+
+A deleted ref is a file whose digest is null: no storage has a conditional delete that all have.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,24 @@ def read_ref(storage: Storage, name: str) -> Ref:
         DatasetMissing: there is none.
         ShardCorrupt: its file is damaged.
     """
+    _, found = _held(storage, name)
+    if found is None:
+        raise DatasetMissing(f"no ref {name!r}: {_what_is_there(storage)}", path=storage.uri)
+    return found
+
+
+def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
+    """The bytes of a ref's file and what they say; None: there is no file, or no ref any more."""
     try:
-        return _parse(storage.read(f"refs/{check_name(name, 'ref')}"), name, storage.uri)
+        data = storage.read(f"refs/{check_name(name, 'ref')}")
     except ShardMissing:
-        raise DatasetMissing(
-            f"no ref {name!r}: {_what_is_there(storage)}", path=storage.uri
-        ) from None
+        return None, None
+    return data, _parse(data, name, storage.uri)
 
 
 def _what_is_there(storage: Storage) -> str:
     try:
-        names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
-        names = [name for name in names if not name.startswith(".")]
+        names = [ref.name for ref in list_refs(storage, or_main=False)]
     except ReadOnlyStorage:
         return "is that the dataset's address, and is anything published there?"
     if not names:
@@ -49,9 +58,12 @@ def _what_is_there(storage: Storage) -> str:
     return f"there are {', '.join(names)}"
 
 
-def _parse(data: bytes, name: str, uri: str) -> Ref:
+def _parse(data: bytes, name: str, uri: str) -> Ref | None:
+    """The ref; None if it was deleted."""
     try:
         values = json.loads(data)
+        if values["digest"] is None:
+            return None
         ref = Ref(name, str(values["digest"]), str(values.get("updated_at", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         ref = Ref(name, "", "")
@@ -64,13 +76,20 @@ def _parse(data: bytes, name: str, uri: str) -> Ref:
     return ref
 
 
-def list_refs(storage: Storage) -> list[Ref]:
-    """All refs, by name; only `main` where files cannot be listed."""
+def list_refs(storage: Storage, *, or_main: bool = True) -> list[Ref]:
+    """All refs, by name; only `main` where files cannot be listed.
+
+    Raises:
+        ReadOnlyStorage: they cannot, and `or_main` is False.
+    """
     try:
         names = [item.key.removeprefix("refs/") for item in storage.files("refs/")]
     except ReadOnlyStorage:
-        names = ["main"]
-    return [read_ref(storage, name) for name in names if not name.startswith(".")]
+        if not or_main:
+            raise
+        return [read_ref(storage, "main")]
+    found = [_held(storage, name)[1] for name in names if not name.startswith(".")]
+    return [ref for ref in found if ref is not None]
 
 
 def move_ref(
@@ -84,13 +103,27 @@ def move_ref(
     Raises:
         RefConflict: somebody else moved it; says where it is now.
     """
+    return _swapped(storage, name, digest, expect, again)
+
+
+def delete_ref(storage: Storage, name: str, expect: str) -> Ref:
+    """Delete a ref if it still points at `expect`; what it pointed at stays until `gc`.
+
+    Returns:
+        The ref as it was, with the time of its end.
+
+    Raises:
+        RefConflict: somebody else moved or deleted it.
+    """
+    return _swapped(storage, name, None, expect, False)
+
+
+def _swapped(
+    storage: Storage, name: str, digest: str | None, expect: str | None, again: bool
+) -> Ref:
     key = f"refs/{check_name(name, 'ref')}"
     for _ in range(RACES):
-        try:
-            held: bytes | None = storage.read(key)
-        except ShardMissing:
-            held = None
-        current = _parse(held, name, storage.uri) if held is not None else None
+        held, current = _held(storage, name)
         if again and current is not None and current.digest == digest:
             return current
         found = current.digest if current else None
@@ -104,7 +137,7 @@ def move_ref(
                     "open the dataset again and commit on top of what is there"
                 )
             raise RefConflict(message, path=storage.uri)
-        new = Ref(name, digest, now())
+        new = Ref(name, digest or expect or "", now())
         values = {"name": name, "digest": digest, "updated_at": new.updated_at}
         if storage.swap(key, held, canonical_json(values)):
             reached("ref moved")

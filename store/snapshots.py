@@ -19,12 +19,14 @@ from evofeed.store.join import groups_of, join_chains
 from evofeed.store.manifest import ShardEntry
 from evofeed.store.refs import Ref, move_ref
 from evofeed.store.shard import read_part, shard_key
-from evofeed.store.writer import SHARD_NBYTES, with_cluster_sizes, write_snapshot
+from evofeed.store.writer import SHARD_NBYTES, MoveRef, with_cluster_sizes, write_snapshot
 
 
-def add_shards(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
+def add_shards(
+    uri: str, entries: Iterable[ShardEntry], *, ref: str = "main", move: MoveRef = move_ref
+) -> Snapshot:
     """The snapshot with the chains of more shards; none may be there already."""
-    return _amend(uri, ref, lambda base: (base.index, list(entries)))
+    return _amend(uri, ref, lambda base: (base.index, list(entries)), move=move)
 
 
 def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> Snapshot:
@@ -36,7 +38,9 @@ def remove_chains(uri: str, chain_ids: Iterable[str], *, ref: str = "main") -> S
     return _amend(uri, ref, lambda base: (_without(base, list(chain_ids)), []))
 
 
-def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main") -> Snapshot:
+def replace_chains(
+    uri: str, entries: Iterable[ShardEntry], *, ref: str = "main", move: MoveRef = move_ref
+) -> Snapshot:
     """The snapshot with the chains of these shards in place of those of the same id."""
     new = list(entries)
 
@@ -44,11 +48,18 @@ def replace_chains(uri: str, entries: Iterable[ShardEntry], *, ref: str = "main"
         ids = [i for entry in new for i in read_part(base.storage, entry)["chain_id"].to_pylist()]
         return _without(base, [i for i in ids if i in base]), new
 
-    return _amend(uri, ref, change)
+    return _amend(uri, ref, change, move=move)
 
 
-def merge(uri: str, other: str, *, ref: str = "main", other_snapshot: str = "main") -> Snapshot:
-    """The snapshot with all chains of another dataset, whose shards are copied here.
+def merge(
+    uri: str,
+    other: str,
+    *,
+    ref: str = "main",
+    other_snapshot: str = "main",
+    move: MoveRef = move_ref,
+) -> Snapshot:
+    """The snapshot with all chains of another snapshot, whose shards are copied here.
 
     A chain that both have with the same bytes is kept once.
 
@@ -65,12 +76,12 @@ def merge(uri: str, other: str, *, ref: str = "main", other_snapshot: str = "mai
             raise ValueError(
                 f"chains differ: {', '.join(shared.changed[:5])}: remove one side first"
             )
-        for entry in theirs.manifest.shards:
+        for entry in theirs.manifest.shards if theirs.uri != base.uri else ():
             base.storage.put(shard_key(entry.name), theirs.storage.read(shard_key(entry.name)))
         fresh = pc.is_in(theirs.index["chain_id"], value_set=pa.array(shared.added, pa.utf8()))
         return canonical([base.index, theirs.index.filter(fresh)]), list(theirs.manifest.shards)
 
-    return _amend(uri, ref, change, indexed=True)
+    return _amend(uri, ref, change, indexed=True, move=move)
 
 
 def compact(
@@ -112,7 +123,9 @@ def tag(uri: str, name: str, snapshot: str = "main") -> Ref:
 Change = Callable[[Dataset], tuple[pa.Table, list[ShardEntry]]]
 
 
-def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snapshot:
+def _amend(
+    uri: str, ref: str, change: Change, *, indexed: bool = False, move: MoveRef = move_ref
+) -> Snapshot:
     base = Dataset.open(uri, ref)
     table, entries = change(base)
     if not indexed:
@@ -137,7 +150,7 @@ def _amend(uri: str, ref: str, change: Change, *, indexed: bool = False) -> Snap
         },
         num_assemblies=files["num"] if files else 0,
     )
-    move_ref(base.storage, ref, snapshot.digest, base.digest)
+    move(base.storage, ref, snapshot.digest, base.digest)
     return snapshot
 
 

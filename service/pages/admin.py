@@ -43,6 +43,7 @@ def make_token(
         "seconds": None if days is None else float(days) * _DAY,
         "max_jobs": fields.number("max_jobs"),
         "max_chains": fields.number("max_chains"),
+        "max_bytes": fields.number("max_bytes"),
     }
     made = tokens.make_token(service, principal, filled(tokens.NewToken, values), Response())
     page = tokens.list_tokens(service, principal)

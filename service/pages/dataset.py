@@ -21,6 +21,7 @@ from evofeed.service.policies import policy_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes.chains import RefChainQuery
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.seen import snapshots_of
 from evofeed.service.state import Service
 
 router = make_router("/ui/datasets/{name}", tag="pages")
@@ -108,7 +109,10 @@ def dataset_page(
         charts=charts_of(service, query, question, link),
         facets=facets_of(service, query, question, link),
         fasta_most=export.FASTA_MOST,
-        snapshots=[(d, when, view.manifest(d)) for d, when in view.digests()[:20]],
+        snapshots=[
+            (d, when, view.manifest(d))
+            for d, when in snapshots_of(service.database, row.id, view)[:20]
+        ],
         moves=ref_history(service.database, row.id, query.ref, 10),
         policy=policy_of(service.database, row.id, query.ref),
     )

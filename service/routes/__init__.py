@@ -2,6 +2,7 @@
 
 from evofeed.service.routes import (
     chains,
+    commits,
     datasets,
     health,
     jobs,
@@ -24,6 +25,7 @@ ROUTERS = tuple(
         snapshots,
         chains,
         shards,
+        commits,
         plans,
         statistics,
         jobs,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -11,7 +12,7 @@ from fastapi import Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from evofeed.errors import RefConflict
+from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.service.auth import Principal
 from evofeed.service.body import Body
 from evofeed.service.clock import iso
@@ -23,10 +24,17 @@ from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
 from evofeed.service.refs import move_ref
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.snapshot import StoreView
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
 _NO_DIGEST: Final = "-"  # no ref is ever there
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="the digest it points at, in quotes")
+]
+IfNoneMatch = Annotated[
+    str | None, Header(max_length=200, description="`*`: it does not exist yet")
+]
 
 
 class RefView(BaseModel):
@@ -106,7 +114,7 @@ class PolicyBody(Body):
 class Move(BaseModel):
     """One move of a ref."""
 
-    digest: str
+    digest: str = Field(description="empty: it was deleted")
     previous: str | None
     moved_at: str
     principal: str = Field(description="who moved it; `store`: moved outside the service")
@@ -152,12 +160,8 @@ def put_ref(
     ref: RefName,
     target: RefTarget,
     response: Response,
-    if_match: Annotated[
-        str | None, Header(max_length=200, description="the digest it points at, in quotes")
-    ] = None,
-    if_none_match: Annotated[
-        str | None, Header(max_length=200, description="`*`: it does not exist yet")
-    ] = None,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> RefView:
     """Point a ref at a snapshot, if nobody else moved it meanwhile.
 
@@ -166,8 +170,8 @@ def put_ref(
     """
     _require_readable(service, principal, target.apart_from)
     view = service.catalog.view(name)
-    expect = _expected(if_match, if_none_match, lambda: known_ref(view, ref))
-    try:
+    expect = expected(view, ref, if_match, if_none_match)
+    with ref_moved(view, ref):
         moved = move_ref(
             service.catalog,
             service.database,
@@ -180,17 +184,37 @@ def put_ref(
             forbid=target.forbid,
             apart_from=[apart.model_dump() for apart in target.apart_from],
         )
-    except RefConflict as error:
-        now = known_ref(view, ref)
-        raise Problem(
-            412,
-            "ref_moved",
-            error.message.partition(":")[0],
-            next="read the ref again and retry with its ETag in If-Match",
-            headers={"ETag": f'"{now}"'} if now else {},
-        ) from None
     response.headers["ETag"] = f'"{moved.digest}"'
     return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
+
+
+@router.delete("/{ref}", status_code=204, response_class=Response)
+@scope("publish")
+def delete_ref(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    name: DatasetName,
+    ref: RefName,
+    if_match: IfMatch = None,
+    message: Annotated[Message, Query(description="why, for the history")] = "",
+) -> None:
+    """Delete a ref that still points at `If-Match: "DIGEST"`; its history stays.
+
+    Snapshots that no ref reaches any more are kept for 7 days.
+    """
+    view = service.catalog.view(name)
+    expect = expected(view, ref, if_match, None)
+    with ref_moved(view, ref):
+        move_ref(
+            service.catalog,
+            service.database,
+            dataset=name,
+            ref=ref,
+            digest=None,
+            expect=expect,
+            principal=principal,
+            message=message,
+        )
 
 
 @router.get("/{ref}/policy")
@@ -228,8 +252,14 @@ def get_history(
 ) -> History:
     """Where the ref has been, newest first."""
     row = service.catalog.dataset(name)
-    service.noticed.ref(name, ref)
+    gone: DatasetMissing | None = None
+    try:
+        service.noticed.ref(name, ref)
+    except DatasetMissing as error:  # deleted, if there is a history
+        gone = error
     moves = ref_history(service.database, row.id, ref, limit + 1, before)
+    if gone is not None and not moves and before is None:
+        raise gone
     return History(
         moves=[
             Move(
@@ -253,10 +283,30 @@ def _require_readable(service: Service, principal: Principal, apart_from: list[A
             require_root(service.settings, principal, apart.clusters, "EVOFEED_INPUT_ROOTS")
 
 
-def _expected(
-    if_match: str | None, if_none_match: str | None, now: Callable[[], str | None]
+@contextlib.contextmanager
+def ref_moved(view: StoreView, ref: str) -> Iterator[None]:
+    """412, with where the ref is now, for whoever was not the one to move it."""
+    try:
+        yield
+    except RefConflict as error:
+        now = known_ref(view, ref)
+        raise Problem(
+            412,
+            "ref_moved",
+            error.message.partition(":")[0],
+            next="read the ref again and retry with its ETag in If-Match",
+            headers={"ETag": f'"{now}"'} if now else {},
+        ) from None
+
+
+def expected(
+    view: StoreView, ref: str, if_match: str | None, if_none_match: str | None
 ) -> str | None:
-    """The digest a ref is asked to be at; None: it must not exist."""
+    """The digest a ref is asked to be at; None: it must not exist.
+
+    Raises:
+        Problem: 428, neither is said.
+    """
     if if_match is None and if_none_match == "*":
         return None
     if if_match is None or if_none_match is not None:
@@ -270,6 +320,6 @@ def _expected(
     tags = [tag.strip() for tag in if_match.split(",")]
     digests = [tag.strip('"') for tag in tags if not tag.startswith("W/")]
     if len(digests) > 1 or "*" in digests:
-        found = now()
+        found = known_ref(view, ref)
         return found if found and (found in digests or "*" in digests) else _NO_DIGEST
     return digests[0] if digests and digests[0] else _NO_DIGEST

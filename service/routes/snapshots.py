@@ -18,6 +18,7 @@ from evofeed.service.ranges import (
     immutable_response,
 )
 from evofeed.service.routing import Limit, ServiceDep, make_router, scope
+from evofeed.service.seen import snapshots_of
 from evofeed.store.inner import column_kinds
 
 router = make_router("/v1/datasets/{name}/snapshots", "snapshots")
@@ -27,7 +28,7 @@ class SnapshotView(BaseModel):
     """A snapshot in short."""
 
     digest: str
-    written_at: str = Field(description="when its manifest came to this place")
+    written_at: str = Field(description="when the service saw it first")
     parent: str | None
     num_chains: int
     num_shards: int
@@ -64,7 +65,8 @@ def list_snapshots(
 ) -> SnapshotList:
     """Snapshots there are, newest first."""
     view = service.catalog.view(name)
-    digests = view.digests()
+    dataset = service.catalog.dataset(name)
+    digests = snapshots_of(service.database, dataset.id, view)
     found = [(digest, at, view.manifest(digest)) for digest, at in digests[:limit]]
     return SnapshotList(
         snapshots=[

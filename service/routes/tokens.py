@@ -46,6 +46,7 @@ class NewToken(Body):
     seconds: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="null: no expiry")
     max_jobs: int | None = Field(None, ge=0, lt=2**31, description="waiting or running at once")
     max_chains: int | None = Field(None, ge=0, lt=2**31, description="of its jobs within a day")
+    max_bytes: int | None = Field(None, ge=0, lt=2**53, description="uploaded within a day")
 
 
 class MadeToken(BaseModel):
@@ -66,6 +67,7 @@ class TokenView(BaseModel):
     parent: str | None = Field(description="the token it was made with, and ends with")
     max_jobs: int | None
     max_chains: int | None
+    max_bytes: int | None
     created_at: str
     expires_at: str | None
     revoked_at: str | None
@@ -90,6 +92,8 @@ class Me(BaseModel):
     jobs: int = Field(description="of it and of tokens made with it, waiting or running now")
     max_chains: int | None
     chains: int = Field(description="of their jobs of the last day")
+    max_bytes: int | None
+    nbytes: int = Field(description="uploaded by them within the last day")
 
 
 class AuditLine(BaseModel):
@@ -129,13 +133,13 @@ def make_token(
             raise Problem(
                 403, "forbidden", f"this token's roots do not include {root!r}", next="GET /v1/me"
             )
-    quotas = Quotas(new.max_jobs, new.max_chains)
+    quotas = Quotas(new.max_jobs, new.max_chains, new.max_bytes)
     if not principal.quotas.covers(quotas):
         raise Problem(
             403,
             "forbidden",
             "this token has quotas, and what it makes must have some within them",
-            next="give max_jobs and max_chains as `GET /v1/me` shows them, or less",
+            next="give max_jobs, max_chains and max_bytes as `GET /v1/me` shows them, or less",
         )
     response.headers["Cache-Control"] = "no-store"
     token_id, text = create_token(
@@ -176,6 +180,7 @@ def list_tokens(
             parent=row.parent,
             max_jobs=row.max_jobs,
             max_chains=row.max_chains,
+            max_bytes=row.max_bytes,
             created_at=iso(row.created_at),
             expires_at=iso_or_none(row.expires_at),
             revoked_at=iso_or_none(row.revoked_at),
@@ -201,6 +206,8 @@ def who_am_i(service: ServiceDep, principal: PrincipalDep) -> Me:
         jobs=used.jobs,
         max_chains=principal.quotas.max_chains,
         chains=used.chains,
+        max_bytes=principal.quotas.max_bytes,
+        nbytes=used.nbytes,
     )
 
 

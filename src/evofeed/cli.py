@@ -53,14 +53,17 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+_REMOTE = "evofeed.service.remote_commands"
 REMOTE: dict[str, tuple[str, str, str]] = {
-    name: ("evofeed.service.remote_commands", name, line)
-    for name, line in (
-        ("featurize", "Raw files to a dataset, by the service."),
-        ("jobs", "Its jobs: list, watch, cancel, retry, log, broken chains."),
-        ("tokens", "Its tokens."),
-        ("webhooks", "Whom it tells of jobs."),
-    )
+    "featurize": (_REMOTE, "featurize", "Raw files to a dataset, by the service."),
+    "jobs": (_REMOTE, "jobs", "Its jobs: list, watch, cancel, retry, log, broken chains."),
+    "snapshots": (
+        "evofeed.service.remote_snapshots",
+        "snapshots",
+        "Its snapshots and refs, also written.",
+    ),
+    "tokens": (_REMOTE, "tokens", "Its tokens."),
+    "webhooks": (_REMOTE, "webhooks", "Whom it tells of jobs."),
 }
 """What `evofeed --service URL` knows: the same names, done by a service over HTTP."""
 

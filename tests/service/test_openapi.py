@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from evofeed.service import contract
 from evofeed.service.routes import (
     chains,
+    commits,
     datasets,
     jobs,
     refs,
@@ -25,6 +26,9 @@ from evofeed.service.routes import (
 
 BODIES: list[type[BaseModel]] = [
     chains.ChainSearch,
+    commits.Merge,
+    commits.NewSnapshot,
+    commits.ShardNames,
     datasets.NewDataset,
     datasets.DatasetChange,
     jobs.NewJob,

@@ -24,7 +24,7 @@ def test_whatever_answers_get_answers_head(served) -> None:
 
 def test_a_refused_method_lists_all_that_are_allowed(served) -> None:
     for path, methods in (
-        (f"{served.base}/refs/main", {"GET", "HEAD", "PUT"}),
+        (f"{served.base}/refs/main", {"GET", "HEAD", "PUT", "DELETE"}),
         ("/v1/datasets", {"GET", "HEAD", "POST"}),
         (served.base, {"GET", "HEAD", "PATCH", "DELETE"}),
     ):
