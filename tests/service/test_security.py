@@ -72,6 +72,10 @@ NEEDS = {  # what a token must at least have; everything else only reads
     ("DELETE", f"/v1/tokens/{'0' * 16}"): "admin",
     ("GET", "/v1/audit"): "admin",
 }
+WRITES = re.compile(
+    r"/v1/(runs(/\w+)?|datasets/demo/"
+    r"(refs/main|merge|missing-shards|snapshots(/\w+)?|shards/[\w.]+))"
+)
 
 
 def test_without_a_token_nothing_but_health_answers(guarded) -> None:
@@ -94,6 +98,8 @@ def test_every_route_wants_its_scope_and_no_other_will_do(guarded) -> None:
         jobs = "/jobs" in path and (method != "GET" or path.endswith("/log"))
         jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result"))
         needed = {NEEDS.get((method, path)) or ("jobs" if jobs else "read")}
+        if method in ("PUT", "POST", "DELETE") and WRITES.fullmatch(path):
+            needed = {"publish"}
         if path.startswith(("/v1/jobs", "/ui/jobs")) and not jobs:
             needed.add("jobs")  # whoever submits may look
         if path == "/v1/me":
