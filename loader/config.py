@@ -92,6 +92,9 @@ class LoaderConfig:
     """Optimiser steps among whose samples such neighbours are looked for."""
     max_bad_chains: int = 100
     """Chains that may be replaced because they cannot be read, before giving up."""
+    outage_seconds: float = 900.0
+    """A storage that has answered nothing for so long ends the run; before, reads are tried again,
+    first after a 1,800th of it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
@@ -108,6 +111,8 @@ class LoaderConfig:
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if not self.outage_seconds > 0:
+            raise ValueError(f"outage_seconds must be positive, not {self.outage_seconds}")
         for name in (
             *("block_fraction", "masked_fraction", "clamp_prob"),
             *("uniform_prob", "profile_prob", "same_prob"),
@@ -197,7 +202,7 @@ class LoaderConfig:
         Batch sizes do not; how many samples share an optimiser step is compared by itself.
         """
         fields = dataclasses.asdict(self)
-        for name in ("batch_size", "global_batch_size", "max_bad_chains"):
+        for name in ("batch_size", "global_batch_size", "max_bad_chains", "outage_seconds"):
             del fields[name]
         if self.assemblies is None:  # as it was before there were any
             del fields["assemblies"]

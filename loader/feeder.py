@@ -34,9 +34,6 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _REFUSALS: Final = 4
 """Reads of one chain that a storage may refuse: while it answers for another, or for our rights."""
-_FIRST_WAIT_SECONDS: Final = 0.5
-_OUTAGE_SECONDS: Final = 900.0
-"""A storage that has not answered at all for so long is given up."""
 _REMIND_SECONDS: Final = 60.0
 """Reads that fail are logged at most so often."""
 
@@ -275,15 +272,15 @@ class Feeder(threading.Thread):
                 then = "then iterate again, or go on from the state: no batch is lost"
                 raise LoaderError(f"access was denied: {why}; {then}") from why
             return False
-        left = max(self._last_success, sample.failing_since) + _OUTAGE_SECONDS - now
+        patience = self._planner.config.outage_seconds
+        left = max(self._last_success, sample.failing_since) + patience - now
         if left < 0:
-            raise LoaderError(f"nothing could be read for {_OUTAGE_SECONDS:.0f} s: {why}") from why
+            raise LoaderError(f"nothing could be read for {patience:g} s: {why}") from why
         if now - self._last_warning > _REMIND_SECONDS:
             self._last_warning = now
             _LOG.warning("a read failed and is tried again, for %d s at most: %s", left, why)
-        self._retries.append(
-            (now + min(_FIRST_WAIT_SECONDS * 2 ** (sample.failures - 1), 15.0), sample)
-        )
+        wait = min(patience / 1800 * 2 ** (sample.failures - 1), 15.0)
+        self._retries.append((now + wait, sample))
         return True
 
     def _place_substitutes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -25,7 +26,12 @@ from evofeed.store import Cache, Dataset, DatasetWriter
 from evofeed.store.layout import COLUMN_NUMBER, HEADER_NBYTES
 
 CONFIG = LoaderConfig(
-    crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0, epoch_len=20
+    crop_size=8,
+    max_msa_clusters=4,
+    max_extra_msa=4,
+    max_recycling_iters=0,
+    epoch_len=20,
+    outage_seconds=36.0,
 )
 
 
@@ -66,8 +72,10 @@ class FirstAnswersCutShort:
         return 206, half, len(half)
 
 
-def batches(dataset: Dataset, **options: Any) -> list[dict[str, Tensor]]:
-    with FeatureLoader(dataset, CONFIG, device="cpu", seed=4, **options) as loader:
+def batches(
+    dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any
+) -> list[dict[str, Tensor]]:
+    with FeatureLoader(dataset, config, device="cpu", seed=4, **options) as loader:
         taken = list(loader)
         assert loader.stats()["bad_chains"] == []
     return taken
@@ -108,10 +116,7 @@ def test_over_http_with_broken_connections_batches_are_the_local_ones(dataset: D
     assert breaking.broken >= 2
 
 
-def test_answers_that_are_cut_short_are_asked_for_again(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+def test_answers_that_are_cut_short_are_asked_for_again(dataset: Dataset) -> None:
     short = FirstAnswersCutShort()
     with FolderServer(dataset.uri, short) as server:
         there = Dataset.open(server.uri)
@@ -148,15 +153,14 @@ def test_a_shard_that_the_server_lacks_costs_its_chains_and_is_named(
 
 
 def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dataset: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 0.5)
+    impatient = dataclasses.replace(CONFIG, outage_seconds=0.5)
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri)
         server.answer = lambda key, span, data: (418, b"", 0)
         with pytest.raises(LoaderError, match=r"nothing could be read.*unexpected HTTP 418"):
-            batches(there, reader="thread")
+            batches(there, impatient, reader="thread")
     warning = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warning) == 1
     assert "unexpected HTTP 418" in warning[0].getMessage()
@@ -166,8 +170,6 @@ def test_a_storage_that_never_answers_is_given_up_with_what_was_wrong(
 def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_the_next_batch(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kept: bool
 ) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 30.0)  # a hang guard
     monkeypatch.setenv("EVOFEED_TOKEN", "first")
     cache = Cache(folder=str(tmp_path / "cache")) if kept else None
     want, options = batches(dataset), {"prefetch": 2, "ready": 1, "reader": reader}
@@ -186,10 +188,7 @@ def test_a_token_that_expires_is_reported_at_once_and_a_new_one_continues_with_t
     assert_equal(got, want)
 
 
-def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
+def test_a_shard_that_alone_is_forbidden_costs_its_chains_and_not_the_run(dataset: Dataset) -> None:
     locked = dataset.index["shard"][3].as_py()
     with FolderServer(dataset.uri) as server:
         there = Dataset.open(server.uri)
@@ -236,9 +235,8 @@ def test_damage_in_a_cache_is_mended_from_the_remote(dataset: Dataset, tmp_path:
 
 @pytest.mark.parametrize("how", ["cut short", "unreadable"])
 def test_a_cached_copy_that_is_no_good_is_gone_around(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    dataset: Dataset, tmp_path: Path, how: str
 ) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 30.0)  # a hang guard
     cache = Cache(folder=str(tmp_path / "cache"))
     want = batches(dataset)
     with FolderServer(dataset.uri) as server:

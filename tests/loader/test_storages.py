@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,9 @@ from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.storage import LocalStorage, Storage
 
-CONFIG = LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0)
+CONFIG = LoaderConfig(
+    crop_size=8, max_msa_clusters=4, max_extra_msa=4, max_recycling_iters=0, outage_seconds=36.0
+)
 
 
 class FarStorage:
@@ -53,18 +56,13 @@ class FarStorage:
     def close(self) -> None: ...
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._FIRST_WAIT_SECONDS", 0.02)
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     return small_dataset(tmp_path / "d", 8)
 
 
-def ids_read(dataset: Dataset, **options: object) -> list[int]:
-    with FeatureLoader(dataset, CONFIG, device="cpu", reader="thread", **options) as loader:
+def ids_read(dataset: Dataset, config: LoaderConfig = CONFIG, **options: object) -> list[int]:
+    with FeatureLoader(dataset, config, device="cpu", reader="thread", **options) as loader:
         lengths = [int(batch["aatype"].sum()) for batch in loader]
         lengths.append(loader.stats()["retried_reads"])
         lengths.append(len(loader.stats()["bad_chains"]))
@@ -145,9 +143,8 @@ class FailingStorage(LocalStorage):
     ids=["bad sector", "an error that nobody foresaw"],
 )
 def test_a_chain_whose_reading_fails_is_replaced(
-    dataset: Dataset, error: Exception, reported: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, error: Exception, reported: str
 ) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 60.0)  # a hang guard
     place = FeatureLoader(dataset, CONFIG, device="cpu")._catalogs[0].place(3)
     storage = FailingStorage(dataset.uri, place.offset + place.starts[0], error)
     damaged = Dataset(storage, dataset.digest, dataset.manifest, dataset.index)
@@ -158,12 +155,9 @@ def test_a_chain_whose_reading_fails_is_replaced(
     assert reported in why
 
 
-def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evofeed.loader.feeder._OUTAGE_SECONDS", 1.0)
+def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(dataset: Dataset) -> None:
     with pytest.raises(LoaderError, match="is the service up"):
-        ids_read(far(dataset, 10**9))
+        ids_read(far(dataset, 10**9), replace(CONFIG, outage_seconds=1.0))
 
 
 class Suspended(FarStorage):
