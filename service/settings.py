@@ -79,8 +79,13 @@ class ServiceSettings(BaseSettings):
     max_queued_jobs: int = Field(default=100, ge=1)
     """Jobs that may wait."""
     msa_databases: dict[str, str] = {}
-    """What `/ticket/msa` searches (JSON): `uniref`, and `env` for the environmental database;
-    each a path as `evofeed search --db` takes it. Empty: nothing."""
+    """What `/ticket/msa` searches (JSON): `uniref`; `env`, the environmental database; `env_pair`,
+    that of rows to pair; `pdb`, templates, a database of mmseqs. Each a path as `evofeed search
+    --db` takes it. Empty: nothing."""
+    msa_templates: str = ""
+    """Prefix of the database of hh-suite (`PREFIX_a3m.ffdata`) with the chains of `pdb`."""
+    msa_mmcif: Path | None = None
+    """Folder with the structures of these chains as mmCIF, flat or as the wwPDB's mirror."""
     msa_cache: Path | None = None
     """Results of searches, shared with `evofeed search --cache`; `msa` in `home` if not set."""
     msa_workers: int = Field(default=0, ge=0)
@@ -129,8 +134,8 @@ class ServiceSettings(BaseSettings):
     @field_validator("msa_databases")
     @classmethod
     def _databases_have_a_use(cls, databases: dict[str, str]) -> dict[str, str]:
-        if databases and not {"uniref"} <= set(databases) <= {"uniref", "env"}:
-            raise ValueError("want `uniref`, and `env` if there is one")
+        if databases and not {"uniref"} <= set(databases) <= {"uniref", "env", "env_pair", "pdb"}:
+            raise ValueError("want `uniref`, and `env`, `env_pair` and `pdb` if there are such")
         return databases
 
     @property

@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import re
-import tarfile
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from evofeed.errors import EvofeedError, InputError
 from evofeed.featurize import search  # each name loads its own module when it is first used
@@ -30,7 +28,9 @@ from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
 
 PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
-MODES: Final = re.compile(r"(env|all|env-nofilter|nofilter|pair(greedy|complete)(-env)?)$")
+MODES: Final = re.compile(
+    r"((env|all|env-nofilter|nofilter)(-notemplates)?|pair(greedy|complete)(-env)?)$"
+)
 _LETTERS: Final = re.compile(r"[A-Za-z]+")
 _BATCH: Final = 64
 """Sequences searched together, at least one ticket's."""
@@ -65,9 +65,20 @@ class Ticket:
     made_at: float = 0.0
 
     @property
-    def with_env(self) -> bool:
-        """Whether it wants the environmental database too."""
-        return self.mode.startswith("env") or self.mode.endswith("-env")
+    def wanted(self) -> tuple[str, ...]:
+        """The databases it is searched in, where the service has them."""
+        words = self.mode.split("-")
+        if self.mode.startswith("pair"):
+            return ("uniref", "env_pair") if "env" in words else ("uniref",)
+        env = ("env",) if "env" in words else ()
+        return ("uniref", *env, *(() if "notemplates" in words else ("pdb",)))
+
+    @property
+    def expansion(self) -> Literal["filter", "nofilter", "pair"]:
+        """What becomes of the members of clusters."""
+        if self.mode.startswith("pair"):
+            return "pair"
+        return "nofilter" if "nofilter" in self.mode.split("-") else "filter"
 
 
 class Tickets:
@@ -77,10 +88,11 @@ class Tickets:
         self.settings = settings
         self.folder = settings.home / "tickets"
         self.databases = {
-            name: dataclasses.replace(search.Database.parse(text), name=name)
+            name: dataclasses.replace(
+                search.Database.parse(text, is_template=name == "pdb"), name=name
+            )
             for name, text in settings.msa_databases.items()
         }
-        self.config = search.SearchConfig.colabfold()
         self._tickets: dict[str, Ticket] = {}
         self._queues: OrderedDict[str, deque[str]] = OrderedDict()
         self._spent: dict[str, deque[tuple[float, int]]] = {}
@@ -163,7 +175,18 @@ class Tickets:
         found = self._found(ticket)
         if found is None:
             raise InputError("a database was replaced since: hand it in again", item=ticket.id)
-        return _tar(self._files(ticket, found))
+        return search.packed_tar(dict(self._files(ticket, found)))
+
+    def templates(self, names: Sequence[str]) -> bytes:
+        """Alignments and structures of templates, as tar.gz.
+
+        Raises:
+            Problem: 404, the service has none.
+        """
+        if not self.settings.msa_templates or self.settings.msa_mmcif is None:
+            raise Problem(404, "not_found", "this service has no templates", next="see its docs")
+        place = self.settings.msa_templates, str(self.settings.msa_mmcif)
+        return search.pack_templates(names, *place)
 
     def waiting(self) -> int:
         """Tickets that wait."""
@@ -202,8 +225,7 @@ class Tickets:
         write_atomic(self.folder / f"{ticket.id}.json", json.dumps(dataclasses.asdict(ticket)))
 
     def _databases(self, ticket: Ticket) -> list[search.Database]:
-        wanted = ["uniref", *(["env"] if ticket.with_env else [])]
-        return [self.databases[name] for name in wanted if name in self.databases]
+        return [self.databases[name] for name in ticket.wanted if name in self.databases]
 
     def _search(
         self, tickets: Sequence[Ticket], executor: search.SearchExecutor | None
@@ -212,9 +234,10 @@ class Tickets:
         assert self._cache is not None
         sequences = dict.fromkeys(s for ticket in tickets for s in ticket.sequences)
         databases = self._databases(tickets[0])
+        config = search.SearchConfig.colabfold(expansion=tickets[0].expansion)
         options = search.SearchOptions(workers=self.settings.msa_workers)
         return search.Search(
-            list(sequences), databases, self.config, options, self._cache, executor=executor
+            list(sequences), databases, config, options, self._cache, executor=executor
         )
 
     def _found(self, ticket: Ticket) -> dict[tuple[str, str], bytes] | None:
@@ -296,25 +319,36 @@ class Tickets:
         self, ticket: Ticket, found: dict[tuple[str, str], bytes]
     ) -> Iterator[tuple[str, bytes]]:
         databases = self._databases(ticket)
+        a3ms = {
+            db.name: [_a3m(found[s, db.name]) for s in ticket.sequences]
+            for db in databases
+            if not db.is_template
+        }
         if ticket.mode.startswith("pair"):
-            a3ms = [_joined(s, databases, found) for s in ticket.sequences]
-            blocks = search.pair(a3ms, complete="complete" in ticket.mode)
-            yield "pair.a3m", _blocks(ticket.names, blocks)
+            complete = "complete" in ticket.mode
+            paired = (search.pair(one, complete=complete) for one in a3ms.values())
+            yield "pair.a3m", b"".join(_blocks(ticket.names, blocks) for blocks in paired)
         else:
-            for database in databases:
-                a3ms = [_a3m(found[s, database.name]) for s in ticket.sequences]
-                yield _NAMES[database.name], _blocks(ticket.names, a3ms)
-            if ticket.with_env and "env" not in self.databases:
-                alone = [f">q\n{s}\n".encode() for s in ticket.sequences]
-                yield _NAMES["env"], _blocks(ticket.names, alone)
-            yield "pdb70.m8", b""  # templates are not searched
-        yield "msa.sh", self._script(databases)
+            if "env" in ticket.wanted and "env" not in self.databases:
+                a3ms["env"] = [f">q\n{s}\n".encode() for s in ticket.sequences]
+            for name, texts in a3ms.items():
+                yield _NAMES[name], _blocks(ticket.names, texts)
+            hits = [
+                (name, found.get((sequence, "pdb"), b""))
+                for name, sequence in zip(ticket.names, ticket.sequences, strict=True)
+            ]
+            yield "pdb70.m8", b"".join(_hits_of(name, table) for name, table in hits)
+        yield "msa.sh", self._script(ticket, databases)
 
-    def _script(self, databases: Sequence[search.Database]) -> bytes:
+    def _script(self, ticket: Ticket, databases: Sequence[search.Database]) -> bytes:
         """What clients keep beside results to know how they were made."""
+        config = search.SearchConfig.colabfold(expansion=ticket.expansion)
+        made = (config.mmseqs, config.align_options(), config.msa_options())
+        calls = zip(("search", "align", "result2msa"), made, strict=True)
         lines = ["#!/bin/sh", "# Made by evofeed; settings that the results depend on:"]
         lines += [f"# {database.name}: {Path(database.path).name}" for database in databases]
-        return "\n".join([*lines, f"# mmseqs search {' '.join(self.config.mmseqs)}", ""]).encode()
+        lines += [f"# mmseqs {module} {' '.join(options)}" for module, options in calls]
+        return "\n".join([*lines, ""]).encode()
 
 
 def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
@@ -338,8 +372,8 @@ def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
 
 
 def _alike(one: Ticket, other: Ticket) -> bool:
-    """Whether two tickets are searched in the same databases."""
-    return one.with_env == other.with_env and one.mode[:4] == other.mode[:4]
+    """Whether two tickets are searched in the same databases, in the same way."""
+    return one.wanted == other.wanted and one.expansion == other.expansion
 
 
 def _a3m(data: bytes) -> bytes:
@@ -347,13 +381,10 @@ def _a3m(data: bytes) -> bytes:
     return data if data.startswith(b">") else search.to_a3m(search.read_any(data))
 
 
-def _joined(
-    sequence: str, databases: Sequence[search.Database], found: dict[tuple[str, str], bytes]
-) -> bytes:
-    """The hits of all databases below one query."""
-    parts = [_a3m(found[sequence, db.name]) for db in databases]
-    hits = (part.partition(b"\n>")[2] for part in parts)
-    return b"".join([f">query\n{sequence}\n".encode(), *(b">" + h for h in hits if h)])
+def _hits_of(name: str, table: bytes) -> bytes:
+    """A table of template hits under the name that the client gave the query."""
+    lines = (line.partition(b"\t")[2] for line in table.splitlines())
+    return b"".join(name.encode() + b"\t" + line + b"\n" for line in lines)
 
 
 def _blocks(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:
@@ -363,16 +394,6 @@ def _blocks(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:
         for name, a3m in zip(names, a3ms, strict=True)
     )
     return b"".join(block.rstrip(b"\n") + b"\n\0" for block in blocks)
-
-
-def _tar(files: Iterator[tuple[str, bytes]]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as tar:
-        for name, data in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def _limited(what: str, wait: float) -> Problem:

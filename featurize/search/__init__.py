@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evofeed.featurize.search.job import Search, run_search
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
     from evofeed.featurize.search.pairing import pair
+    from evofeed.featurize.search.template_files import pack_templates, packed_tar
 
 __all__ = [
     "Database",
@@ -24,6 +25,8 @@ __all__ = [
     "SearchProgress",
     "SearchReport",
     "open_executor",
+    "pack_templates",
+    "packed_tar",
     "pair",
     "read_any",
     "read_sequences",
@@ -39,6 +42,8 @@ __getattr__ = names_from(
         "Search": "job",
         "SearchExecutor": "executors",
         "open_executor": "executors",
+        "pack_templates": "template_files",
+        "packed_tar": "template_files",
         "pair": "pairing",
         "read_any": "aligned_text",
         "to_a3m": "aligned_text",

@@ -120,6 +120,9 @@ class SearchConfig:
         "10000",
     )
     """Options of `mmseqs search`."""
+    expansion: Literal["", "filter", "nofilter", "pair"] = ""
+    """mmseqs: search as ColabFold does, its alignments filtered or not, or rows that are to be
+    paired. Databases after the first then start from the profile that the first ended with."""
     template_e_value: float = 100.0
     """hmmsearch: template hits up to this E-value are listed; the prefilter comes later."""
     hhsearch: tuple[str, ...] = ("-maxseq", "1000000")
@@ -154,6 +157,26 @@ class SearchConfig:
         server = ("--gpu-server", "1") if self.gpu_server else ()
         return (*kept, "--gpu", "1", "--prefilter-mode", "1", *server)
 
+    def template_options(self) -> tuple[str, ...]:
+        """Options of `mmseqs search` in a database of templates, ColabFold's."""
+        how = ("--gpu", "1", "--prefilter-mode", "1") if self.gpu else ("-s", "7.5")
+        return ("--db-load-mode", "2", "-a", "1", "-e", "0.1", *how)
+
+    def align_options(self) -> tuple[str, ...]:
+        """Options of `mmseqs align` for members of clusters, ColabFold's."""
+        if self.expansion == "pair":
+            return ("-e", "0.001", "--max-accept", "1000000", "-a")
+        accept = "100000" if self.expansion == "filter" else "1000000"
+        return ("-e", "10", "--max-accept", accept, "--alt-ali", "10", "-a")
+
+    def msa_options(self) -> tuple[str, ...]:
+        """Options of `mmseqs result2msa`, ColabFold's; rows to be paired are not thinned out."""
+        if self.expansion == "pair":
+            return ()
+        thin = "1" if self.expansion == "filter" else "0"
+        few = "--filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0"
+        return ("--filter-msa", thin, *few.split(), "--max-seq-id", "0.95")
+
     @classmethod
     def af2(cls, **changes: Any) -> SearchConfig:
         """AlphaFold 2's: 10,000 rows of UniRef90, 501 of MGnify (its `data/pipeline.py`)."""
@@ -168,9 +191,11 @@ class SearchConfig:
 
     @classmethod
     def colabfold(cls, **changes: Any) -> SearchConfig:
-        """ColabFold's `mmseqs search`: sensitivity 8, three rounds, its memory-mapped databases."""
-        flags = "--num-iterations 3 --db-load-mode 2 -a 1 -s 8 -e 0.1 --max-seqs 10000"
-        return cls(**{"mmseqs": tuple(flags.split()), **changes})
+        """ColabFold's: three rounds, clusters expanded to their members, aligned and filtered."""
+        flags = "--num-iterations 3 --db-load-mode 2 -a 1 --k-score seq:96,prof:80 -e 0.1"
+        options = (*flags.split(), "--max-seqs", "10000")
+        own = {"mmseqs": options, "expansion": "filter", "max_hits": 1_000_000}
+        return cls(**{**own, **changes})
 
     def rows_of(self, database: Database) -> int:
         """Rows kept of a database."""
@@ -180,7 +205,10 @@ class SearchConfig:
     def result_settings(self, kind: Kind, is_template: bool) -> dict[str, object]:
         """The settings that results of one kind of database depend on, but for the row cap."""
         if kind == "mmseqs":
-            return {"mmseqs": self.mmseqs, "gpu": self.gpu}  # a server changes no row
+            if is_template:
+                return {"mmseqs": self.template_options()}
+            how = {"expansion": self.expansion} if self.expansion else {}
+            return {"mmseqs": self.mmseqs, "gpu": self.gpu, **how}  # a server changes no row
         if kind == "hh":
             return {"hhsearch": self.hhsearch} if is_template else {"hhblits": self.hhblits}
         if is_template:

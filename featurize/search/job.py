@@ -24,7 +24,7 @@ from evofeed.featurize.search.executors import SearchExecutor
 from evofeed.featurize.search.folder import INDEX, alone, by_chain, unusable, write_index
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
 from evofeed.featurize.search.plan import Schedule, Unit, make_units
-from evofeed.featurize.search.searchers import Query, kind_of, suffix_of
+from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.shards import join_shards
 from evofeed.featurize.search.work import (
     DatabaseInfo,
@@ -141,7 +141,7 @@ class Search:
         self._places = [part for database in databases for part in database.parts()]
         self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
         self._place_infos: list[DatabaseInfo] = []
-        self._starts: dict[str, Found] = {}
+        self._starts: dict[int, dict[str, Found]] = {}
         self._last_report = 0.0
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
@@ -156,18 +156,17 @@ class Search:
             InputError: a database is not here.
         """
         self.infos = [look_at(database, self.config) for database in self.databases]
-        plain = [i for i, db in enumerate(self.databases) if not db.is_template]
-        keys = {(s, i): self.key(i, s) for i in plain for s in self.sequences}
-        there = self.cache.find(keys.values())
-        if len(there) < len(set(keys.values())):
-            return None
-        found = {where: there[key] for where, key in keys.items()}
-        for number in set(range(len(self.databases))) - set(plain):
-            keys = {(s, number): self.key(number, s, found[s, plain[0]]) for s in self.sequences}
+        later = self._later()
+        found: dict[tuple[str, int], Found] = {}
+        for number in [n for n in range(len(self.databases)) if n not in later] + later:
+            starts = self._starts_of(number, found) if number in later else {}
+            if number in later and len(starts) < len(self.sequences):
+                return None
+            keys = {s: self.key(number, s, starts.get(s)) for s in self.sequences}
             there = self.cache.find(keys.values())
             if len(there) < len(set(keys.values())):
                 return None
-            found |= {where: there[key] for where, key in keys.items()}
+            found |= {(s, number): there[key] for s, key in keys.items()}
         return found
 
     def run(self) -> tuple[dict[tuple[str, int], Found], dict[str, dict[str, Any]]]:
@@ -179,15 +178,50 @@ class Search:
         ]
         found: dict[tuple[str, int], Found] = {}
         broken: dict[str, dict[str, Any]] = {}
-        first = next(i for i, db in enumerate(self.databases) if not db.is_template)
-        plain = [i for i, db in enumerate(self.databases) if not db.is_template]
+        later = self._later()
+        plain = [number for number in range(len(self.databases)) if number not in later]
         self._stage({(s, i): self.key(i, s) for i in plain for s in self.sequences}, found, broken)
-        templates = [i for i, db in enumerate(self.databases) if db.is_template]
-        self._starts = {s: found[s, first] for s in self.sequences if (s, first) in found}
-        starts = self._starts.items()
-        keys = {(s, i): self.key(i, s, start) for i in templates for s, start in starts}
+        self._starts = {number: self._starts_of(number, found) for number in later}
+        keys = {
+            (s, number): self.key(number, s, start)
+            for number, starts in self._starts.items()
+            for s, start in starts.items()
+        }
         self._stage(keys, found, broken)
         return found, broken
+
+    @property
+    def _first(self) -> int:
+        return next(i for i, db in enumerate(self.databases) if not db.is_template)
+
+    def _later(self) -> list[int]:
+        """Databases whose searches start from what the first one found.
+
+        Raises:
+            InputError: one of templates could only start from a profile, and there is none.
+        """
+        first = self.infos[self._first].kind
+        expands = self.config.expansion in ("filter", "nofilter") and first == "mmseqs"
+        later = []
+        for number, (database, info) in enumerate(zip(self.databases, self.infos, strict=True)):
+            if database.is_template and info.kind == "mmseqs" and not expands:
+                raise InputError(
+                    "templates in a database of mmseqs are searched with the profile of a first "
+                    "database of mmseqs, as the preset `colabfold` has it",
+                    path=database.path,
+                )
+            is_next = expands and info.kind == "mmseqs" and number != self._first
+            later += [number] if database.is_template or is_next else []
+        return later
+
+    def _starts_of(self, number: int, found: dict[tuple[str, int], Found]) -> dict[str, Found]:
+        """What the search of each sequence in a later database starts from."""
+        known = {s: found[s, self._first] for s in self.sequences if (s, self._first) in found}
+        if self.infos[number].kind != "mmseqs":
+            return known
+        keys = {s: profile_key(self.key(self._first, s)) for s in known}
+        there = self.cache.find(keys.values())
+        return {s: there[key] for s, key in keys.items() if key in there}
 
     def key(self, number: int, sequence: str, start: Found | None = None) -> str:
         """The name of a result in the cache."""
@@ -197,9 +231,9 @@ class Search:
             "program": info.program,
             "settings": self.config.result_settings(info.kind, database.is_template),
         }
-        if database.is_template:
+        if database.is_template or start:
             parts["start"] = start.sha256 if start else ""
-        else:
+        if not database.is_template:
             parts["rows"] = self.config.rows_of(database)
         return result_key("templates" if database.is_template else "msa", sequence, parts)
 
@@ -297,10 +331,9 @@ class Search:
     def task(self, unit: Unit) -> SearchTask:
         """What a worker needs to know of a unit."""
         queries, database = unit.queries, self._places[unit.database]
-        if database.is_template:
+        if starts := self._starts.get(self._whole[unit.database]):
             queries = tuple(
-                dataclasses.replace(q, alignment=self.cache.read(self._starts[q.sequence]))
-                for q in queries
+                dataclasses.replace(q, start=self.cache.read(starts[q.sequence])) for q in queries
             )
         whole = self.infos[self._whole[unit.database]] if unit.queries else None
         return SearchTask(
@@ -322,7 +355,7 @@ class Search:
         self.cache.put(result.made, suffix, self._provenance(number))
         self.spent[number] += result.seconds  # type: ignore[assignment]
         if not self.databases[number].num_shards:
-            self.searched[number] += len(result.made) + len(result.failures)
+            self.searched[number] += len(unit.queries)
         self._cost[2] += unit.cost
 
     def fail(self, unit: Unit, key: str, strikes: int, why: Why) -> None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,6 @@ from evofeed.errors import InputError, JobError, SearchFailed
 _SAID: Final = 400
 _JACKHMMER: Final = "--noali --F1 0.0005 --F2 5e-05 --F3 5e-07".split()
 _HMMSEARCH: Final = "--noali --F1 0.1 --F2 0.1 --F3 0.1".split()
-_A3M: Final = ("--msa-format-mode", "5")
 _FULL: Final = re.compile("no space left|disk quota|disk full", re.IGNORECASE)
 
 
@@ -205,61 +204,6 @@ def hhsearch(
     where = ["-i", scratch.file("query.a3m", a3m), "-d", db, "-o", "out.hhr"]
     scratch.run("hhsearch", *where, "-cpu", str(threads), *options)
     return scratch.result("out.hhr", "hhsearch")
-
-
-def mmseqs(
-    scratch: Scratch, sequences: Sequence[str], db: str, *, threads: int, options: Sequence[str]
-) -> list[bytes]:
-    """A3M alignments of sequences to a database of mmseqs: one search for all of them."""
-    many = ["--threads", str(threads)]
-    scratch.run("mmseqs", "createdb", scratch.query(*sequences), "queries", "--shuffle", "0")
-    scratch.run("mmseqs", "search", "queries", db, "hits", "tmp", *options, *many)
-    scratch.run("mmseqs", "result2msa", "queries", db, "hits", "msas", *_A3M, *many)
-    entries = _entries(scratch.path / "msas", scratch.result("msas.index", "mmseqs"))
-    headers = _headers(scratch, db, many)
-    if missing := [i for i in range(len(sequences)) if i not in entries]:
-        raise SearchFailed(f"mmseqs gave {len(missing)} of {len(sequences)} queries no alignment")
-    return [_named(entries[number], headers) for number in range(len(sequences))]
-
-
-def _headers(scratch: Scratch, db: str, many: list[str]) -> dict[bytes, bytes]:
-    """The whole headers of hits by their first words: `result2msa` keeps only those.
-
-    They say what a row is of. A database with taxonomy (`createtaxdb`) gives taxon ids too.
-    """
-    has_taxa = Path(f"{db}_mapping").exists()
-    columns = "target,theader" + (",taxid" if has_taxa else "")
-    scratch.run(
-        "mmseqs", "convertalis", "queries", db, "hits", "m8", "--format-output", columns, *many
-    )
-    found = {}
-    for line in (scratch.path / "m8").read_bytes().splitlines():
-        name, header, *taxid = line.split(b"\t")
-        if taxid and b"TaxID=" not in header and b"OX=" not in header:
-            header += b" TaxID=" + taxid[0]
-        found[name] = header
-    return found
-
-
-def _named(a3m: bytes, headers: Mapping[bytes, bytes]) -> bytes:
-    """An A3M with the whole headers; the first row is the query."""
-    lines = a3m.splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        if line.startswith(b">"):
-            name = line[1:].strip()
-            lines[number] = b">" + (headers.get(name, name) if number else b"query") + b"\n"
-    return b"".join(lines)
-
-
-def _entries(path: Path, index: bytes) -> dict[int, bytes]:
-    """The entries of a database of mmseqs by key, the NUL at their end gone."""
-    parts = [path] if path.exists() else sorted(path.parent.glob(f"{path.name}.[0-9]*"))
-    data = b"".join(part.read_bytes() for part in parts)
-    found = {}
-    for line in index.splitlines():
-        key, offset, size = map(int, line.split())
-        found[key] = data[offset : offset + size].rstrip(b"\0")
-    return found
 
 
 def _find(program: str) -> str:

@@ -11,7 +11,7 @@ from evofeed.errors import InputError, SearchFailed
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.hits import parse_hhr
 from evofeed.featurize.queries import query_of
-from evofeed.featurize.search import aligned_text, embedded, programs, shards
+from evofeed.featurize.search import aligned_text, embedded, mmseqs, programs, shards
 from evofeed.featurize.search.config import Database, Kind, SearchConfig
 from evofeed.featurize.search.programs import Scratch
 from evofeed.featurize.stockholm import parse_stockholm
@@ -22,11 +22,11 @@ _HHR_ROW: Final = re.compile(rb"^ *[0-9]+ .* \([0-9]+\)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A sequence to search, and for a template search the alignment it starts from."""
+    """A sequence to search, and what the search starts from: an alignment, mmseqs' profile."""
 
     key: str
     sequence: str
-    alignment: bytes = b""
+    start: bytes = b""
 
 
 def kind_of(database: Database) -> Kind:
@@ -36,8 +36,8 @@ def kind_of(database: Database) -> Kind:
         InputError: it is not here.
     """
     kind = database.kind
-    if kind is None or (kind in ("mmseqs", "shards") and database.is_template):
-        what = "no such template database (FASTA or hh-suite)"
+    if kind is None or (kind in ("shards", "part") and database.is_template):
+        what = "no such template database (FASTA, hh-suite or mmseqs)"
         what = (
             what if database.is_template else "no such sequence database (FASTA, hhblits or mmseqs)"
         )
@@ -62,9 +62,14 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
 
 def suffix_of(kind: Kind, is_template: bool) -> str:
     """Suffix of the results of a kind of database."""
-    if kind in ("fasta", "part"):
-        return ".sto" if kind == "fasta" else ".json"
-    return ".hhr" if is_template else ".a3m"
+    if is_template and kind != "fasta":
+        return ".m8" if kind == "mmseqs" else ".hhr"
+    return {"fasta": ".sto", "part": ".json"}.get(kind, ".a3m")
+
+
+def profile_key(key: str) -> str:
+    """The name of the profile that a search by mmseqs ended with."""
+    return f"{key}:profile"
 
 
 def search(
@@ -101,8 +106,7 @@ def search(
         in_hand("")
         try:
             with scratch() as place:
-                found = _mmseqs(database, queries, config, place)
-            return {q.key: _checked(q, data, kind, database, config) for q, data in found}
+                return {**_mmseqs(database, queries, config, place)}
         except SearchFailed:
             pass  # one by one, to see whose fault it is
     results: dict[str, bytes | InputError] = {}
@@ -110,6 +114,9 @@ def search(
         in_hand(query.key)
         try:
             with scratch() as place:
+                if kind == "mmseqs":
+                    results |= _mmseqs(database, [query], config, place)
+                    continue
                 if kind == "part":
                     data = shards.search_shard(place, query.sequence, database, config, num_targets)
                 else:
@@ -122,23 +129,29 @@ def search(
 
 def _mmseqs(
     database: Database, queries: Sequence[Query], config: SearchConfig, place: Scratch
-) -> list[tuple[Query, bytes]]:
-    found = programs.mmseqs(
-        place,
-        [query.sequence for query in queries],
-        database.path,
-        threads=config.threads,
-        options=config.mmseqs_options(),
-    )
-    return list(zip(queries, found, strict=True))
+) -> dict[str, bytes]:
+    sequences = [query.sequence for query in queries]
+    starts = [query.start for query in queries]
+    profiles: list[bytes] = []
+    if not config.expansion:
+        found = mmseqs.mmseqs(place, sequences, database.path, config)
+    elif database.is_template:
+        found = mmseqs.colabfold_templates(place, sequences, starts, database.path, config)
+    elif all(starts):
+        found = mmseqs.colabfold_next(place, sequences, starts, database.path, config)
+    else:
+        found, profiles = mmseqs.colabfold(place, sequences, database.path, config)
+    texts = {
+        query.key: _checked(query, data, "mmseqs", database, config)
+        for query, data in zip(queries, found, strict=True)
+    }
+    return texts | {profile_key(q.key): p for q, p in zip(queries, profiles, strict=False)}
 
 
 def _search_one(
     database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
 ) -> bytes:
     threads, db = config.threads, database.path
-    if kind == "mmseqs":
-        return _mmseqs(database, [query], config, place)[0][1]
     if kind == "hh" and not database.is_template:
         return programs.hhblits(place, query.sequence, db, threads=threads, options=config.hhblits)
     if database.is_template:
@@ -152,7 +165,7 @@ def _search_one(
 def _templates(
     database: Database, kind: Kind, query: Query, config: SearchConfig, place: Scratch
 ) -> bytes:
-    alignment = query.alignment or f">query\n{query.sequence}\n".encode()
+    alignment = query.start or f">query\n{query.sequence}\n".encode()
     rows = aligned_text.template_rows(aligned_text.read_any(alignment))
     if kind == "hh":
         a3m = aligned_text.to_a3m(rows)

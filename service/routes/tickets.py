@@ -18,6 +18,10 @@ from evofeed.service.tickets import COMPLETE, Ticket
 router = make_router("", "tickets")
 
 TicketId = Annotated[str, Path(pattern=r"^[0-9a-f]{43}$", description="of a ticket")]
+TemplateNames = Annotated[
+    str,
+    Path(pattern=r"^[0-9A-Za-z_.,-]{1,2000}$", description="such as 1abc_A, commas between"),
+]
 _FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -78,6 +82,14 @@ def download(
             404, "not_found", "no complete ticket of that id", next="ask GET /ticket/{id} first"
         )
     return Response(service.tickets.result(ticket), media_type="application/gzip")
+
+
+@router.get("/template/{names}", response_class=Response, responses=_TAR)
+@scope("jobs", counted=False)
+def get_templates(service: ServiceDep, principal: PrincipalDep, names: TemplateNames) -> Response:
+    """Alignments and structures of the templates that a result names, as tar.gz."""
+    found = service.tickets.templates(names.split(","))
+    return Response(found, media_type="application/gzip")
 
 
 async def _submit(

@@ -52,6 +52,22 @@ def mmseqs_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
     return str(path)
 
 
+def cluster_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
+    """A database as ColabFold's are: clusters, their members (`_seq`) and alignments (`_aln`)."""
+    text = fasta(path.with_name(f"{path.name}_records.fa"), records)
+    members, clusters = f"{path}_seq", f"{path}_clu"
+    one = ["--threads", "1"]
+    for call in (
+        ["createdb", text, members],
+        ["linclust", members, clusters, f"{path}_tmp", "--min-seq-id", "0.6", *one],
+        ["align", members, members, clusters, f"{path}_aln", "-a", *one],
+        ["createsubdb", clusters, members, str(path), "--subdb-mode", "0"],
+        ["createsubdb", clusters, f"{members}_h", f"{path}_h", "--subdb-mode", "0"],
+    ):
+        _call("mmseqs", *call, cwd=path.parent)
+    return str(path)
+
+
 def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
     """A database of hhblits and hhsearch with an alignment an entry; its prefix."""
     a3m, hhm = (path.parent / f"{path.name}.{kind}" for kind in ("a3m", "hhm"))

@@ -9,7 +9,7 @@ import pytest
 
 from evofeed.errors import SearchFailed
 from evofeed.featurize import SearchConfig
-from evofeed.featurize.search import programs
+from evofeed.featurize.search import mmseqs
 from evofeed.featurize.search.programs import Scratch
 
 STAND_IN = """#!/usr/bin/env python3
@@ -31,7 +31,7 @@ def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     config = SearchConfig.colabfold(gpu=True, gpu_server=server)
     with Scratch(30.0) as place, pytest.raises(SearchFailed):
-        programs.mmseqs(place, ["ACDE"], "/db/x", threads=2, options=config.mmseqs_options())
+        mmseqs.mmseqs(place, ["ACDE"], "/db/x", config)
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     (search,) = (call for call in calls if call[0] == "search")
     assert search[:5] == ["search", "queries", "/db/x", "hits", "tmp"]
@@ -44,4 +44,4 @@ def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
 def test_a_server_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="gpu_server"):
         SearchConfig(gpu_server=True)
-    assert "-s" in SearchConfig.colabfold().mmseqs_options()
+    assert "--k-score" in SearchConfig.colabfold().mmseqs_options()

@@ -11,7 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.golden import INPUTS
+from tests.featurize.search_programs import (
+    cluster_db,
+    family,
+    fasta,
+    hh_db,
+    mmseqs_db,
+    require_programs,
+)
 from tests.service.conftest import Start
 
 from evofeed.featurize.search.pairing import pair
@@ -113,6 +121,33 @@ def test_chains_are_paired_by_organism(start: Start, databases: dict[str, str]) 
     assert all("UniRef100_2_" in h for h in heads[0]) and all("_3_" in h for h in heads[1])
 
 
+def test_templates_are_named_in_the_result_and_fetched_with_their_structures(
+    start: Start, tmp_path: Path, golden: Path
+) -> None:
+    require_programs()
+    query, *kin = FAMILIES[0]
+    databases = {
+        "uniref": cluster_db(tmp_path / "uniref", [(f"k{n}", s) for n, s in enumerate(kin)]),
+        "pdb": mmseqs_db(tmp_path / "pdb", [("133l_A", kin[0]), ("1ckd_A", FAMILIES[1][0])]),
+    }
+    templates = hh_db(tmp_path / "pdb70", {"133l_A": [("133l_A", kin[0])]})
+    client = start(
+        msa_databases=databases,
+        msa_workers=1,
+        msa_templates=templates,
+        msa_mmcif=str(Path(INPUTS[0]) / "template_mmcif"),
+    )
+    files = fetch(client, ask(client, query, mode="env"))
+    (hit,) = files["pdb70.m8"].decode().splitlines()
+    assert hit.split("\t")[:2] == ["101", "133l_A"]
+    assert len(alignments(files["uniref.a3m"])[101]) > 3
+    assert fetch(client, ask(client, query, mode="env-notemplates"))["pdb70.m8"] == b""
+    packed = client.get("/template/133l_A,1ckd_A").content
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert {"133l.cif", "pdb70_a3m.ffdata", "pdb70_a3m.ffindex"} <= set(tar.getnames())
+        assert "1ckd.cif" not in tar.getnames()  # it has no alignment
+
+
 def test_pairing_takes_the_best_row_of_an_organism() -> None:
     one = b">q\nACDE\n>a OX=1\nAC-E\n>b OX=1\nACDD\n>c OX=2\nACDE\n>d\nACDE\n"
     two = b">q\nKLM\n>e OX=3\nKLL\n>f OX=2\nKKK\n"
@@ -208,5 +243,7 @@ def test_a_token_is_the_password_of_clients_that_know_no_tokens(
 
 
 def test_a_service_without_databases_says_so(start: Start) -> None:
-    answer = start().post("/ticket/msa", data={"q": ">101\nACDE\n", "mode": "all"})
+    client = start()
+    answer = client.post("/ticket/msa", data={"q": ">101\nACDE\n", "mode": "all"})
     assert (answer.status_code, answer.json()["status"]) == (503, "MAINTENANCE")
+    assert client.get("/template/1abc_A").status_code == 404

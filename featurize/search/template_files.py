@@ -1,0 +1,89 @@
+"""Templates as ColabFold's clients fetch them: a small database of hh-suite, and structures."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from evofeed.errors import InputError
+from evofeed.featurize.config import FeaturizeConfig
+from evofeed.featurize.reading import FileRef, file_ref, read_bytes
+from evofeed.featurize.template_library import TemplateLibrary
+
+_CHAIN: Final = re.compile(r"(?P<pdb_id>[0-9][A-Za-z0-9]{3})_[A-Za-z0-9]+$")
+
+
+def pack_templates(names: Iterable[str], database: str, mmcif_dir: str) -> bytes:
+    """`pdb70_a3m.ffdata`, its index, `_hhm` if there is one, and a mmCIF an entry, as tar.gz.
+
+    Args:
+        names: chains, `1abc_A`; what is no such name or lacks a file is left out.
+        database: prefix of a database of hh-suite, `PREFIX_a3m.ffdata` and `.ffindex`.
+        mmcif_dir: structures, in one folder or as the wwPDB's mirror has them.
+
+    Raises:
+        InputError: the database is not there.
+    """
+    library = TemplateLibrary(mmcif_dir, FeaturizeConfig())
+    chains: list[str] = []
+    structures: dict[str, bytes] = {}
+    alignments = _index(database, "a3m")
+    for name in sorted(set(names)):
+        match = _CHAIN.match(name)
+        pdb_id = match["pdb_id"].lower() if match else ""
+        path = library.find(pdb_id) if match and name in alignments else None
+        if path is not None and ".cif" in path.name:
+            chains.append(name)
+            structures[f"{pdb_id}.cif"] = read_bytes(file_ref(path))
+    files: dict[str, bytes] = {}
+    for kind, index in (("a3m", alignments), ("hhm", _index(database, "hhm"))):
+        there = [name for name in chains if name in index]
+        if there or kind == "a3m":
+            files |= _glued(kind, {name: read_bytes(index[name]) for name in there})
+    return packed_tar(files | structures)
+
+
+def packed_tar(files: dict[str, bytes]) -> bytes:
+    """Files by name, as tar.gz."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _glued(kind: str, entries: dict[str, bytes]) -> dict[str, bytes]:
+    """Entries as a database of hh-suite: each ended by a NUL, the index beside them."""
+    data, lines, offset = [], [], 0
+    for name, entry in entries.items():
+        data.append(entry + b"\0")
+        lines.append(f"{name}\t{offset}\t{len(entry) + 1}\n")
+        offset += len(entry) + 1
+    stem = f"pdb70_{kind}"
+    return {f"{stem}.ffdata": b"".join(data), f"{stem}.ffindex": "".join(lines).encode()}
+
+
+def _index(database: str, kind: str) -> dict[str, FileRef]:
+    path = Path(f"{database}_{kind}.ffindex")
+    if not path.is_file():
+        if kind == "hhm":
+            return {}
+        raise InputError("no such database of hh-suite", path=str(path))
+    return _read_index(str(path), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read_index(path: str, mtime_ns: int) -> dict[str, FileRef]:
+    data = str(Path(path).with_suffix(".ffdata"))
+    found = {}
+    for line in Path(path).read_text().splitlines():
+        name, offset, size = line.split("\t")
+        found[name.removesuffix(".a3m")] = FileRef(name, data, int(offset), int(size) - 1)
+    return found
