@@ -41,6 +41,7 @@ def measure(
     batches: int = 8,
     hosts: int = 0,
     gbit: float = 0.0,
+    tell: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Times of a step in milliseconds and bytes sent, JSON-ready; every rank must call it.
 
@@ -54,7 +55,8 @@ def measure(
         hosts: pretend that the ranks are on so many; 0: as torchrun says.
         gbit: pretend that a host's link to the others takes so many gigabits a second: after a
             collective between hosts everything waits for as long as its bytes would take.
-            0: no such thing.
+            0: no such thing. `unthrottled` is then the machine's own link, in mode `none`.
+        tell: given what is known after every case, on the first rank.
 
     Raises:
         TrainerError: the ranks cannot be put on so many hosts.
@@ -68,32 +70,37 @@ def measure(
     still = replace(config.optim, learning_rate=1e-12, warmup_steps=0, decay_after=1 << 60)
     config = config.replace(optim=still, fixed_batches=batches, steps=1 << 60, overlap=False)
     rounds = max(2, math.ceil(steps / batches))
-    bench = _Bench(config, dataset, world, rounds, warm, gbit)
-    alone = bench.case(None, World()) if world.is_first else None
-    world.barrier()
-    together = bench.case(None, world)
+    bench = _Bench(config, dataset, world, rounds, warm)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "preset": config.preset,
+        "precision": config.precision,
         "ranks": world.size,
         "hosts": hosts or "as torchrun says",
         "link_gbit": gbit or "the machine's own",
         "parameters": bench.parameters,
         "steps": rounds * batches,
         "batches": batches,
-        "recycles": bench.recycles,
-        "alone": alone,
-        "together": together,
         "modes": {},
     }
-    for mode in modes:
-        case = bench.case(mode, world)
-        exposed = case["step_ms"] - together["step_ms"]
+    if world.is_first:
+        found["alone"] = bench.case(None, World())
+    world.barrier()
+    found["together"] = bench.case(None, world)
+    found["recycles"] = bench.recycles
+    for mode, rate in [("none", 0.0)] * bool(gbit) + [(mode, gbit) for mode in modes]:
+        case = bench.case(mode, world, rate)
+        exposed = case["step_ms"] - found["together"]["step_ms"]
         case |= {"exposed_ms": exposed, "exposed_share": exposed / case["step_ms"]}
-        if alone is not None:
-            case["linear_scaling"] = alone["step_ms"] / case["step_ms"]
-        found["modes"][mode] = case
+        if world.is_first:
+            case["linear_scaling"] = found["alone"]["step_ms"] / case["step_ms"]
+        if gbit and not rate:
+            found["unthrottled"] = case
+        else:
+            found["modes"][mode] = case
+        if world.is_first:
+            tell(found)
     return found
 
 
@@ -101,18 +108,16 @@ class _Bench:
     """One model and its batches, for case after case."""
 
     def __init__(
-        self, config: TrainConfig, dataset: Any, world: World, rounds: int, first: int, gbit: float
+        self, config: TrainConfig, dataset: Any, world: World, rounds: int, first: int
     ) -> None:
-        self.config, self.world, self.rounds, self.first, self.gbit = (
-            config, world, rounds, first, gbit,
-        )  # fmt: skip
+        self.config, self.world, self.rounds, self.first = config, world, rounds, first
         set_precision(config)
         self.model, self.loss = build_model(config, world.device, None, world.axis)
         self.loader = build_loader(config, dataset, world)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.recycles: list[int] = []
 
-    def case(self, mode: str | None, who: World) -> dict[str, Any]:
+    def case(self, mode: str | None, who: World, gbit: float = 0.0) -> dict[str, Any]:
         """Median time of a round's steps on the slowest of these ranks.
 
         Mode None: every rank for itself.
@@ -129,10 +134,10 @@ class _Bench:
                 config, self.model, self.loss, self.loader, out=Path(scratch), world=world
             )  # fmt: skip
             exchange = loop.exchange
-            if self.gbit and exchange.between.size > 1:
+            if gbit and exchange.between.size > 1:
                 # A ring of all ranks crosses a host's link once, parts of it side by side each.
                 share = 1 if mode == "none" else exchange.inside.size
-                exchange.between.after = _link(self.gbit / share, self.world.device)
+                exchange.between.after = _link(gbit / share, self.world.device)
             self.model.train()
             rounds = self._rounds(loop)
             loop.stream.close()

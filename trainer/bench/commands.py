@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from evofeed.files import write_atomic
 from evofeed.loader import bench_commands
 from evofeed.options import usable_device
 from evofeed.trainer.config import GRADIENTS
@@ -37,6 +39,9 @@ def bench_comm(
     device: Annotated[
         str, typer.Option(help="cpu or cuda; default: a GPU if any.", callback=usable_device)
     ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="The JSON also here, written after every case.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value, not a table.")] = False,
 ) -> None:
     """What communication adds to a training step: N cards, the same without a word, one alone.
@@ -49,11 +54,15 @@ def bench_comm(
     from evofeed.trainer.run.distributed import join_world
     from evofeed.trainer.run.settings import load_config
 
+    def save(found: dict[str, Any]) -> None:
+        if out is not None:
+            write_atomic(out, json.dumps(found, indent=1))
+
     settings = load_config(config)
     with join_world(device or None, settings.axial) as world:
         found = measure(
             settings, dataset, world, modes=mode, steps=steps, batches=batches, hosts=hosts,
-            gbit=gbit,
+            gbit=gbit, tell=save,
         )  # fmt: skip
         if world.is_first:
             typer.echo(json.dumps(found) if as_json else "\n".join(_table(found)))
@@ -65,11 +74,12 @@ def _table(found: dict[str, Any]) -> list[str]:
         f"{found['ranks']} x {found['device']}, {found['parameters']:,} parameters",
         f"one rank alone       {alone:10.1f} ms a step",
         f"all, without a word  {together:10.1f} ms",
-        "mode            step ms   exposed   share  scaling  MB between  MB inside",
+        "mode              step ms   exposed   share  scaling  MB between  MB inside",
     ]
-    for name, one in found["modes"].items():
+    own = {"none, own link": found["unthrottled"]} if "unthrottled" in found else {}
+    for name, one in (own | found["modes"]).items():
         lines.append(
-            f"{name:<13}{one['step_ms']:>10.1f}{one['exposed_ms']:>10.1f}"
+            f"{name:<15}{one['step_ms']:>10.1f}{one['exposed_ms']:>10.1f}"
             f"{one['exposed_share']:>8.1%}{one['linear_scaling']:>9.3f}"
             f"{one['bytes_between'] / 1e6:>12.2f}{one['bytes_inside'] / 1e6:>11.2f}"
         )

@@ -125,6 +125,7 @@ def test_the_benchmark_counts_bytes_and_waits_for_the_link_it_pretends(
     bench = found["bench"]
     assert bench["ranks"] == RANKS and bench["steps"] == 4 and bench["recycles"] == [0, 0]
     none, int8 = bench["modes"]["none"], bench["modes"]["int8"]
+    assert bench["unthrottled"]["bytes_between"] == none["bytes_between"]
     size = 4 * 128 * 4  # four parameters of a float32 block each
     assert none["bytes_between"] == 2 * 3 / 4 * size and none["bytes_inside"] == 0
     part = size / 4 / 2 + 4 * 2  # bytes: a code an entry, two scales
