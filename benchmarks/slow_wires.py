@@ -53,7 +53,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
-        "command": f"python benchmarks/slow_wires.py {options.what} --steps {options.steps}",
+        "command": f"python benchmarks/slow_wires.py {options.what} --steps {options.steps}"
+        + f" --mbit {options.mbit:g}" * (options.what == "wires"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{os.cpu_count()} CPU cores that others used too",
         "versions": {"python": platform.python_version(), "torch": _torch()},

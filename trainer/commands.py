@@ -113,7 +113,7 @@ def _first_rank() -> bool:
 def replay(
     step: Annotated[Path, typer.Argument(help="A folder below nonfinite/ of a run.")],
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="Instead of the run's: bf16, tf32, fp32.")] = "",
+    precision: Annotated[str, typer.Option(help="Instead: bf16, fp16, tf32, fp32.")] = "",
     kernels: Annotated[str, typer.Option(help="Instead of the run's: fused, torch.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tiny_multimer")
-PRECISIONS = ("bf16", "tf32", "fp32")
+PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 KERNELS = ("fused", "torch")
 CLIPPING = ("global", "per_example", "none")
 GRADIENTS = ("none", "bf16", "hierarchical", "powersgd", "int8", "topk")
@@ -108,7 +108,8 @@ class TrainConfig:
     axial: int = 1
     """Ranks that share a sample (dynamic axial parallelism); must divide the ranks. 1: none do."""
     precision: str = "bf16"
-    """`bf16`: autocast, master weights in float32; `tf32`; `fp32`."""
+    """`bf16`: autocast, master weights in float32; `fp16`: the same with a dynamic scale of the
+    loss, for GPUs without bfloat16; `tf32`; `fp32`."""
     kernels: str = "fused"
     """`fused`: evofeed.kernels where there is a GPU; `torch`: the plain operators everywhere."""
     cuda_graphs: bool = True

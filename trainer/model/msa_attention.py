@@ -13,7 +13,9 @@ from evofeed.trainer.model.primitives import (
     Attention,
     LayerNorm,
     Linear,
+    as_bias,
     gated_attention,
+    in_float32,
     mask_bias,
 )
 
@@ -115,11 +117,12 @@ class GlobalAttention(nn.Module):
         self, m: Float[Tensor, "*B R S c"], mask: Float[Tensor, "*B R S"]
     ) -> Float[Tensor, "*B R S c"]:
         """Update of `m`, transposed to residues first."""
-        total = torch.sum(m * mask.to(m.dtype)[..., None], dim=-2)
-        mean = total / (torch.sum(mask, dim=-1)[..., None] + self.eps).to(m.dtype)
+        with in_float32("global_query", m) as (wide,):
+            total = torch.sum(wide * mask.to(wide.dtype)[..., None], dim=-2)
+            mean = total / (torch.sum(mask, dim=-1)[..., None] + self.eps).to(wide.dtype)
         q = self.linear_q(mean).unflatten(-1, (self.no_heads, self.c_hidden))
         q = q * self.c_hidden**-0.5
-        bias = mask_bias(mask, self.inf)[..., None, :].to(q.dtype)
+        bias = as_bias(mask_bias(mask, self.inf)[..., None, :], q.dtype)
         o = gated_attention(q, self.linear_k(m), self.linear_v(m), [bias])
         gate = torch.sigmoid(self.linear_g(m))
         return self.linear_o(gate * o.flatten(-2)[..., None, :])  # type: ignore[no-any-return]

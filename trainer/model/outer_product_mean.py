@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.shapes import Float
-from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision
+from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, in_float32
 
 __all__ = ["OuterProductMean"]
 
@@ -42,8 +42,10 @@ class OuterProductMean(nn.Module):
         b = self.linear_2(m)
         a = a * mask.to(a.dtype)[..., None]
         b = b * mask.to(b.dtype)[..., None]
-        outer = torch.einsum("...sic,...sje->...ijce", a, b).flatten(-2)
-        update = self.linear_out(outer)
+        half = a.dtype
+        with in_float32("outer_product", a, b) as (a, b):
+            outer = torch.einsum("...sic,...sje->...ijce", a, b).flatten(-2)
+            update = self.linear_out(outer)
         with full_precision(mask):  # counts above 256 are not exact in bfloat16
             shared = torch.einsum("...si,...sj->...ij", mask, mask)[..., None] + self.eps
-        return update / shared.to(update.dtype)  # type: ignore[no-any-return]
+        return (update / shared.to(update.dtype)).to(half)  # type: ignore[no-any-return]

@@ -21,16 +21,25 @@ from evofeed.trainer.model.init import init_linear
 
 __all__ = [
     "Attention",
+    "FLOAT32_IN_FLOAT16",
     "LayerNorm",
     "Linear",
     "SharedDropout",
+    "as_bias",
     "at_least_float32",
     "exact_products",
     "full_precision",
+    "in_float32",
     "gated_attention",
     "mask_bias",
     "one_hot",
 ]
+
+
+FLOAT32_IN_FLOAT16 = frozenset({"global_query", "outer_product", "triangle_product"})
+"""What is computed in float32 when the run is in float16: sums that may pass 65,504, or divide by
+less than 6e-8. Layer norms, softmax, distances, the structure module and all losses have float32
+inside in any half precision."""
 
 
 class Linear(nn.Linear):
@@ -121,6 +130,21 @@ def exact_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(kept)
+
+
+@contextmanager
+def in_float32(operator: str, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors in float32, and no autocast, if they are float16 and the operator needs it."""
+    if operator not in FLOAT32_IN_FLOAT16 or tensors[0].dtype is not torch.float16:
+        yield tensors
+        return
+    with full_precision(tensors[0]):
+        yield tuple(x.float() for x in tensors)
+
+
+def as_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias in the logits' type; float16 would make -inf, and nan where all keys are masked."""
+    return (bias.clamp(min=-3e4) if dtype is torch.float16 else bias).to(dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -218,7 +242,7 @@ class Attention(nn.Module):
         k = self._heads(self.linear_k(kv_x))
         v = self._heads(self.linear_v(kv_x))
         gate = self._heads(self.linear_g(q_x)) if self.gating else None
-        out = gated_attention(q, k, v, [bias.to(q.dtype) for bias in biases], gate)
+        out = gated_attention(q, k, v, [as_bias(bias, q.dtype) for bias in biases], gate)
         out = out.transpose(-2, -3).flatten(-2)
         return self.linear_o(out)  # type: ignore[no-any-return]
 

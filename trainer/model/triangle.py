@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.shapes import Float
-from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, mask_bias
+from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, in_float32, mask_bias
 
 __all__ = [
     "FusedTriangleMultiplicationIncoming",
@@ -57,10 +57,11 @@ class _TriangleMultiplication(nn.Module):
         z = self.layer_norm_in(z)
         a, b = self._project(z, mask.to(z.dtype)[..., None])
         a, b = a.movedim(-1, -3), b.movedim(-1, -3)  # [*B, C, R, R]
-        if self.outgoing:
-            product = torch.matmul(a, b.transpose(-1, -2))  # sum_k a_ik b_jk
-        else:
-            product = torch.matmul(a.transpose(-1, -2), b)  # sum_k a_ki b_kj
+        with in_float32("triangle_product", a, b) as (a, b):
+            if self.outgoing:
+                product = torch.matmul(a, b.transpose(-1, -2))  # sum_k a_ik b_jk
+            else:
+                product = torch.matmul(a.transpose(-1, -2), b)  # sum_k a_ki b_kj
         update = self.linear_z(self.layer_norm_out(product.movedim(-3, -1)))
         return update * torch.sigmoid(self.linear_g(z))  # type: ignore[no-any-return]
 

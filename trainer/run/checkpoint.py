@@ -98,6 +98,8 @@ class CheckpointWriter:
             for file, roles in _FILES.items()
         }
         files["optimizer"]["updates"] = optimizer.updates.to("cpu", copy=True)
+        if optimizer.scale is not None:
+            files["optimizer"]["loss_scale"] = optimizer.scale.state.to("cpu", copy=True)
         if residuals:
             files[RESIDUALS] = dict(residuals)
         target = self.folder / f"step_{step:08d}"
@@ -215,6 +217,9 @@ def restore(checkpoint: Checkpoint, optimizer: FlatOptimizer) -> None:
                 _copy(saved.pop(key, None), view, key, checkpoint)
         if file == "optimizer":
             _copy(saved.pop("updates", None), optimizer.updates, "updates", checkpoint)
+            scale = saved.pop("loss_scale", None)  # of a run in float16, if both are
+            if scale is not None and optimizer.scale is not None:
+                _copy(scale, optimizer.scale.state, "loss_scale", checkpoint)
         if saved:
             raise CheckpointError(
                 f"{file} holds {len(saved)} tensors that the model has not, {min(saved)} first; "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from evofeed.kernels import FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import clip_coefficient, learning_rate
+from evofeed.trainer.run.precision import LossScale
 
 _ALIGN = 128  # elements; every parameter starts on a 512-byte boundary, good for any kernel
 
@@ -31,17 +32,26 @@ class FlatOptimizer:
         ema: moving average of `param`, starting as a copy.
         spans: start, length and shape of every parameter in the buffers, by name.
         updates: finite updates so far, a float64 scalar on the device.
+        scale: what the loss is multiplied by before a backward pass, if it is.
     """
 
-    def __init__(self, module: nn.Module, config: OptimConfig, *, fused: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimConfig,
+        *,
+        fused: bool = False,
+        scale: LossScale | None = None,
+    ) -> None:
         """Move a module's weights into flat buffers.
 
         Args:
             module: its trainable parameters must be float32, on one device.
             config: how weights move.
             fused: clip, update and average in one kernel, not one operator after the other.
+            scale: of the loss, for gradients in float16.
         """
-        self.config = config
+        self.config, self.scale = config, scale
         self.spans = _layout(module)
         size = sum(_padded(count) for _, count, _ in self.spans.values())
         device = next(module.parameters()).device
@@ -83,7 +93,7 @@ class FlatOptimizer:
 
         `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
         there = [
             (view.view(-1), grad.reshape(-1))
             for view, grad in zip(self._grads, found, strict=True)
@@ -91,10 +101,15 @@ class FlatOptimizer:
         ]
         torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss that a backward pass is to start from."""
+        return loss if self.scale is None else loss * self.scale.factor
+
     def end_sample(self) -> None:
         """Clip what the last backward pass left and keep it (only for `per_example`)."""
         if self._sample_sum is None:
             return
+        self._unscale()
         coefficient = clip_coefficient(self._adam.gradient_norm(), self.config.max_norm)
         self._sample_sum.add_(self.grad.mul_(coefficient))
         self.grad.zero_()
@@ -104,8 +119,14 @@ class FlatOptimizer:
         if self._sample_sum is not None:
             self.grad.copy_(self._sample_sum)
             self._sample_sum.zero_()
+        else:
+            self._unscale()
         if samples > 1:
             self.grad.div_(samples)
+
+    def _unscale(self) -> None:
+        if self.scale is not None:
+            self.grad.div_(self.scale.factor)
 
     def step(self, number: int) -> Tensor:
         """Update the weights and their average; returns the gradient norm before clipping.
@@ -114,6 +135,8 @@ class FlatOptimizer:
         """
         self._adam.rate.fill_(learning_rate(number, self.config))
         norm: Tensor = self._adam.step()
+        if self.scale is not None:
+            self.scale.update(norm)
         return norm
 
     def _adam_of_buffers(self, plain: bool) -> FusedAdamEMA:

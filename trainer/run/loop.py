@@ -43,6 +43,7 @@ from evofeed.trainer.run.graphs import Recycling, Replay, State
 from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
+from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
 from evofeed.trainer.run.telemetry import (
     Names,
@@ -68,6 +69,8 @@ class TrainResult:
         step: steps done in all.
         losses: mean loss of every step done now.
         skipped: steps without a finite gradient, which changed nothing.
+        overflows: of `precision: fp16`, steps that changed nothing because the loss was scaled
+            too much.
         seconds: wall time from the first wait for data to the end.
         stopped_by: name of the signal that ended it early, or empty.
         checkpoint: the last checkpoint written.
@@ -80,6 +83,7 @@ class TrainResult:
     step: int = 0
     losses: list[float] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+    overflows: list[int] = field(default_factory=list)
     seconds: float = 0.0
     stopped_by: str = ""
     checkpoint: Path | None = None
@@ -130,8 +134,9 @@ class Loop:
         recorded = config.cuda_graphs and on_gpu
         overlaps = world.size > 1 and not recorded and self._may_overlap()
         self.optimizer = FlatOptimizer(
-            model, config.optim, fused=on_gpu and config.kernels == "fused"
-        )
+            model, config.optim, fused=on_gpu and config.kernels == "fused",
+            scale=LossScale(world.device) if config.precision == "fp16" else None,
+        )  # fmt: skip
         self.exchange = exchange_of(
             config.gradients, self.optimizer.spans.values(), self.optimizer.grad.numel(),
             rank=world.rank, ranks=world.size, device=world.device,
@@ -191,11 +196,14 @@ class Loop:
         self.stream.epochs = state["epoch"]
         self.result.first_step = self.result.step = checkpoint.step
         self.result.skipped = list(state["skipped"])
+        self.result.overflows = list(state.get("overflows", ()))
         self.result.checkpoint = checkpoint.path
 
     def run(self) -> TrainResult:
         """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
-        for buffer in (*self.optimizer.state().values(), self.optimizer.updates):
+        scale = self.optimizer.scale
+        scalars = [self.optimizer.updates] + ([] if scale is None else [scale.state])
+        for buffer in (*self.optimizer.state().values(), *scalars):
             self.world.broadcast(buffer)
         self.model.train()
         began, first = time.perf_counter(), self.result.step
@@ -269,7 +277,10 @@ class Loop:
         self._read()
         if self.world.size == 1 and self._asked:
             self._stop = self._asked
-        self._telemetry.send(step, torch.cat([numbers, norm.reshape(1).double()]), samples)
+        scale = self.optimizer.scale
+        least = torch.ones_like(norm) if scale is None else scale.is_least
+        known = torch.stack([norm.double(), least.double()])
+        self._telemetry.send(step, torch.cat([numbers, known]), samples)
         self._passes = passes
         self.result.step = step + 1
         self._every(step + 1)
@@ -299,7 +310,7 @@ class Loop:
             loss, numbers = self._forward(batch)
             self.clock.part("backward")
             if self._overlapped:  # it needs every gradient in its place at once
-                torch.autograd.backward(loss)
+                torch.autograd.backward(self.optimizer.scaled(loss))
                 self.clock.part("communication")
                 self._overlapped.finish()
             else:
@@ -313,15 +324,11 @@ class Loop:
         self, batch: dict[str, Tensor], previous: State | None = None
     ) -> tuple[Tensor, Tensor]:
         """Loss of a batch, and loss and terms as one detached tensor."""
-        with self._autocast():
+        with autocast(self.config.precision, self.world.device.type):
             outputs = self.model(batch) if previous is None else self.model(batch, previous)
         loss, terms = self.loss(outputs, batch)
         self._terms = sorted(terms)
         return loss, measured(loss, terms)
-
-    def _autocast(self) -> torch.autocast:
-        half = self.config.precision == "bf16"
-        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
 
     def _recorder(self) -> Replay:
         """Steps as CUDA graphs: pass by pass if the model can, else whole."""
@@ -330,7 +337,7 @@ class Loop:
             return Replay(self._forward, backward=self.optimizer.backward)
 
         def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
-            with self._autocast():
+            with autocast(self.config.precision, self.world.device.type):
                 return model.recycle(batch, previous)
 
         return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)
@@ -353,8 +360,11 @@ class Loop:
             return
         if found.stop:
             self._stop = self._asked or "a signal to another rank"
-        self._skipped_in_a_row = 0 if found.finite else self._skipped_in_a_row + 1
-        if not found.finite:
+        if found.overflowed:
+            self.result.overflows.append(found.step)
+        elif found.finite:
+            self._skipped_in_a_row = 0
+        else:
             self._skip(found)
         self.result.losses.append(found.loss)
         if self.log:
@@ -371,6 +381,7 @@ class Loop:
     def _skip(self, found: StepNumbers) -> None:
         """Count a step without a finite gradient and keep what was in it."""
         self.result.skipped.append(found.step)
+        self._skipped_in_a_row += 1
         folder = self.out / NONFINITE
         names = [name for ask in found.samples for name in ask()]
         entry = {
@@ -426,6 +437,7 @@ class Loop:
             "seed": self.config.seed,
             "epoch": self.stream.epochs,
             "skipped": self.result.skipped,
+            "overflows": self.result.overflows,
             "loader": self.loader.state_dict(),
             "config": self.config.to_dict(),
             RESIDUALS: layout,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evofeed.trainer.run.build import build_model, set_precision
 from evofeed.trainer.run.nonfinite import read_step
+from evofeed.trainer.run.precision import autocast
 from evofeed.trainer.run.settings import from_dict
 
 
@@ -27,7 +28,7 @@ def replay_step(
     Args:
         folder: `nonfinite/step_<number>.rank<rank>` of a run.
         device: where to repeat it.
-        precision: instead of the run's: `bf16`, `tf32` or `fp32`.
+        precision: instead of the run's: `bf16`, `fp16`, `tf32` or `fp32`.
         kernels: instead of the run's: `fused` or `torch`.
 
     Returns:
@@ -49,9 +50,8 @@ def replay_step(
         batch = {name: value.to(device) for name, value in one.batch.items()}
         model.zero_grad(set_to_none=True)
         torch.manual_seed(one.seed)
-        half = config.precision == "bf16"
         with first_nonfinite(model) as found:
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            with autocast(config.precision, device.type):
                 outputs = model(batch)
             value, terms = loss(outputs, batch)
         torch.autograd.backward(value)

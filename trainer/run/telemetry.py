@@ -38,6 +38,7 @@ class StepNumbers:
         loss: the total loss.
         terms: the loss terms by name.
         norm: gradient norm before clipping.
+        least: whether the scale of the loss, if it has one, is as small as it gets.
         samples: names of this rank's samples, one question per pass.
     """
 
@@ -47,7 +48,13 @@ class StepNumbers:
     loss: float
     terms: dict[str, float]
     norm: float
+    least: bool
     samples: tuple[Names, ...]
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a smaller scale of the loss would have made the gradient finite, most likely."""
+        return not self.finite and not self.least and math.isfinite(self.loss)
 
     @property
     def finite(self) -> bool:
@@ -75,7 +82,7 @@ class Telemetry:
         self._under_way: tuple[int, Tensor, torch.cuda.Event | None, Sequence[Names]] | None = None
 
     def send(self, step: int, numbers: Tensor, samples: Sequence[Names]) -> None:
-        """Start the copy; `numbers` as `announced`, then the norm."""
+        """Start the copy; `numbers` as `announced`, norm, `least`."""
         event = None
         if numbers.device.type == "cuda":
             there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -97,7 +104,7 @@ class Telemetry:
         self._under_way = None
         if event:
             event.synchronize()
-        stop, recycles, squares, loss, *terms, norm = numbers.tolist()
+        stop, recycles, squares, loss, *terms, norm, least = numbers.tolist()
         if self._one_pass and abs(squares - recycles**2) > 1e-6:
             raise TrainerError(
                 f"step {step}: the ranks ran different numbers of recycles, {recycles} on average; "
@@ -110,6 +117,7 @@ class Telemetry:
             loss=loss,
             terms=dict(zip(names, terms, strict=True)),
             norm=norm,
+            least=bool(least),
             samples=tuple(samples),
         )
 

@@ -172,6 +172,7 @@ def _accounted(
         "seconds": result.seconds,
         "steps": result.step,
         "skipped": result.skipped,
+        "overflows": result.overflows,
         "stopped_by": result.stopped_by,
         "untouched": result.untouched,
         "operators": sampler.result,

@@ -18,6 +18,7 @@ from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.lddt import lddt
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
 from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.precision import autocast
 from evofeed.trainer.run.settings import loader_config, loss_config
 
 
@@ -64,7 +65,7 @@ class Validator:
 
     def _measure(self, batch: dict[str, Tensor], first: bool) -> dict[str, Tensor]:
         device = self.world.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._precision == "bf16"):
+        with autocast(self._precision, device):
             outputs = self.model(batch)
         batch = with_assigned_truth(outputs, batch, self._max_chains)
         atoms = (

@@ -127,7 +127,7 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
     if gpus and not train["triton"]:
         said.append("there is a GPU but no triton, so no fused kernels: pip install triton")
     if any(float(gpu.rsplit(" ", 1)[1]) < 8.0 for gpu in gpus):
-        said.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp32`")
+        said.append("a GPU below compute 8.0 has no bfloat16: train with `precision: fp16`")
     if found["open_files"] < 4096:
         said.append(f"{found['open_files']} open files are few for Ray: ulimit -n 65536")
     if found["memory_gb"] < 8:

@@ -1,0 +1,166 @@
+"""`precision: fp16`: a scale that finds its size, steps that overflow, products that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
+from tests.trainer.synthetic_batch import synthetic_batch
+from torch import Tensor
+
+from evofeed.trainer.config import OptimConfig, TrainConfig
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.primitives import FLOAT32_IN_FLOAT16
+from evofeed.trainer.model.triangle import TriangleMultiplicationOutgoing
+from evofeed.trainer.presets import tiny
+from evofeed.trainer.run import precision
+from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.nonfinite import NONFINITE
+from evofeed.trainer.run.precision import LossScale, autocast
+
+FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
+
+
+def loop(
+    steps: int, out: Path, *, kind: str = "fp16", size: float = 1.0, **changes: object
+) -> Loop:
+    """A run whose loss is `size` times as large."""
+
+    def loss(
+        outputs: dict[str, Tensor], batch: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        error, terms = squared_error(outputs, batch)
+        return error * size, terms
+
+    loader = changes.pop("loader", None) or TinyLoader()
+    config = TrainConfig(steps=steps, precision=kind, checkpoint_every=0, optim=FAST, **changes)  # type: ignore[arg-type]
+    return Loop(config, TinyModel(), loss, loader, out=out, world=World())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clip", ["global", "per_example"])
+def test_it_learns_what_float32_learns(tmp_path: Path, clip: str) -> None:
+    optim = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9, clip=clip)
+    half, exact = (
+        Loop(
+            TrainConfig(steps=60, precision=kind, checkpoint_every=0, optim=optim, accumulate=2),
+            TinyModel(), squared_error, TinyLoader(), out=tmp_path / kind, world=World(),
+        ).run()
+        for kind in ("fp16", "fp32")
+    )  # fmt: skip
+    assert half.losses == pytest.approx(exact.losses, rel=0.02)
+    assert half.losses != exact.losses and half.losses[-1] < 0.5 * half.losses[0]
+    assert half.overflows == half.skipped == []
+
+
+def test_a_step_that_overflows_changes_nothing_is_counted_and_halves_the_scale(
+    tmp_path: Path,
+) -> None:
+    run = loop(8, tmp_path, size=2.0**7)
+    result = run.run()
+    scale = run.optimizer.scale
+    assert scale is not None
+    assert result.overflows == list(range(len(result.overflows))) and 1 < len(result.overflows) < 7
+    assert float(scale.factor) == 2.0 ** (16 - len(result.overflows))
+    assert run.optimizer.updates.item() == 8 - len(result.overflows)
+    assert result.skipped == [] and not (tmp_path / NONFINITE).exists()
+    assert all(bool(buffer.isfinite().all()) for buffer in run.optimizer.state().values())
+
+
+def test_what_no_scale_would_help_is_skipped_and_kept(tmp_path: Path) -> None:
+    result = loop(6, tmp_path, loader=TinyLoader(bad=(2, 3))).run()
+    assert result.skipped == [2, 3] and result.overflows == []
+    assert (tmp_path / NONFINITE / "step_00000002.rank0").is_dir()
+
+
+def test_the_scale_grows_after_many_finite_steps_and_stays_in_its_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precision, "_PATIENCE", 3)
+    scale, fine, broken = LossScale(torch.device("cpu")), torch.ones(()), torch.tensor(torch.inf)
+    seen = []
+    for norm in (fine, fine, fine, fine, broken, fine, fine, fine):
+        scale.update(norm)
+        seen.append(float(scale.factor) / 2**16)
+    assert seen == [1, 1, 2, 2, 1, 1, 1, 2]
+    for _ in range(40):
+        scale.update(broken)
+    assert float(scale.factor) == 1.0 and bool(scale.is_least)
+    for _ in range(100):
+        scale.update(fine)
+    assert float(scale.factor) == 2.0**24
+
+
+def test_a_resumed_run_goes_on_with_its_scale_bit_for_bit(tmp_path: Path) -> None:
+    whole = loop(12, tmp_path / "whole", size=2.0**8)
+    expected = whole.run()
+    first = loop(5, tmp_path / "parts", size=2.0**8).run()
+    second = loop(12, tmp_path / "parts", size=2.0**8)
+    assert second.resume() == 5
+    assert first.losses + second.run().losses == expected.losses
+    assert second.result.overflows == expected.overflows != []
+    assert whole.optimizer.scale is not None and second.optimizer.scale is not None
+    assert torch.equal(whole.optimizer.scale.state, second.optimizer.scale.state)
+    other = loop(14, tmp_path / "parts", kind="fp32", size=2.0**8)  # and in another precision
+    assert other.resume() == 12 and len(other.run().losses) == 2
+
+
+def test_the_model_in_float16_is_finite_where_masks_hide_whole_rows_and_near_float32() -> None:
+    preset = tiny()
+    torch.manual_seed(0)
+    model, loss = AlphaFold(preset.model).eval(), AlphaFoldLoss(preset.loss)
+    batch = synthetic_batch(num_res=20, num_seq=6, num_extra_seq=9, num_templates=2, seed=1)
+    batch["msa_mask"][..., -2:, :] = 0.0
+    batch["extra_msa_mask"][..., -3:, :] = 0.0
+    found = {}
+    for kind in ("fp32", "fp16", "bf16"):
+        model.zero_grad()
+        with autocast(kind, "cpu"):
+            outputs = model(batch)
+        value, _ = loss(outputs, batch)
+        (value * 2.0**10).backward()
+        grads = [p.grad.flatten() / 2.0**10 for p in model.parameters() if p.grad is not None]
+        found[kind] = float(value.detach()), torch.cat(grads)
+    exact, grad = found["fp32"]
+    apart = {
+        kind: (abs(value - exact) / exact, float((one - grad).norm() / grad.norm()))
+        for kind, (value, one) in found.items()
+    }
+    assert bool(found["fp16"][1].isfinite().all())
+    assert apart["fp16"][0] < 2e-3 and apart["fp16"][1] < 0.03, apart
+    assert apart["fp16"][1] < apart["bf16"][1], apart  # it has three digits more
+
+
+def test_sums_past_float16s_range_stay_finite_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, z = TriangleMultiplicationOutgoing(8, 8), torch.randn(40, 40, 8)
+    with torch.no_grad():  # products of 80 x 80, summed over 40
+        for name in ("linear_a_p", "linear_b_p"):
+            getattr(module, name).bias.fill_(80.0)
+        for name in ("linear_a_g", "linear_b_g"):
+            getattr(module, name).bias.fill_(10.0)
+        module.linear_z.weight.normal_()
+    exact = module(z)
+
+    def half() -> Tensor:
+        with autocast("fp16", "cpu"):
+            return module(z.half()).float()
+
+    assert float((half() - exact).norm().detach() / exact.norm().detach()) < 0.05
+    primitives = "evofeed.trainer.model.primitives.FLOAT32_IN_FLOAT16"
+    monkeypatch.setattr(primitives, FLOAT32_IN_FLOAT16 - {"triangle_product"})
+    assert not bool(half().isfinite().all())
+
+
+def test_the_run_says_how_often_it_overflowed(tmp_path: Path) -> None:
+    from evofeed.trainer.run.train import run
+
+    config = TrainConfig(steps=6, precision="fp16", checkpoint_every=0, profile_steps=0, optim=FAST)
+    parts = TinyModel(), lambda o, b: (squared_error(o, b)[0] * 2.0**6, {}), TinyLoader()
+    run(config, *parts, world=World(), out=tmp_path)
+    overflows = json.loads((tmp_path / "run.json").read_text())["overflows"]
+    assert overflows and len(overflows) < 6
