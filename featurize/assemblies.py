@@ -219,37 +219,11 @@ def _named_chains(
 def _pairing(record: ChainRecord, source: ChainSource, config: FeaturizeConfig) -> ChainRecord:
     ref = pairing_ref(source, config)
     if ref is None:  # nothing to pair by: the query alone
-        lone = record.replace(
-            msa=record.msa[:1],
-            msa_species=("",),
-            msa_source=record.msa_source[:1] * 0,
-            msa_sources=("query",),
-            deletion_row=np.zeros(0, np.int32),
-            deletion_column=np.zeros(0, np.int32),
-            deletion_count=np.zeros(0, np.int32),
-            hhblits_profile_counts=np.eye(22, dtype=np.int32)[record.msa[0]],
+        return ChainRecord.of_query(
+            record.chain_id, record.sequence, record.aatype, record.residue_index,
             dropped=("no alignment to pair (uniprot_hits.sto): only the query is paired",),
-        )
-        return _bare(lone)
+        )  # fmt: skip
     return pairing_record(record, ref, config)
-
-
-def _bare(record: ChainRecord) -> ChainRecord:
-    """A record without structure and templates."""
-    length = record.num_res
-    return record.replace(
-        all_atom_positions=None,
-        all_atom_mask=None,
-        template_aatype=np.zeros([0, length], np.uint8),
-        template_all_atom_positions=np.zeros([0, length, 37, 3], np.float32),
-        template_all_atom_mask=np.zeros([0, length, 37], np.uint8),
-        template_center=np.zeros([0, 3], np.float32),
-        template_sum_probs=np.zeros(0, np.float32),
-        template_domain_names=(),
-        template_sequence=(),
-        template_release_date=(),
-        inputs={},
-    )
 
 
 def _coordinates(

@@ -25,7 +25,7 @@ def assemblies(
 
     A complex is an mmCIF or PDB entry of several chains, ColabFold's a3m of a complex, or a FASTA
     file of several sequences. One that lacks a chain is left out and listed, in the manifest too.
-    Featurizing the chains again makes a snapshot without complexes: add them again.
+    Featurizing the chains again keeps those whose chains are still there, and lists the others.
 
     Example: evofeed assemblies raw/ data/
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from evofeed.errors import MsaError
 from evofeed.features import ChainRecord
 from evofeed.featurize.a3m import parse_a3m
@@ -69,12 +67,11 @@ def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) ->
         )
     paired = ref.part.startswith("paired ")
     merged = merge([msa], species=_species(msa, config, paired), unique=not paired)
-    length = chain.num_res
-    return ChainRecord(
-        chain_id=chain.chain_id,
-        sequence=chain.sequence,
-        aatype=chain.aatype,
-        residue_index=chain.residue_index,
+    return ChainRecord.of_query(
+        chain.chain_id,
+        chain.sequence,
+        chain.aatype,
+        chain.residue_index,
         msa=merged.msa,
         deletion_row=merged.deletion_row,
         deletion_column=merged.deletion_column,
@@ -83,11 +80,6 @@ def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) ->
         msa_sources=(ref.plain_name,),
         msa_species=merged.species,
         hhblits_profile_counts=merged.counts,
-        template_aatype=np.zeros([0, length], np.uint8),
-        template_all_atom_positions=np.zeros([0, length, 37, 3], np.float32),
-        template_all_atom_mask=np.zeros([0, length, 37], np.uint8),
-        template_center=np.zeros([0, 3], np.float32),
-        template_sum_probs=np.zeros(0, np.float32),
         dropped=msa.dropped,
     ).validate()
 

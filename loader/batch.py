@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from evofeed.features import BATCH, SUPERVISED
+from evofeed.features import BATCH, SUPERVISED, Feature
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.features import ChainTensors, constant_features, recycle_features
 from evofeed.loader.msa_draws import MsaDraws
@@ -30,6 +30,7 @@ def empty_batch(
     recycles: int,
     device: torch.device,
     zeroed: bool = True,
+    table: tuple[Feature, ...] = BATCH,
 ) -> dict[str, Tensor]:
     """Every feature of the table: `[B, ...]`, and `[R, B, ...]` for those of a recycle.
 
@@ -40,10 +41,11 @@ def empty_batch(
         recycles: recycling iterations that run, plus one (R).
         device: where the batch is.
         zeroed: full of zeros, as `put` wants it; else of anything.
+        table: `BATCH`, or `ASSEMBLY_BATCH` for complexes.
     """
     make = torch.zeros if zeroed else torch.empty
     batch: dict[str, Tensor] = {}
-    blocks, places = _layout(config, num_res, batch_size, recycles)
+    blocks, places = _layout(table, config, num_res, batch_size, recycles)
     memory = {dtype: make(size, dtype=dtype, device=device) for dtype, size in blocks.items()}
     for place in places:
         batch[place.name] = memory[place.dtype].as_strided(place.shape, place.strides, place.at)
@@ -62,7 +64,7 @@ class _Place(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _layout(
-    config: LoaderConfig, num_res: int, batch_size: int, recycles: int
+    table: tuple[Feature, ...], config: LoaderConfig, num_res: int, batch_size: int, recycles: int
 ) -> tuple[dict[torch.dtype, int], tuple[_Place, ...]]:
     """One block of memory a dtype: two allocations and fills, not sixty. Its size, and places."""
     sizes = {
@@ -73,7 +75,7 @@ def _layout(
     }
     used: dict[torch.dtype, int] = {}
     places = []
-    for feature in BATCH:
+    for feature in table:
         if feature.name not in SUPERVISED or config.supervised:
             lead = (recycles, batch_size) if feature.stage == "recycle" else (batch_size,)
             shape = lead + feature.shape(sizes)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.features import ASSEMBLY_BATCH
 from evofeed.loader.arena import Arena
 from evofeed.loader.batch import blocks_of, empty_batch, fill_sample
 from evofeed.loader.catalog import ChainCatalog
@@ -143,17 +144,18 @@ class BatchMaker:
     def _complexes(
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
+        from evofeed.loader.assembly.batch import with_truth
         from evofeed.loader.assembly.make import draw_templates, fill_assembly, unpack_assembly
 
         config, rules, device = self._config, self._config.assemblies, self._device
         assert rules is not None
-        batch = empty_assembly_batch(
+        batch = empty_batch(
             config,
             num_res=config.crop_size or self._length(slots[0]),
             batch_size=len(slots),
             recycles=plan.recycles,
             device=device,
+            table=ASSEMBLY_BATCH,
         )
         truths = []
         for number, slot in enumerate(slots):

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.store.assemblies import Assemblies, add_assemblies
+    from evofeed.store.assemblies import Assemblies
+    from evofeed.store.assembly_writer import add_assemblies
     from evofeed.store.cache import Cache
     from evofeed.store.card import DataCard, card_of, dataset_card
     from evofeed.store.copying import copy_dataset
@@ -58,7 +59,7 @@ __getattr__ = names_from(
     {
         "Dataset": "dataset",
         "Assemblies": "assemblies",
-        "add_assemblies": "assemblies",
+        "add_assemblies": "assembly_writer",
         "Cache": "cache",
         "DataCard": "card",
         "card_of": "card",

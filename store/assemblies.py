@@ -8,34 +8,26 @@ an index of their own. FORMAT.md says the bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.errors import ChainMissing, FeatureError, ShardCorrupt
 from evofeed.features import ChainRecord
-from evofeed.residues import GAP
-from evofeed.store.encode import encode_record
-from evofeed.store.history import Snapshot
 from evofeed.store.index import canonical, index_bytes, read_index, read_table
-from evofeed.store.layout import CHAINS_VERSION, PackedColumn
-from evofeed.store.manifest import ShardEntry, canonical_json, check_name
-from evofeed.store.refs import move_ref
-from evofeed.store.shard import read_part, shard_bytes, store_shard
+from evofeed.store.layout import CHAINS_VERSION
+from evofeed.store.manifest import ShardEntry
 from evofeed.store.spans import Spans
 from evofeed.store.storage import Storage
-from evofeed.store.writer import SHARD_NBYTES, write_snapshot
 
 if TYPE_CHECKING:
     from evofeed.store.dataset import Dataset
 
 TABLE: Final = "assemblies.arrow"
 MEMBERS: Final = "members.arrow"
-PAIRING: Final = ".pairing"
-"""What the name of a chain's rows to pair ends with."""
 ASSEMBLY_FIELDS: Final = (
     ("assembly_id", pa.utf8()),
     ("chain_ids", pa.list_(pa.utf8())),
@@ -71,175 +63,62 @@ def assembly_schema() -> pa.Schema:
     )
 
 
-def pairing_id(chain_id: str) -> str:
-    """Name of the rows to pair of a chain; of a name too long for that, by its digest."""
-    name = f"{chain_id}{PAIRING}"
-    if len(name) <= 128:
-        return name
-    return f"{hashlib.sha256(chain_id.encode()).hexdigest()[:32]}{PAIRING}"
+class Kept(NamedTuple):
+    """Complexes of a snapshot that another set of its chains still has.
+
+    Attributes:
+        files: their tables, by name; empty if none is left.
+        num: how many they are.
+        entries: shards of their members.
+        dropped: those that are not kept, and why.
+    """
+
+    files: dict[str, bytes]
+    num: int
+    entries: tuple[ShardEntry, ...]
+    dropped: tuple[dict[str, Any], ...]
 
 
-def add_assemblies(
-    dataset: Dataset,
-    records: Iterable[AssemblyRecord],
-    *,
-    ref: str = "main",
-    dropped: Iterable[Mapping[str, Any]] = (),
-    shard_nbytes: int = SHARD_NBYTES,
-) -> Snapshot:
-    """The snapshot with these complexes in place of those it had, and `ref` moved to it.
+def kept_assemblies(base: Dataset, table: pa.Table) -> Kept:
+    """The complexes whose chains are all among those of `table`, with the same sequences.
 
     Args:
-        dataset: the snapshot, which holds the chains of every complex; `ref` is at it.
-        records: the complexes, each once.
-        ref: name to move.
-        dropped: complexes that could not be made, each `{"assembly_id", "reason", ...}`.
-        shard_nbytes: where a new shard of members begins.
-
-    Raises:
-        ChainMissing: a chain of a complex is not in the snapshot.
-        FeatureError: a record does not fit its chains.
-        RefConflict: the ref moved meanwhile; nothing is published.
-        ValueError: two records of one name.
+        base: the snapshot that has them.
+        table: index of the chains that come next, whose shards are in the same storage.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    entries = list(_written(dataset, records, rows, shard_nbytes))
-    storage, manifest = dataset.storage, dataset.manifest
-    members = canonical([read_part(storage, entry) for entry in entries])
-    table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=assembly_schema())
-    known = set(dataset.index["shard"].unique().to_pylist())
-    config = {name: value for name, value in manifest.config.items() if name != "assemblies"}
-    left_out = sorted((dict(one) for one in dropped), key=canonical_json)
-    if left_out:
-        config["assemblies"] = {"dropped": left_out}
-    snapshot = write_snapshot(
-        storage,
-        dataset.index,
-        {entry.name: entry for entry in (*_of(manifest.shards, known), *entries)}.values(),
-        parent=dataset.digest,
-        config=config,
-        dropped=manifest.dropped,
-        assemblies={TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else None,
-        num_assemblies=len(rows),
-    )
-    move_ref(storage, ref, snapshot.digest, dataset.digest)
-    return snapshot
+    rows, spans = base.assemblies.table.to_pylist(), Spans(base.storage, table)
+    there = {name: row for row, name in enumerate(table["chain_id"].to_pylist())}
+    sums = [t["checksum"].to_pylist() for t in (base.index, table)]
+    wrong: dict[str, str] = {}
+    for name in {chain for row in rows for chain in row["chain_ids"]}:
+        if name not in there:
+            wrong[name] = "is gone"
+        elif sums[0][base.row(name)] != sums[1][there[name]]:
+            record = spans.decoder(there[name], spans.read_span(there[name])).record()
+            if record.sequence != base[name].sequence:
+                wrong[name] = "has another sequence now"
+    kept, dropped = [], []
+    for row in rows:
+        faults = [f"chain {name} {wrong[name]}" for name in row["chain_ids"] if name in wrong]
+        if faults:
+            reason = "; ".join(faults)
+            dropped.append({"assembly_id": row["assembly_id"], "reason": reason})
+        else:
+            kept.append(row)
+    names = {row["assembly_id"] for row in kept} | {n for row in kept for n in row["pairing_ids"]}
+    index = base.assemblies.member_index
+    members = index.filter(pc.is_in(index["chain_id"], pa.array(sorted(names), pa.utf8())))
+    shards = set(members["shard"].unique().to_pylist())
+    files = {
+        TABLE: index_bytes(pa.Table.from_pylist(kept, schema=assembly_schema())),
+        MEMBERS: index_bytes(canonical([members])),
+    }
+    entries = tuple(_of(base.manifest.shards, shards))
+    return Kept(files if kept else {}, len(kept), entries, tuple(dropped))
 
 
 def _of(entries: Iterable[ShardEntry], names: set[str]) -> list[ShardEntry]:
     return [entry for entry in entries if entry.name in names]
-
-
-def _written(
-    dataset: Dataset,
-    records: Iterable[AssemblyRecord],
-    rows: dict[str, dict[str, Any]],
-    shard_nbytes: int,
-) -> Iterator[ShardEntry]:
-    """Shards of members; fills `rows` of the table on the way."""
-    pending: dict[str, dict[str, PackedColumn]] = {}
-    taken: set[str] = set()
-    size = 0
-    for record in records:
-        if check_name(record.assembly_id, "assembly id") in rows:
-            raise ValueError(f"assembly {record.assembly_id} was added before")
-        _check_chains(dataset, record.validate())
-        rows[record.assembly_id] = describe_assembly(record)
-        for member in _members(record):
-            if member.chain_id in taken:
-                continue
-            taken.add(member.chain_id)
-            pending[member.chain_id] = encode_record(member)
-            size += sum(len(column.payload) for column in pending[member.chain_id].values())
-            if size >= shard_nbytes:
-                yield store_shard(dataset.storage, shard_bytes(pending))
-                pending, size = {}, 0
-    if pending:
-        yield store_shard(dataset.storage, shard_bytes(pending))
-
-
-def _check_chains(dataset: Dataset, record: AssemblyRecord) -> None:
-    for chain in record.chains:
-        length = int(dataset.spans.dims[dataset.row(chain.chain_id)][0])
-        if length != chain.num_res:
-            raise FeatureError(
-                f"chain {chain.chain_id} has {length} residues in the dataset and "
-                f"{chain.num_res} here",
-                item=record.assembly_id,
-            )
-
-
-def describe_assembly(record: AssemblyRecord) -> dict[str, Any]:
-    """What the table says about a complex."""
-    copies = [len(names) for names in record.copies]
-    return {
-        "assembly_id": record.assembly_id,
-        "chain_ids": [chain.chain_id for chain in record.chains],
-        "pairing_ids": [pairing_id(rows.chain_id) if rows else "" for rows in record.pairing],
-        "copies": copies,
-        "author_chains": [name for names in record.copies for name in names],
-        "stoichiometry": record.stoichiometry,
-        "num_chains": record.num_chains,
-        "num_entities": len(record.chains),
-        "num_res": record.num_res,
-        "num_interface": record.num_interface,
-        "resolution": record.resolution,
-        "release_date": record.release_date,
-        "method": record.method,
-        "is_distillation": record.is_distillation,
-        "has_structure": record.all_atom_positions is not None,
-        "cost": sum(
-            chain.num_res * (chain.num_alignments + (rows.num_alignments if rows else 0))
-            + 37 * chain.num_res * number
-            for chain, rows, number in zip(record.chains, record.pairing, copies, strict=True)
-        ),
-        "dropped": list(record.dropped),
-    }
-
-
-def _members(record: AssemblyRecord) -> Iterator[ChainRecord]:
-    """What only the complex has: its copies' coordinates, and its chains' rows to pair."""
-    yield copies_record(record)
-    for rows in record.pairing:
-        if rows is not None:
-            yield rows.replace(chain_id=pairing_id(rows.chain_id))
-
-
-def copies_record(record: AssemblyRecord) -> ChainRecord:
-    """All chains of a complex in a row, with their coordinates and no alignment but themselves."""
-    pairs = [
-        (chain, name)
-        for chain, names in zip(record.chains, record.copies, strict=True)
-        for name in names
-    ]
-    aatype = np.concatenate([chain.aatype for chain, _ in pairs])
-    none, total = np.zeros(0, np.int32), len(aatype)
-    return ChainRecord(
-        chain_id=record.assembly_id,
-        sequence="".join(chain.sequence for chain, _ in pairs),
-        description=",".join(name for _, name in pairs),
-        aatype=aatype,
-        residue_index=np.concatenate([chain.residue_index for chain, _ in pairs]),
-        msa=aatype[None],
-        deletion_row=none,
-        deletion_column=none,
-        deletion_count=none,
-        msa_source=np.zeros(1, np.uint8),
-        msa_sources=("query",),
-        msa_species=("",),
-        hhblits_profile_counts=np.eye(GAP + 1, dtype=np.int32)[aatype],
-        all_atom_positions=record.all_atom_positions,
-        all_atom_mask=record.all_atom_mask,
-        template_aatype=np.zeros([0, total], np.uint8),
-        template_all_atom_positions=np.zeros([0, total, 37, 3], np.float32),
-        template_all_atom_mask=np.zeros([0, total, 37], np.uint8),
-        template_center=np.zeros([0, 3], np.float32),
-        template_sum_probs=np.zeros(0, np.float32),
-        resolution=record.resolution,
-        release_date=record.release_date,
-        method=record.method,
-        is_distillation=record.is_distillation,
-    )
 
 
 class Assemblies:

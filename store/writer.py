@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evofeed.errors import ShardMissing
+from evofeed.errors import DatasetMissing, ShardMissing
 from evofeed.features import ChainRecord
 from evofeed.store.encode import encode_record
 from evofeed.store.faults import reached
@@ -20,6 +20,9 @@ from evofeed.store.opening import open_storage
 from evofeed.store.refs import move_ref
 from evofeed.store.shard import read_part, shard_bytes, store_shard
 from evofeed.store.storage import Storage
+
+if TYPE_CHECKING:
+    from evofeed.store.assemblies import Kept
 
 MoveRef = Callable[[Storage, str, str, str | None], object]
 """Moves a ref to a digest if it is at the expected one, as `evofeed.store.refs.move_ref` does."""
@@ -75,6 +78,9 @@ class DatasetWriter:
     ) -> Snapshot:
         """Publish everything added as a new snapshot and move `ref` to it.
 
+        Complexes of the parent stay where their chains are still there; the others are listed in
+        `config["assemblies"]["dropped"]`.
+
         Args:
             ref: the name to move.
             expect: digest the ref must have now, which becomes the parent; None if
@@ -94,16 +100,39 @@ class DatasetWriter:
         table = canonical([read_part(self.storage, entry) for entry in entries])
         if cluster_sizes is not None:
             table = with_cluster_sizes(table, cluster_sizes)
+        settings = dict(config or {})
+        kept = self._kept_assemblies(expect, table, settings)
         snapshot = write_snapshot(
             self.storage,
             table,
-            entries,
+            {entry.name: entry for entry in (*entries, *(kept.entries if kept else ()))}.values(),
             parent=expect,
-            config=dict(config or {}),
+            config=settings,
             dropped=tuple(sorted((dict(item) for item in dropped), key=canonical_json)),
+            assemblies=kept.files if kept else None,
+            num_assemblies=kept.num if kept else 0,
         )
         move(self.storage, ref, snapshot.digest, expect)
         return snapshot
+
+    def _kept_assemblies(
+        self, parent: str | None, table: pa.Table, settings: dict[str, Any]
+    ) -> Kept | None:
+        """The parent's complexes, where it has any; tells `settings` which of them are not kept."""
+        from evofeed.store.assemblies import kept_assemblies
+        from evofeed.store.dataset import Dataset
+
+        try:
+            base = Dataset.of(self.storage, parent) if parent else None
+        except DatasetMissing:  # moving the ref will say so
+            base = None
+        if base is None or not base.manifest.assemblies:
+            return None
+        kept = kept_assemblies(base, table)
+        before = base.manifest.config.get("assemblies", {}).get("dropped", [])
+        if every := sorted([*before, *kept.dropped], key=canonical_json):
+            settings["assemblies"] = {"dropped": every}
+        return kept
 
 
 def with_cluster_sizes(table: pa.Table, sizes: Mapping[str, int]) -> pa.Table:

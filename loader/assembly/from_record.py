@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from evofeed.assembly_record import AssemblyRecord
-from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
+from evofeed.features import ASSEMBLY_BATCH
+from evofeed.loader.assembly.batch import with_truth
 from evofeed.loader.assembly.make import fill_assembly
 from evofeed.loader.assembly.merge import AssemblyTensors, Entity, merge_entities
 from evofeed.loader.assembly.pairing import EntityRows, plan_rows, species_keys
 from evofeed.loader.assembly_config import AssemblyConfig
+from evofeed.loader.batch import empty_batch
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import sample_key
 from evofeed.loader.from_record import chain_tensors
@@ -46,8 +48,13 @@ def assembly_batch(
     rules = config.assemblies or AssemblyConfig()
     merged = merged_record(record, rules)
     recycles = no_recycling_iters + 1
-    batch = empty_assembly_batch(
-        config, num_res=merged.num_res, batch_size=1, recycles=recycles, device=_CPU
+    batch = empty_batch(
+        config,
+        num_res=merged.num_res,
+        batch_size=1,
+        recycles=recycles,
+        device=_CPU,
+        table=ASSEMBLY_BATCH,
     )
     key = sample_key(seed, 0, 0)
     truth = fill_assembly(

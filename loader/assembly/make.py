@@ -99,7 +99,7 @@ def fill_assembly(
     """Make a sample's features and write them into its place of a zeroed batch.
 
     Args:
-        batch: what `empty_assembly_batch` made.
+        batch: what `empty_batch` made of `ASSEMBLY_BATCH`.
         number: of the sample in the batch.
         assembly: the whole complex.
         kept: residues to keep.

@@ -276,6 +276,37 @@ class ChainRecord:
     config_digest: str = ""
     dropped: tuple[str, ...] = ()
 
+    @classmethod
+    def of_query(
+        cls,
+        chain_id: str,
+        sequence: str,
+        aatype: np.ndarray,
+        residue_index: np.ndarray,
+        **more: Any,
+    ) -> ChainRecord:
+        """A sequence with no alignment but itself and no templates; `more` are further fields."""
+        length, none = len(sequence), np.zeros(0, np.int32)
+        return cls(
+            chain_id=chain_id,
+            sequence=sequence,
+            aatype=aatype,
+            residue_index=residue_index,
+            msa=aatype[None],
+            deletion_row=none,
+            deletion_column=none,
+            deletion_count=none,
+            msa_source=np.zeros(1, np.uint8),
+            msa_sources=("query",),
+            msa_species=("",),
+            hhblits_profile_counts=np.eye(GAP + 1, dtype=np.int32)[aatype],
+            template_aatype=np.zeros([0, length], np.uint8),
+            template_all_atom_positions=np.zeros([0, length, 37, 3], np.float32),
+            template_all_atom_mask=np.zeros([0, length, 37], np.uint8),
+            template_center=np.zeros([0, 3], np.float32),
+            template_sum_probs=np.zeros(0, np.float32),
+        ).replace(**more)
+
     @property
     def num_res(self) -> int:
         """Residues (L)."""

@@ -14,11 +14,12 @@ from tests.loader.complexes import three_complexes
 from evofeed.errors import CannotResume, LoaderError
 from evofeed.features import ASSEMBLY_BATCH
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig, assembly_batch
-from evofeed.loader.assembly.batch import empty_assembly_batch, with_truth
+from evofeed.loader.assembly.batch import with_truth
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.from_record import merged_record
 from evofeed.loader.assembly.make import draw_templates, fill_assembly
 from evofeed.loader.assembly.reading import CounterCrop
+from evofeed.loader.batch import empty_batch
 from evofeed.loader.draws import use_clamped_fape
 from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.store import Dataset
@@ -87,12 +88,13 @@ def from_records(dataset: Dataset, loader: FeatureLoader, epoch: int) -> list[di
                 CounterCrop(sample.key),
                 rules,
             )
-            batch = empty_assembly_batch(
+            batch = empty_batch(
                 config,
                 num_res=config.crop_size or merged.num_res,
                 batch_size=1,
                 recycles=plan.recycles,
                 device=CPU,
+                table=ASSEMBLY_BATCH,
             )
             truth = fill_assembly(
                 batch,

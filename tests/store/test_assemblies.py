@@ -23,6 +23,7 @@ from evofeed.store import (
 )
 from evofeed.store.layout import check_version
 from evofeed.store.manifest import Manifest
+from evofeed.store.refs import move_ref
 
 
 def make_record(name: str, L: int, N: int) -> ChainRecord:
@@ -30,20 +31,11 @@ def make_record(name: str, L: int, N: int) -> ChainRecord:
 
 
 def bare(record: ChainRecord, name: str) -> ChainRecord:
-    length = record.num_res
-    return record.replace(
-        chain_id=name,
-        all_atom_positions=None,
-        all_atom_mask=None,
-        template_aatype=np.zeros([0, length], np.uint8),
-        template_all_atom_positions=np.zeros([0, length, 37, 3], np.float32),
-        template_all_atom_mask=np.zeros([0, length, 37], np.uint8),
-        template_center=np.zeros([0, 3], np.float32),
-        template_sum_probs=np.zeros(0, np.float32),
-        template_domain_names=(),
-        template_sequence=(),
-        template_release_date=(),
-    )
+    """Only the alignment of a record."""
+    names = [f.name for f in dataclasses.fields(record)]
+    kept = {n: getattr(record, n) for n in names if n.startswith(("msa", "deletion", "hhblits"))}
+    about = (record.sequence, record.aatype, record.residue_index)
+    return ChainRecord.of_query(name, *about, **kept)
 
 
 def complexes() -> list[AssemblyRecord]:
@@ -190,6 +182,37 @@ def test_a_copy_has_them_too(uri: str, tmp_path: Path) -> None:
     same(complexes()[1], Dataset.open(other).assemblies["2xyz"])
     with pytest.raises(ValueError, match="copied as it is"):
         copy_dataset(uri, str(tmp_path / "third"), zstd=True)
+
+
+def test_chains_made_again_keep_the_complexes_that_still_have_theirs(uri: str) -> None:
+    with_all = add_assemblies(Dataset.open(uri), complexes(), dropped=[{"assembly_id": "0old"}])
+
+    def again(*chains: ChainRecord) -> Dataset:
+        writer = DatasetWriter(uri)
+        for chain in chains:
+            writer.add(chain)
+        writer.commit(expect=with_all.digest)
+        dataset = Dataset.open(uri)
+        move_ref(dataset.storage, "main", with_all.digest, dataset.digest)  # for the next case
+        return dataset
+
+    one, two = complexes()[0].chains
+    better = make_record("1abc_A", L=12, N=30).replace(sequence=one.sequence, aatype=one.aatype)
+    kept = again(better, two)  # deeper alignments, one chain less
+    assert list(kept.assemblies) == ["1abc", "2xyz"] and kept["1abc_A"].num_alignments == 30
+    assert kept.verify(deep=True) == []
+    assert kept.manifest.config["assemblies"] == {"dropped": [{"assembly_id": "0old"}]}
+    half = again(one)
+    assert list(half.assemblies) == ["2xyz"] and half.verify(deep=True) == []
+    assert half.manifest.config["assemblies"]["dropped"] == [
+        {"assembly_id": "0old"},
+        {"assembly_id": "1abc", "reason": "chain 1abc_B is gone"},
+    ]
+    letters = "".join("A" if c != "A" else "C" for c in one.sequence)
+    other = make_record("1abc_A", L=12, N=3)
+    changed = again(other.replace(sequence=letters), two)
+    assert len(changed.assemblies) == 0 and changed.manifest.version == (1, 0)
+    assert "has another sequence now" in str(changed.manifest.config["assemblies"])
 
 
 def test_they_can_be_replaced_and_taken_away(uri: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -17,13 +18,22 @@ from pathlib import Path
 import jaxtyping
 import pytest
 from tests.store.records import assert_same, random_record
+from tests.store.test_assemblies import complexes
 
 from evofeed.errors import StoreError
-from evofeed.store import Dataset, DatasetWriter, faults, gc, write_shard
+from evofeed.store import (
+    Dataset,
+    DatasetWriter,
+    add_assemblies,
+    faults,
+    gc,
+    write_shard,
+)
 
 FORK = multiprocessing.get_context("fork")
 RANDOM_KILLS = 60
 SHARD_NBYTES = 5000  # two shards
+NONE = {"files": {}}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +66,11 @@ def publish(folder, seeds, expect):
     return writer.commit(expect=expect)
 
 
-def publisher(folder, expect, die_at=None):
+def four_chains(folder, expect):
+    return publish(folder, range(4), expect)
+
+
+def publisher(folder, expect, die_at=None, write=four_chains):
     """Publish in a forked process that kills itself at the nth point it reaches; its pid."""
     pid = os.fork()
     if pid:
@@ -72,7 +86,7 @@ def publisher(folder, expect, die_at=None):
     code = 1
     try:
         faults.hook = hook
-        publish(folder, range(4), expect)
+        write(folder, expect)
         code = 0
     finally:
         os._exit(code)
@@ -91,7 +105,8 @@ def everything_in_place_is_whole(folder):
         assert hashlib.sha256(data[32:]).digest() == data[:32]
     for path in folder.glob("snapshots/*/manifest.json"):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name
-        assert (path.parent / "index.arrow").exists()
+        tables = {"index.arrow", *(json.loads(path.read_text()).get("assemblies") or NONE)["files"]}
+        assert tables <= {file.name for file in path.parent.iterdir()}
 
 
 def sees(folder, *digests):
@@ -141,6 +156,52 @@ def test_a_publisher_killed_at_every_point_is_repeated_with_the_same_digest(base
         if number % 7 == 0:
             swept(data)
         shutil.rmtree(data)
+
+
+def add_complexes(folder, expect):
+    return add_assemblies(Dataset.open(folder, expect), complexes())
+
+
+def chains_again(folder, expect):
+    """One chain less, on top of a snapshot that has complexes."""
+    writer = DatasetWriter(str(folder))
+    for chain in complexes()[0].chains:
+        writer.add(chain)
+    return writer.commit(expect=expect)
+
+
+def test_writers_of_complexes_killed_on_the_way_are_repeated_with_the_same_digest(fast_path):
+    writer = DatasetWriter(str(fast_path / "chains"))
+    for chain in (*complexes()[0].chains, small(1)):
+        writer.add(chain)
+    before = writer.commit().digest
+    for name, write in (("complexes", add_complexes), ("again", chains_again)):
+        folder, points = fast_path / "chains", []
+        shutil.copytree(folder, fast_path / name)
+        faults.hook = points.append
+        try:
+            after = write(fast_path / name, before).digest
+        finally:
+            faults.hook = None
+        assert set(points) >= {"index made, not written", "ref moved"}
+        for number, point in list(enumerate(points))[number_of_first(points) :: 2]:
+            data = fast_path / "killed"
+            shutil.copytree(folder, data)
+            assert exit_code(publisher(data, before, number, write)) == -signal.SIGKILL, point
+            everything_in_place_is_whole(data)
+            sees(data, before, after)
+            assert write(data, before).digest == after, point
+            assert len(Dataset.open(data).assemblies) == 2
+            shutil.rmtree(data)
+        swept(fast_path / name)
+        shutil.rmtree(folder)
+        shutil.move(fast_path / name, folder)
+        before = after
+
+
+def number_of_first(points):
+    """The first shard's points are like the second's: begin there."""
+    return points.index("file in place")
 
 
 def look(folder, before, after, pipe):

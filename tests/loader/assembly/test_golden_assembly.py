@@ -19,13 +19,13 @@ from tests.loader.assembly.recorded_assembly import (
 )
 from tests.loader.test_golden import same
 
+from evofeed.features import ASSEMBLY_BATCH
 from evofeed.interfaces import interface_residues
-from evofeed.loader.assembly.batch import empty_assembly_batch
 from evofeed.loader.assembly.crop import crop_residues
 from evofeed.loader.assembly.features import assembly_constants, assembly_recycle, ground_truth
 from evofeed.loader.assembly.pairing import pair_rows, plan_rows, similarity
 from evofeed.loader.assembly_config import AssemblyConfig
-from evofeed.loader.batch import put
+from evofeed.loader.batch import empty_batch, put
 from evofeed.loader.config import LoaderConfig
 
 ASSEMBLIES = golden_files("multimer/data/golden/*.assembly.npz")
@@ -161,8 +161,8 @@ def test_every_recorded_feature_comes_out_of_the_replay(path: Path, golden: Path
     crop = torch.from_numpy(kept)
     templates = () if crops else tuple(range(made.template_aatype.shape[0]))
     num_res = config.crop_size or made.num_res
-    batch = empty_assembly_batch(
-        config, num_res=num_res, batch_size=1, recycles=recycles, device=CPU
+    batch = empty_batch(
+        config, num_res=num_res, batch_size=1, recycles=recycles, device=CPU, table=ASSEMBLY_BATCH
     )
     put(batch, assembly_constants(made, crop, templates, config), 0)
     for recycle in range(recycles):

@@ -1,0 +1,183 @@
+"""Adding complexes to a snapshot: a table of them, and the records that belong to them alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.errors import FeatureError
+from evofeed.features import ChainRecord
+from evofeed.store.assemblies import MEMBERS, TABLE, assembly_schema
+from evofeed.store.dataset import Dataset
+from evofeed.store.encode import encode_record
+from evofeed.store.history import Snapshot
+from evofeed.store.index import canonical, index_bytes
+from evofeed.store.layout import PackedColumn
+from evofeed.store.manifest import ShardEntry, canonical_json, check_name
+from evofeed.store.refs import move_ref
+from evofeed.store.shard import read_part, shard_bytes, store_shard
+from evofeed.store.writer import SHARD_NBYTES, write_snapshot
+
+PAIRING: Final = ".pairing"
+"""What the name of a chain's rows to pair ends with."""
+
+
+def pairing_id(chain_id: str) -> str:
+    """Name of the rows to pair of a chain; of a name too long for that, by its digest."""
+    name = f"{chain_id}{PAIRING}"
+    if len(name) <= 128:
+        return name
+    return f"{hashlib.sha256(chain_id.encode()).hexdigest()[:32]}{PAIRING}"
+
+
+def add_assemblies(
+    dataset: Dataset,
+    records: Iterable[AssemblyRecord],
+    *,
+    ref: str = "main",
+    dropped: Iterable[Mapping[str, Any]] = (),
+    shard_nbytes: int = SHARD_NBYTES,
+) -> Snapshot:
+    """The snapshot with these complexes in place of those it had, and `ref` moved to it.
+
+    Args:
+        dataset: the snapshot, which holds the chains of every complex; `ref` is at it.
+        records: the complexes, each once.
+        ref: name to move.
+        dropped: complexes that could not be made, each `{"assembly_id", "reason", ...}`.
+        shard_nbytes: where a new shard of members begins.
+
+    Raises:
+        ChainMissing: a chain of a complex is not in the snapshot.
+        FeatureError: a record does not fit its chains.
+        RefConflict: the ref moved meanwhile; nothing is published.
+        ValueError: two records of one name.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    entries = list(_written(dataset, records, rows, shard_nbytes))
+    storage, manifest = dataset.storage, dataset.manifest
+    members = canonical([read_part(storage, entry) for entry in entries])
+    table = pa.Table.from_pylist([rows[name] for name in sorted(rows)], schema=assembly_schema())
+    known = set(dataset.index["shard"].unique().to_pylist())
+    config = {name: value for name, value in manifest.config.items() if name != "assemblies"}
+    left_out = sorted((dict(one) for one in dropped), key=canonical_json)
+    if left_out:
+        config["assemblies"] = {"dropped": left_out}
+    snapshot = write_snapshot(
+        storage,
+        dataset.index,
+        {
+            entry.name: entry
+            for entry in (*(e for e in manifest.shards if e.name in known), *entries)
+        }.values(),
+        parent=dataset.digest,
+        config=config,
+        dropped=manifest.dropped,
+        assemblies={TABLE: index_bytes(table), MEMBERS: index_bytes(members)} if rows else None,
+        num_assemblies=len(rows),
+    )
+    move_ref(storage, ref, snapshot.digest, dataset.digest)
+    return snapshot
+
+
+def _written(
+    dataset: Dataset,
+    records: Iterable[AssemblyRecord],
+    rows: dict[str, dict[str, Any]],
+    shard_nbytes: int,
+) -> Iterator[ShardEntry]:
+    """Shards of members; fills `rows` of the table on the way."""
+    pending: dict[str, dict[str, PackedColumn]] = {}
+    taken: set[str] = set()
+    size = 0
+    for record in records:
+        if check_name(record.assembly_id, "assembly id") in rows:
+            raise ValueError(f"assembly {record.assembly_id} was added before")
+        _check_chains(dataset, record.validate())
+        rows[record.assembly_id] = describe_assembly(record)
+        for member in _members(record):
+            if member.chain_id in taken:
+                continue
+            taken.add(member.chain_id)
+            pending[member.chain_id] = encode_record(member)
+            size += sum(len(column.payload) for column in pending[member.chain_id].values())
+            if size >= shard_nbytes:
+                yield store_shard(dataset.storage, shard_bytes(pending))
+                pending, size = {}, 0
+    if pending:
+        yield store_shard(dataset.storage, shard_bytes(pending))
+
+
+def _check_chains(dataset: Dataset, record: AssemblyRecord) -> None:
+    for chain in record.chains:
+        length = int(dataset.spans.dims[dataset.row(chain.chain_id)][0])
+        if length != chain.num_res:
+            raise FeatureError(
+                f"chain {chain.chain_id} has {length} residues in the dataset and "
+                f"{chain.num_res} here",
+                item=record.assembly_id,
+            )
+
+
+def describe_assembly(record: AssemblyRecord) -> dict[str, Any]:
+    """What the table says about a complex."""
+    copies = [len(names) for names in record.copies]
+    return {
+        "assembly_id": record.assembly_id,
+        "chain_ids": [chain.chain_id for chain in record.chains],
+        "pairing_ids": [pairing_id(rows.chain_id) if rows else "" for rows in record.pairing],
+        "copies": copies,
+        "author_chains": [name for names in record.copies for name in names],
+        "stoichiometry": record.stoichiometry,
+        "num_chains": record.num_chains,
+        "num_entities": len(record.chains),
+        "num_res": record.num_res,
+        "num_interface": record.num_interface,
+        "resolution": record.resolution,
+        "release_date": record.release_date,
+        "method": record.method,
+        "is_distillation": record.is_distillation,
+        "has_structure": record.all_atom_positions is not None,
+        "cost": sum(
+            chain.num_res * (chain.num_alignments + (rows.num_alignments if rows else 0))
+            + 37 * chain.num_res * number
+            for chain, rows, number in zip(record.chains, record.pairing, copies, strict=True)
+        ),
+        "dropped": list(record.dropped),
+    }
+
+
+def _members(record: AssemblyRecord) -> Iterator[ChainRecord]:
+    """What only the complex has: its copies' coordinates, and its chains' rows to pair."""
+    yield copies_record(record)
+    for rows in record.pairing:
+        if rows is not None:
+            yield rows.replace(chain_id=pairing_id(rows.chain_id))
+
+
+def copies_record(record: AssemblyRecord) -> ChainRecord:
+    """All chains of a complex in a row, with their coordinates and no alignment but themselves."""
+    pairs = [
+        (chain, name)
+        for chain, names in zip(record.chains, record.copies, strict=True)
+        for name in names
+    ]
+    aatype = np.concatenate([chain.aatype for chain, _ in pairs])
+    return ChainRecord.of_query(
+        record.assembly_id,
+        "".join(chain.sequence for chain, _ in pairs),
+        aatype,
+        np.concatenate([chain.residue_index for chain, _ in pairs]),
+        description=",".join(name for _, name in pairs),
+        all_atom_positions=record.all_atom_positions,
+        all_atom_mask=record.all_atom_mask,
+        resolution=record.resolution,
+        release_date=record.release_date,
+        method=record.method,
+        is_distillation=record.is_distillation,
+    )
