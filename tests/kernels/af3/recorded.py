@@ -37,10 +37,10 @@ class Recorded:
     def run(self, module: nn.Module | None = None) -> dict[str, Tensor]:
         """Outputs, and gradients of inputs and parameters, by the names they were recorded by."""
         module = module or self.module
-        dtype = next(iter(self.active.values())).dtype
+        leaf = next(iter(self.active.values()))
         drops = [n for n in self.arrays if n.startswith("drop.")]
         drops.sort(key=lambda n: int(n[5:]))
-        maths.Drawn.masks = [torch.from_numpy(self.arrays[n]).to(dtype) for n in drops]
+        maths.Drawn.masks = [torch.from_numpy(self.arrays[n]).to(leaf) for n in drops]
         outs = module(**self.arguments)
         outs = [outs] if isinstance(outs, Tensor) else list(outs)
         named = {n: o for n, o in zip(self.meta["outs"], outs, strict=True) if n}
@@ -86,7 +86,7 @@ def quick(path: Path) -> bool:
         return sum(name.startswith("param.") for name in file.files) < 46
 
 
-def load(path: Path, dtype: torch.dtype = torch.float64) -> Recorded:
+def load(path: Path, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Recorded:
     """The case, with one of our modules."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
@@ -103,9 +103,9 @@ def load(path: Path, dtype: torch.dtype = torch.float64) -> Recorded:
     }
     missing, unexpected = module.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= set(meta["aliases"]), (missing, unexpected)
-    module.train(meta["training"]).to(dtype)
+    module.train(meta["training"]).to(device, dtype)
     inputs = {
-        n[3:]: torch.from_numpy(a.astype(np.float64)).to(dtype)
+        n[3:]: torch.from_numpy(a.astype(np.float64)).to(device, dtype)
         for n, a in arrays.items() if n.startswith("in.")
     }  # fmt: skip
     active = {n: t.requires_grad_() for n, t in inputs.items() if n not in meta["masks"]}
