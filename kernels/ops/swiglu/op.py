@@ -17,7 +17,13 @@ from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.swiglu import reference
-from evofeed.kernels.ops.swiglu.triton import swiglu_grad_kernel, swiglu_kernel, swiglu_mlp_kernel
+from evofeed.kernels.ops.swiglu.hopper import launch as hopper
+from evofeed.kernels.ops.swiglu.triton import (
+    swiglu_backward_kernel,
+    swiglu_grad_kernel,
+    swiglu_kernel,
+    swiglu_mlp_kernel,
+)
 from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
 from evofeed.kernels.runtime.checks import (
     check_one_device,
@@ -43,6 +49,8 @@ __all__ = ["SwigluWeights", "swiglu_transition", "swiglu_transition_fits"]
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
+_BACKWARD = "fused"
+OPTIONS: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +109,31 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         dout, x, mask, gamma, beta, packed, wo, stats = tensors
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
+        rows = None if mask is None else mask.reshape(-1)
+        how = _BACKWARD if C < WIDE and dtype is not torch.float32 else "products"
+        if how in ("fused", "fused and weights"):
+            dx, norm_sums, found = _mlp_grad(
+                dout, flat, stats, gamma, beta, packed, wo, rows, residual, how == "fused"
+            )
+            if found is None:
+                dy = dout if rows is None else scaled(dout, dtype, mask=rows)[0]
+                normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
+                dpacked, dwo, _ = hopper.run_weights(normed, dy, packed, wo, keep=False, **OPTIONS)
+            else:
+                dy, normed, dab, hidden = found
+                dwo, dpacked = weight_grad(dy, hidden), weight_grad(dab, normed)
+            return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
         dy = dout
         if mask is not None or dout.dtype is not dtype:
-            dy, _ = scaled(dout, dtype, mask=None if mask is None else mask.reshape(-1))
+            dy, _ = scaled(dout, dtype, mask=rows)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
-        dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
-        dwo = weight_grad(dy, hidden)
-        del hidden
-        dpacked = weight_grad(dab, normed)
+        if how == "weights":
+            dpacked, dwo, dab = hopper.run_weights(normed, dy, packed, wo, keep=True, **OPTIONS)
+        else:
+            dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
+            dwo = weight_grad(dy, hidden)
+            del hidden
+            dpacked = weight_grad(dab, normed)
         del normed
         dx, norm_sums = norm_rows_grad(
             torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
@@ -142,9 +167,8 @@ def _mlp(
     (M, C), N = x.shape, wo.shape[1]
     out = torch.empty_like(x)
     stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
-    block = tile("mlp", C, wo.dtype)
-    # two weights and two products at once: half the hidden channels of `transition`
-    columns = max(16, min(block.columns // 2, padded(N)))
+    block = tile("swiglu", C, wo.dtype)
+    columns = max(16, min(block.columns, padded(N)))
     launch(
         swiglu_mlp_kernel, (triton.cdiv(M, block.rows),),
         (x, gamma, beta, packed, packed[N:], wo, mask, out, stats, M, C, N, eps),
@@ -153,6 +177,27 @@ def _mlp(
          "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return out, stats
+
+
+def _mlp_grad(
+    dout: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor,
+    wo: Tensor, mask: Tensor | None, residual: bool, keep: bool,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor] | None]:  # fmt: skip
+    """The gradient of x and parts of those of the norm; with `keep` what weights' are made of."""
+    (M, C), N = x.shape, wo.shape[1]
+    dx, kind = torch.empty_like(x), {"dtype": wo.dtype, "device": x.device}
+    block = tile("swiglu_backward", C, wo.dtype)
+    programs = triton.cdiv(M, block.rows)
+    partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=x.device)
+    kept = tuple(torch.empty((M, n), **kind) for n in (C, C, 2 * N, N)) if keep else (None,) * 4
+    launch(
+        swiglu_backward_kernel, (programs,),
+        (dout, x, stats, gamma, beta, packed, packed[N:], wo, mask, dx, *kept, partial, M, C, N),
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "KEEP": keep,
+         "PRECISION": precision(wo.dtype), "num_warps": block.warps, "num_stages": block.stages},
+    )  # fmt: skip
+    return dx, partial, kept if keep else None
 
 
 def _hidden(ab: Tensor, N: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.ops.triangle_multiplication import reference
+from evofeed.kernels.ops.triangle_multiplication import composed, reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
@@ -29,6 +29,7 @@ from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
+    norm_rows,
     pack,
     padded,
     precision,
@@ -46,6 +47,9 @@ __all__ = [
     "triangle_multiplication_fits",
     "triangle_multiplication_of_rows",
 ]
+
+
+COMPOSED = 256  # channels from which cuBLAS makes the projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,10 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         norm_in = (w.norm_in_weight, w.norm_in_bias)
         norm_out = (w.norm_out_weight, w.norm_out_bias)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        if on_hopper:
+        in_parts, normed = not on_hopper and _composed(C, E, plan.dtype), None
+        if in_parts:
+            normed, stats[0] = composed.run_in(z, *norm_in, packed_w, packed_b, mask, ab, plan.eps)
+        elif on_hopper:
             hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
         else:
             _run(
@@ -163,7 +170,12 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             xt, seen = product(ab.view(2, E, B, R, N), plan.outgoing)
             kept = [xt, *seen]
         out = torch.empty_like(z)
-        if on_hopper:
+        if normed is not None:
+            stats[1] = composed.run_out(
+                xt, *norm_out, wz, w.z_bias, z, normed, packed_w[4 * E :], w.g_bias, drop,
+                plan.residual, out, plan.eps,
+            )  # fmt: skip
+        elif on_hopper:
             hopper.run_out(
                 xt, *norm_out, wz, w.z_bias, z, stats, *norm_in, packed_w[4 * E :], w.g_bias,
                 drop, plan.residual, out, plan.eps,
@@ -204,11 +216,24 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         C, E = wz.shape
         M = z.numel() // C
         dout = dout.contiguous().view(M, C)
-        dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
+        flat = z.view(M, C)
+        sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
+        in_parts = not on_hopper and _composed(C, E, plan.dtype)
+        if in_parts:
+            normed, _, _ = norm_rows(flat, gamma_in, beta_in, plan.eps, plan.dtype)
+            dpacked = torch.mm(normed, packed_w.t())  # becomes its gradient
+        else:
+            normed = torch.empty_like(flat, dtype=plan.dtype)
+            dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
         xt = _product(kept[0], plan.outgoing) if product is None else kept[0]
         dxt = torch.empty_like(xt)
-        sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        if on_hopper:
+        if in_parts:
+            dwz, parts = composed.run_out_grad(
+                dout, xt, gamma_out, beta_out, wz, z_bias, dpacked[:, 4 * E :], g_bias, drop, dxt,
+                plan.eps,
+            )  # fmt: skip
+            of_out = torch.cat(column_sums(parts, gamma_in.dtype))
+        elif on_hopper:
             dwz, of_out = hopper.run_out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, stats, gamma_in, beta_in,
                 packed_w[4 * E :], g_bias, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
@@ -223,7 +248,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             dab = _product_grads(dxt, kept[0], plan.outgoing)
         else:
             dab = product.gradient(dxt, kept[1:], plan.outgoing)
-        if on_hopper:
+        if in_parts:
+            in_sums = composed.run_in_grad(dpacked, packed_b, mask, dab)
+        elif on_hopper:
             in_sums = hopper.run_in_grad(
                 z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked
             )
@@ -235,11 +262,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 (z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
                 sizes, plan.dtype, (dpacked.stride(0), plan.eps),
             )  # fmt: skip
-        flat = z.view(M, C)
-        normed = torch.empty_like(flat, dtype=plan.dtype)
         dz, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
-            dout if plan.residual else None, normed,
+            dout if plan.residual else None, None if in_parts else normed,
         )  # fmt: skip
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)
         return [dz.view(z.shape), weight_grad(dpacked, normed), of_norm, of_in, dwz, of_out]
@@ -267,6 +292,11 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
             dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
         ]  # fmt: skip
+
+
+def _composed(C: int, E: int, dtype: torch.dtype) -> bool:
+    """Whether cuBLAS makes the projections too: wide tiles spill registers."""
+    return max(C, E) >= COMPOSED or dtype is torch.float32
 
 
 def _product(ab: Tensor, outgoing: bool) -> Tensor:

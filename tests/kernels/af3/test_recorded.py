@@ -107,14 +107,16 @@ def test_in_16_bits_it_is_as_exact_as_pytorch(path: Path, device: str) -> None:
 
 def _compare(case: Recorded, floor: float, recorded: dict[str, float] | None = None) -> None:
     """Every result's error is at most 1.5 times PyTorch's own, here or where it was recorded."""
+    drawn, wrong = any(name.startswith("drop.") for name in case.arrays), {}
+    if drawn and torch.cuda.is_available() and "boltz" not in case.meta["cls"]:
+        pytest.skip("nn.Dropout draws other masks on a GPU; Boltz draws by torch.rand")
     fused = to_fused(copy.deepcopy(case.module))
     if OURS.search(type(case.module).__name__) and "Conditioned" not in type(case.module).__name__:
         assert isinstance(fused, Fused)
     with contextlib.ExitStack() as stack:
-        if any(name.startswith("drop.") for name in case.arrays):
+        if drawn:
             _draw_both_ways(case, stack)
         plain, ours = case.run(), case.run(fused)
-    drawn, wrong = any(n.startswith("drop.") for n in case.arrays), {}
     for name in _results(case):
         if drawn:
             scale = plain[name].norm().clamp_min(1e-30)

@@ -1,0 +1,1 @@
+"""The weights' gradients of a SwiGLU transition in Gluon for Hopper GPUs."""

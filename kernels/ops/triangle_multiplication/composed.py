@@ -1,0 +1,139 @@
+"""A triangle multiplication's ends with every product by cuBLAS and kernels between them.
+
+For what the fused ends hold badly: 256 channels (their tiles spill registers) and float32 (whose
+products run on the plain units). Everything between two products is one kernel.
+
+Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evofeed.kernels.ops.triangle_multiplication.composed_triton import (
+    gated_columns_grad_kernel,
+    gated_columns_kernel,
+    gated_rows_grad_kernel,
+    gated_rows_kernel,
+    norm_columns_grad_kernel,
+    norm_columns_kernel,
+)
+from evofeed.kernels.runtime.backend import triton
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import Drop, norm_rows, padded
+from evofeed.kernels.runtime.tiles import tile
+
+__all__ = ["run_in", "run_in_grad", "run_out", "run_out_grad"]
+
+AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
+WALK = 8  # tiles of a program that adds up rows
+
+
+def run_in(
+    z: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, ab: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills a and b `[2, E * B, R, R]`; returns the normalised pairs and their statistics."""
+    E, M = bias.numel() // 4, mask.numel()
+    normed, stats, _ = norm_rows(z.view(M, -1), gamma, beta, eps, ab.dtype)
+    rows, columns, warps = _part("columns", E, ab.dtype)
+    for first in range(0, M, AT_ONCE):
+        some = normed[first : first + AT_ONCE]
+        p, count = torch.mm(some, weight[: 4 * E].t()), some.shape[0]
+        launch(
+            gated_columns_kernel,
+            (triton.cdiv(count, rows) * 2 * triton.cdiv(E, columns),),
+            (p, bias, mask, ab, count, first, M, E, p.stride(0)),
+            {"BLOCK_M": rows, "BLOCK_E": columns, "num_warps": warps},
+        )  # fmt: skip
+    return normed, stats
+
+
+def _part(name: str, E: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows, channels and warps of a program that moves a tile between the two orders."""
+    chosen = tile(f"triangle_{name}", E, torch.bfloat16)
+    return chosen.rows, min(chosen.columns, padded(E)), chosen.warps
+
+
+def _norm_columns(
+    xt: Tensor, gamma: Tensor, beta: Tensor, M: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Normalised rows `[M, E]` of what is channels first, and statistics."""
+    E = gamma.numel()
+    normed = torch.empty((M, E), dtype=xt.dtype, device=xt.device)
+    stats = torch.empty((2, M), dtype=torch.float32, device=xt.device)
+    chosen = tile("triangle_norm", E, torch.bfloat16)
+    launch(
+        norm_columns_kernel, (triton.cdiv(M, chosen.rows),),
+        (xt, gamma, beta, normed, stats, M, E, eps),
+        {"BLOCK_M": chosen.rows, "BLOCK_E": padded(E), "num_warps": chosen.warps},
+    )  # fmt: skip
+    return normed, stats
+
+
+def run_out(
+    xt: Tensor, gamma: Tensor, beta: Tensor, wz: Tensor, bz: Tensor, z: Tensor, normed: Tensor,
+    wg: Tensor, bg: Tensor, drop: Drop, residual: bool, out: Tensor, eps: float,
+) -> Tensor:  # fmt: skip
+    """Fills the result; returns the statistics of the product."""
+    M, C = normed.shape
+    rows_x, stats = _norm_columns(xt, gamma, beta, M, eps)
+    y, g = torch.mm(rows_x, wz.t()), torch.mm(normed, wg.t())
+    rows = max(1, 8192 // padded(C))
+    launch(
+        gated_rows_kernel, (triton.cdiv(M, rows),),
+        (y, bz, g, bg, drop.mask, z, out, M, C, g.stride(0), *drop.strides()),
+        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None,
+         "HAS_RES": residual, "num_warps": 8},
+    )  # fmt: skip
+    return stats
+
+
+def run_out_grad(
+    dout: Tensor, xt: Tensor, gamma: Tensor, beta: Tensor, wz: Tensor, bz: Tensor, gate: Tensor,
+    bg: Tensor, drop: Drop, dxt: Tensor, eps: float,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Fills dxt, and turns the gate before its sigmoid and bias `[M, C]` into its gradient.
+
+    Returns the gradient of wz, and parts of the sums of those of both norm weights (2E) and of
+    both biases (2C).
+    """
+    (M, C), E = dout.shape, gamma.numel()
+    normed, stats = _norm_columns(xt, gamma, beta, M, eps)
+    y = torch.mm(normed, wz.t())
+    rows = max(1, 4096 // padded(C))
+    programs = triton.cdiv(M, rows * WALK)
+    of_rows = torch.empty((programs, 2 * C), dtype=torch.float32, device=xt.device)
+    launch(
+        gated_rows_grad_kernel, (programs,),
+        (dout, y, bz, gate, bg, drop.mask, of_rows, M, C, gate.stride(0), *drop.strides(), WALK),
+        {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None, "num_warps": 4},
+    )  # fmt: skip
+    dwz = torch.mm(y.t(), normed)
+    dnormed = torch.mm(y, wz, out=normed) if C == E else torch.mm(y, wz)
+    chosen = tile("triangle_norm_grad", E, torch.bfloat16)
+    programs = triton.cdiv(M, chosen.rows)
+    of_norm = torch.empty((programs, 2 * E), dtype=torch.float32, device=xt.device)
+    launch(
+        norm_columns_grad_kernel, (programs,), (dnormed, xt, stats, gamma, dxt, of_norm, M, E),
+        {"BLOCK_M": chosen.rows, "BLOCK_E": padded(E), "num_warps": chosen.warps},
+    )  # fmt: skip
+    return dwz, [of_norm, of_rows]
+
+
+def run_in_grad(projected: Tensor, bias: Tensor, mask: Tensor, dab: Tensor) -> Tensor:
+    """Turns the first 4E columns, before their bias, into their gradient from dab.
+
+    Returns parts of the sums of these columns.
+    """
+    E, M = bias.numel() // 4, mask.numel()
+    rows, columns, warps = _part("columns_grad", E, dab.dtype)
+    programs = triton.cdiv(M, rows * WALK)
+    partial = torch.empty((programs, 4 * E), dtype=torch.float32, device=dab.device)
+    launch(
+        gated_columns_grad_kernel, (programs * 2 * triton.cdiv(E, columns),),
+        (projected, bias, mask, dab, partial, M, E, projected.stride(0), WALK),
+        {"BLOCK_M": rows, "BLOCK_E": columns, "num_warps": warps},
+    )  # fmt: skip
+    return partial

@@ -1,0 +1,184 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""What lies between the products of a triangle multiplication when cuBLAS makes all of them.
+
+Gates, norms over channels first, and their gradients: each kernel reads and writes everything
+once. Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
+"""
+
+from evofeed.kernels.runtime.backend import tl, triton
+from evofeed.kernels.runtime.projection_kernels import drop_row, load_normalised
+
+__all__ = [
+    "gated_columns_grad_kernel",
+    "gated_columns_kernel",
+    "gated_rows_grad_kernel",
+    "gated_rows_kernel",
+    "norm_columns_grad_kernel",
+    "norm_columns_kernel",
+]
+
+
+@triton.jit
+def _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m):
+    """Where both are in P `[M, 4E]`, and what they are; P holds a's, a's gate, b's, b's gate."""
+    n = half * 2 * E + e
+    at = (P + rows.to(tl.int64)[:, None] * p_m) + n[None, :]
+    inside = row_in[:, None] & (e < E)[None, :]
+    p = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(at + E, mask=inside, other=0.0).to(tl.float32)
+    p += tl.load(BIAS + n, mask=e < E, other=0.0).to(tl.float32)[None, :]
+    g += tl.load(BIAS + n + E, mask=e < E, other=0.0).to(tl.float32)[None, :]
+    return at, inside, p, g
+
+
+@triton.jit
+def gated_columns_kernel(
+    P, BIAS, MASK, AB, count, start, M, E, p_m, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """AB `[2, E, M]` = mask * sigmoid(gate) * projection, of `count` pairs from `start` on."""
+    parts = tl.cdiv(E, BLOCK_E)
+    tile, part = tl.program_id(0) // (2 * parts), tl.program_id(0) % (2 * parts)
+    half = part // parts
+    e = (part - half * parts) * BLOCK_E + tl.arange(0, BLOCK_E)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_in = rows < count
+    _, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
+    mask = tl.load(MASK + start + rows, mask=row_in, other=0.0).to(tl.float32)
+    to = (AB + (half * E + e).to(tl.int64)[None, :] * M) + (start + rows)[:, None]
+    tl.store(to, (p * tl.sigmoid(g) * mask[:, None]).to(AB.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_columns_grad_kernel(
+    P, BIAS, MASK, DAB, PARTIAL, M, E, p_m, tiles_each,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """P becomes its gradient, from DAB `[2, E, M]`; PARTIAL `[programs, 4E]`: sums of its rows."""
+    parts = tl.cdiv(E, BLOCK_E)
+    program, part = tl.program_id(0) // (2 * parts), tl.program_id(0) % (2 * parts)
+    half = part // parts
+    e = (part - half * parts) * BLOCK_E + tl.arange(0, BLOCK_E)
+    sum_p = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    sum_g = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for step in range(tiles_each):
+        rows = (program * tiles_each + step) * BLOCK_M + tl.arange(0, BLOCK_M)
+        row_in = rows < M
+        at, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
+        mask = tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)
+        found = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+        dy = tl.load(found, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
+        sig = tl.sigmoid(g)
+        dp = dy * sig
+        dg = dp * p * (1.0 - sig)
+        tl.store(at, dp.to(P.dtype.element_ty), mask=inside)
+        tl.store(at + E, dg.to(P.dtype.element_ty), mask=inside)
+        sum_p += dp
+        sum_g += dg
+    sums = PARTIAL + program.to(tl.int64) * 4 * E + half * 2 * E + e
+    tl.store(sums, tl.sum(sum_p, 0), mask=e < E)
+    tl.store(sums + E, tl.sum(sum_g, 0), mask=e < E)
+
+
+@triton.jit
+def norm_columns_kernel(
+    XT, GAMMA, BETA, Y, STATS, M, E, eps, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Y `[M, E]` = layer_norm of X, which is channels first, `[E, M]`."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, BLOCK_E)
+    row_in, e_in = rows < M, e < E
+    xn, mean, rstd = load_normalised(XT, GAMMA, BETA, rows, e, row_in, e_in, 1, M, E, eps)
+    tl.store(STATS + rows, mean, mask=row_in)
+    tl.store(STATS + M + rows, rstd, mask=row_in)
+    to = (Y + rows.to(tl.int64)[:, None] * E) + e[None, :]
+    tl.store(to, xn.to(Y.dtype.element_ty), mask=row_in[:, None] & e_in[None, :])
+
+
+@triton.jit
+def norm_columns_grad_kernel(
+    DY, XT, STATS, GAMMA, DXT, PARTIAL, M, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """DXT `[E, M]` from DY `[M, E]`; PARTIAL `[programs, 2E]`: sums for GAMMA and the offset."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    e = tl.arange(0, BLOCK_E)
+    row_in, e_in = rows < M, e < E
+    inside = row_in[:, None] & e_in[None, :]
+    across = e.to(tl.int64)[None, :] * M + rows[:, None]
+    mean = tl.load(STATS + rows, mask=row_in, other=0.0)
+    rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
+    x = tl.load(XT + across, mask=inside, other=0.0).to(tl.float32)
+    xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
+    dy = tl.load((DY + rows.to(tl.int64)[:, None] * E) + e[None, :], mask=inside, other=0.0)
+    dy = dy.to(tl.float32)
+    sums = PARTIAL + tl.program_id(0).to(tl.int64) * 2 * E + e
+    tl.store(sums, tl.sum(dy * xhat, 0), mask=e_in)
+    tl.store(sums + E, tl.sum(dy, 0), mask=e_in)
+    dy *= tl.load(GAMMA + e, mask=e_in, other=0.0).to(tl.float32)[None, :]
+    mean_d, mean_dx = tl.sum(dy, 1) / E, tl.sum(dy * xhat, 1) / E
+    dx = rstd[:, None] * (dy - mean_d[:, None] - xhat * mean_dx[:, None])
+    tl.store(DXT + across, dx.to(DXT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m):
+    """Where both are, the update before its gate, and the gate."""
+    rows64 = rows.to(tl.int64)[:, None]
+    at, gate_at = (Y + rows64 * C) + n[None, :], (G + rows64 * g_m) + n[None, :]
+    y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    y += tl.load(BZ + n, mask=n < C, other=0.0).to(tl.float32)[None, :]
+    g = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    g += tl.load(BG + n, mask=n < C, other=0.0).to(tl.float32)[None, :]
+    return at, gate_at, y, tl.sigmoid(g)
+
+
+@triton.jit
+def _dropped(x, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows):
+    at = drop_row(rows, drop_1, drop_2, drop_rows).to(tl.int64)
+    return x * tl.load((DROP + at[:, None] * C) + n[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def gated_rows_kernel(
+    Y, BZ, G, BG, DROP, Z, OUT, M, C, g_m, drop_1, drop_2, drop_rows,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr, HAS_RES: tl.constexpr,
+):  # fmt: skip
+    """OUT = Z + DROP * (Y + bz) * sigmoid(G + bg)."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    inside = (rows < M)[:, None] & (n < C)[None, :]
+    _, _, y, gate = _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m)
+    out = y * gate
+    if HAS_DROP:
+        out = _dropped(out, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows)
+    at = rows.to(tl.int64)[:, None] * C + n[None, :]
+    if HAS_RES:
+        out += tl.load(Z + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_rows_grad_kernel(
+    DOUT, Y, BZ, G, BG, DROP, PARTIAL, M, C, g_m, drop_1, drop_2, drop_rows, tiles_each,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_DROP: tl.constexpr,
+):  # fmt: skip
+    """Y and G become their gradients; PARTIAL `[programs, 2C]`: sums of their rows."""
+    n = tl.arange(0, BLOCK_N)
+    sum_y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    sum_g = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tiles_each):
+        rows = (tl.program_id(0) * tiles_each + step) * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = (rows < M)[:, None] & (n < C)[None, :]
+        at, gate_at, y, gate = _row_and_gate(Y, BZ, G, BG, rows, n, inside, C, g_m)
+        dout = tl.load((DOUT + rows.to(tl.int64)[:, None] * C) + n[None, :], mask=inside, other=0.0)
+        dout = dout.to(tl.float32)
+        if HAS_DROP:
+            dout = _dropped(dout, DROP, rows, n, inside, C, drop_1, drop_2, drop_rows)
+        dy = dout * gate
+        dg = dy * y * (1.0 - gate)
+        tl.store(at, dy.to(Y.dtype.element_ty), mask=inside)
+        tl.store(gate_at, dg.to(G.dtype.element_ty), mask=inside)
+        sum_y += dy
+        sum_g += dg
+    sums = PARTIAL + tl.program_id(0).to(tl.int64) * 2 * C + n
+    tl.store(sums, tl.sum(sum_y, 0), mask=n < C)
+    tl.store(sums + C, tl.sum(sum_g, 0), mask=n < C)
