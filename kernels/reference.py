@@ -4,6 +4,7 @@ Each function takes the arguments of the fused operator of the same name and run
 the dtype it is given, float64 included.
 """
 
+from evofeed.kernels.ops.adaptive_norm.reference import adaptive_norm
 from evofeed.kernels.ops.attention.reference import biased_attention
 from evofeed.kernels.ops.gated_attention.reference import gated_attention
 from evofeed.kernels.ops.global_attention.reference import global_column_attention
@@ -17,6 +18,7 @@ from evofeed.kernels.ops.triangle_multiplication.reference import triangle_multi
 from evofeed.kernels.ops.weighted_average.reference import weighted_average
 
 __all__ = [
+    "adaptive_norm",
     "biased_attention",
     "gated_attention",
     "global_column_attention",

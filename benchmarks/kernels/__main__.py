@@ -24,6 +24,7 @@ import torch
 from benchmarks.gpu_times import Row, environment
 from benchmarks.kernel_table import load, merge, save, table
 from benchmarks.kernels import (
+    adaptive_norm,
     attention,
     blocks,
     ceilings,
@@ -52,6 +53,7 @@ SECTIONS = {
     "global_attention": global_attention.section,
     "transition": transition.section,
     "swiglu": swiglu.section,
+    "adaptive_norm": adaptive_norm.section,
     "weighted_average": weighted_average.section,
     "outer_product_mean": outer_product_mean.section,
     "pair_bias": pair_bias.section,

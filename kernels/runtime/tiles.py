@@ -100,9 +100,9 @@ DEFAULTS: dict[str, Tile] = {
     "triangle_out_grad": Tile(32, 128, 4, 1),
     # around products that are cuBLAS's: between rows and channels first
     "triangle_columns": Tile(64, 64, 4, 1),
-    "triangle_columns_grad": Tile(64, 64, 4, 1),
+    "triangle_columns_grad": Tile(64, 32, 4, 1),
     "triangle_norm": Tile(32, 1, 4, 1),
-    "triangle_norm_grad": Tile(32, 1, 8, 1),
+    "triangle_norm_grad": Tile(64, 1, 8, 1),
     "outer_project": Tile(64, 32, 4, 3),
     "outer_dproject": Tile(64, 32, 4, 2),
     "outer_dw": Tile(64, 128, 4, 3),

@@ -26,6 +26,8 @@ from evofeed.kernels.runtime.private_apis import function_apply, functorch_activ
 __all__ = ["Operator"]
 
 Results = Sequence["Tensor | None"]
+NAMESPACE = "evofeed"
+"""Of `torch.ops`. A copy of this package made by `evofeed.kernels.hub` has its own."""
 
 
 class Operator:
@@ -206,8 +208,8 @@ def _register(op: type[Operator], name: str) -> None:
     """Defines `evofeed::name`, its backward operator, and its gradient."""
     _define(name, op, op.forward, op.forward_fake)
     _define(f"{name}_backward", op, op.backward, op.backward_fake)
-    op.compiled = getattr(torch.ops.evofeed, name).default
-    compiled_backward = getattr(torch.ops.evofeed, f"{name}_backward").default
+    op.compiled = getattr(getattr(torch.ops, NAMESPACE), name).default
+    compiled_backward = getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward").default
     saved = _saver(op)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -221,7 +223,7 @@ def _register(op: type[Operator], name: str) -> None:
         of_tensors = op.gradients(grads[0], _with_none(found), ctx.kinds, *ctx.options)
         return _cast(of_tensors, ctx.kinds), *(None for _ in ctx.options)
 
-    torch.library.register_autograd(f"evofeed::{name}", differentiate, setup_context=setup)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=setup)
 
 
 def _define(
@@ -237,8 +239,8 @@ def _define(
         return _without_none(fake(_with_none(tensors), *options), tensors)
 
     schema = f"(Tensor[] tensors{', ' if op.options else ''}{op.options}) -> Tensor[]"
-    torch.library.custom_op(f"evofeed::{name}", run, mutates_args=(), schema=schema)
-    torch.library.register_fake(f"evofeed::{name}", shapes)
+    torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes)
 
 
 def _with_none(tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -20,6 +20,7 @@ from evofeed.kernels.fused_module import Fused, Recordable, fuse
 from evofeed.kernels.swap import (
     af3_attention,
     af3_blocks,
+    af3_conditioned,
     af3_modules,
     af3_stacks,
     blocks,
@@ -39,6 +40,7 @@ RULES: list[Rule] = [
     modules.rule,
     af3_modules.rule,
     af3_attention.rule,
+    af3_conditioned.rule,
     af3_blocks.rule,
     af3_stacks.rule,
     pair_stacks.rule,

@@ -49,8 +49,6 @@ __all__ = ["SwigluWeights", "swiglu_transition", "swiglu_transition_fits"]
 
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
-_BACKWARD = "fused"
-OPTIONS: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,34 +108,27 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         C = x.shape[-1]
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
         rows = None if mask is None else mask.reshape(-1)
-        how = _BACKWARD if C < WIDE and dtype is not torch.float32 else "products"
-        if how in ("fused", "fused and weights"):
-            dx, norm_sums, found = _mlp_grad(
-                dout, flat, stats, gamma, beta, packed, wo, rows, residual, how == "fused"
-            )
-            if found is None:
-                dy = dout if rows is None else scaled(dout, dtype, mask=rows)[0]
-                normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
-                dpacked, dwo, _ = hopper.run_weights(normed, dy, packed, wo, keep=False, **OPTIONS)
-            else:
-                dy, normed, dab, hidden = found
-                dwo, dpacked = weight_grad(dy, hidden), weight_grad(dab, normed)
-            return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
-        dy = dout
-        if mask is not None or dout.dtype is not dtype:
-            dy, _ = scaled(dout, dtype, mask=rows)
-        normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
-        if how == "weights":
-            dpacked, dwo, dab = hopper.run_weights(normed, dy, packed, wo, keep=True, **OPTIONS)
+        if C < WIDE and dtype is not torch.float32 and not hopper.fits(flat, wo):
+            found, norm_sums = _mlp_grad(dout, flat, stats, gamma, beta, packed, wo, rows, residual)
+            dx, dy, normed, dab, hidden = found
+            dpacked, dwo = weight_grad(dab, normed), weight_grad(dy, hidden)
         else:
-            dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
-            dwo = weight_grad(dy, hidden)
-            del hidden
-            dpacked = weight_grad(dab, normed)
-        del normed
-        dx, norm_sums = norm_rows_grad(
-            torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
-        )
+            normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
+            if hopper.fits(flat, wo):
+                dy = dout if dout.dtype is dtype else dout.to(dtype)
+                dab, dpacked, dwo = hopper.run_hidden_grad(normed, dy, rows, packed, wo)
+            else:
+                dy = dout
+                if rows is not None or dout.dtype is not dtype:
+                    dy, _ = scaled(dout, dtype, mask=rows)
+                dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
+                dwo = weight_grad(dy, hidden)
+                del hidden
+                dpacked = weight_grad(dab, normed)
+            del normed
+            dx, norm_sums = norm_rows_grad(
+                torch.mm(dab, packed), flat, stats, gamma, beta, dout if residual else None
+            )
         return [dx.view(x.shape), column_sums([norm_sums], gamma.dtype)[0], dpacked, dwo]
 
     @staticmethod
@@ -181,23 +172,26 @@ def _mlp(
 
 def _mlp_grad(
     dout: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor,
-    wo: Tensor, mask: Tensor | None, residual: bool, keep: bool,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor] | None]:  # fmt: skip
-    """The gradient of x and parts of those of the norm; with `keep` what weights' are made of."""
+    wo: Tensor, mask: Tensor | None, residual: bool,
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
+    """Gradient of x and, for the weights', dy, normalised x, gradient of both layers and hidden.
+
+    Also `[programs, 2C]` whose column sums are the gradients of the norm's weights.
+    """
     (M, C), N = x.shape, wo.shape[1]
-    dx, kind = torch.empty_like(x), {"dtype": wo.dtype, "device": x.device}
     block = tile("swiglu_backward", C, wo.dtype)
     programs = triton.cdiv(M, block.rows)
     partial = torch.empty((programs, 2 * C), dtype=torch.float32, device=x.device)
-    kept = tuple(torch.empty((M, n), **kind) for n in (C, C, 2 * N, N)) if keep else (None,) * 4
+    made = [torch.empty((M, n), dtype=wo.dtype, device=x.device) for n in (C, C, 2 * N, N)]
+    made = [torch.empty_like(x), *made]
     launch(
         swiglu_backward_kernel, (programs,),
-        (dout, x, stats, gamma, beta, packed, packed[N:], wo, mask, dx, *kept, partial, M, C, N),
+        (dout, x, stats, gamma, beta, packed, packed[N:], wo, mask, *made, partial, M, C, N),
         {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_N": min(block.columns, padded(N)),
-         "HAS_MASK": mask is not None, "HAS_RES": residual, "KEEP": keep,
-         "PRECISION": precision(wo.dtype), "num_warps": block.warps, "num_stages": block.stages},
+         "HAS_MASK": mask is not None, "HAS_RES": residual, "PRECISION": precision(wo.dtype),
+         "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
-    return dx, partial, kept if keep else None
+    return made, partial
 
 
 def _hidden(ab: Tensor, N: int) -> Tensor:

@@ -102,12 +102,12 @@ def swiglu_grad_kernel(
 def swiglu_backward_kernel(
     DOUT, X, STATS, GAMMA, BETA, WA, WB, WO, MASK, DX, DY, NORMED, DAB, HIDDEN, PARTIAL, M, C, N,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_RES: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_RES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """DX of the whole transition in one program; its hidden layer is rebuilt in parts of BLOCK_N.
 
-    With KEEP what the weights' gradients are products of: DY = MASK * DOUT, the normalised rows,
-    the gradient of A and B in DAB, and HIDDEN. PARTIAL `[programs, 2C]`: sums for the norm.
+    Writes what the weights' gradients are products of: DY = MASK * DOUT, the normalised rows, the
+    gradient of A and B in DAB, and HIDDEN. PARTIAL `[programs, 2C]`: sums for the norm.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_C)
@@ -128,9 +128,8 @@ def swiglu_backward_kernel(
             dy.to(tl.float32) * tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)[:, None]
         )
     dy = dy.to(kind)
-    if KEEP:
-        tl.store(DY + at, dy, mask=inside)
-        tl.store(NORMED + at, x, mask=inside)
+    tl.store(DY + at, dy, mask=inside)
+    tl.store(NORMED + at, x, mask=inside)
     dx = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     for first in range(0, N, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -147,12 +146,11 @@ def swiglu_backward_kernel(
         silu = a * sig
         da = (d * b * (sig + silu * (1.0 - sig))).to(kind)
         db = (d * silu).to(kind)
-        if KEEP:
-            kept = row_in[:, None] & n_in[None, :]
-            from_a = rows64 * (2 * N) + n[None, :]
-            tl.store(DAB + from_a, da, mask=kept)
-            tl.store(DAB + from_a + N, db, mask=kept)
-            tl.store(HIDDEN + rows64 * N + n[None, :], (silu * b).to(kind), mask=kept)
+        kept = row_in[:, None] & n_in[None, :]
+        from_a = rows64 * (2 * N) + n[None, :]
+        tl.store(DAB + from_a, da, mask=kept)
+        tl.store(DAB + from_a + N, db, mask=kept)
+        tl.store(HIDDEN + rows64 * N + n[None, :], (silu * b).to(kind), mask=kept)
         dx = tl.dot(da, wa, dx, input_precision=PRECISION)
         dx = tl.dot(db, wb, dx, input_precision=PRECISION)
     x_hat = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)

@@ -27,7 +27,7 @@ from evofeed.kernels.runtime.tiles import tile
 __all__ = ["run_in", "run_in_grad", "run_out", "run_out_grad"]
 
 AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
-WALK = 8  # tiles of a program that adds up rows
+WALK = 2  # tiles of a program that adds up rows of the output
 
 
 def run_in(
@@ -111,12 +111,12 @@ def run_out_grad(
         {"BLOCK_M": rows, "BLOCK_N": padded(C), "HAS_DROP": drop.mask is not None, "num_warps": 4},
     )  # fmt: skip
     dwz = torch.mm(y.t(), normed)
-    dnormed = torch.mm(y, wz, out=normed) if C == E else torch.mm(y, wz)
+    torch.mm(wz.t(), y.t(), out=dxt.view(E, M))  # of the norm's result, channels first
     chosen = tile("triangle_norm_grad", E, torch.bfloat16)
     programs = triton.cdiv(M, chosen.rows)
     of_norm = torch.empty((programs, 2 * E), dtype=torch.float32, device=xt.device)
     launch(
-        norm_columns_grad_kernel, (programs,), (dnormed, xt, stats, gamma, dxt, of_norm, M, E),
+        norm_columns_grad_kernel, (programs,), (dxt, xt, stats, gamma, of_norm, M, E),
         {"BLOCK_M": chosen.rows, "BLOCK_E": padded(E), "num_warps": chosen.warps},
     )  # fmt: skip
     return dwz, [of_norm, of_rows]
@@ -129,11 +129,11 @@ def run_in_grad(projected: Tensor, bias: Tensor, mask: Tensor, dab: Tensor) -> T
     """
     E, M = bias.numel() // 4, mask.numel()
     rows, columns, warps = _part("columns_grad", E, dab.dtype)
-    programs = triton.cdiv(M, rows * WALK)
-    partial = torch.empty((programs, 4 * E), dtype=torch.float32, device=dab.device)
+    tiles = triton.cdiv(M, rows)
+    partial = torch.empty((tiles, 4 * E), dtype=torch.float32, device=dab.device)
     launch(
-        gated_columns_grad_kernel, (programs * 2 * triton.cdiv(E, columns),),
-        (projected, bias, mask, dab, partial, M, E, projected.stride(0), WALK),
+        gated_columns_grad_kernel, (tiles * 2 * triton.cdiv(E, columns),),
+        (projected, bias, mask, dab, partial, M, E, projected.stride(0)),
         {"BLOCK_M": rows, "BLOCK_E": columns, "num_warps": warps},
     )  # fmt: skip
     return partial

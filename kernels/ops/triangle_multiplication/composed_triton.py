@@ -50,33 +50,27 @@ def gated_columns_kernel(
 
 @triton.jit
 def gated_columns_grad_kernel(
-    P, BIAS, MASK, DAB, PARTIAL, M, E, p_m, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    P, BIAS, MASK, DAB, PARTIAL, M, E, p_m, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """P becomes its gradient, from DAB `[2, E, M]`; PARTIAL `[programs, 4E]`: sums of its rows."""
+    """P becomes its gradient, from DAB `[2, E, M]`; PARTIAL `[tiles, 4E]`: sums of its rows."""
     parts = tl.cdiv(E, BLOCK_E)
-    program, part = tl.program_id(0) // (2 * parts), tl.program_id(0) % (2 * parts)
+    tile, part = tl.program_id(0) // (2 * parts), tl.program_id(0) % (2 * parts)
     half = part // parts
     e = (part - half * parts) * BLOCK_E + tl.arange(0, BLOCK_E)
-    sum_p = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    sum_g = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    for step in range(tiles_each):
-        rows = (program * tiles_each + step) * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_in = rows < M
-        at, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
-        mask = tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)
-        found = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
-        dy = tl.load(found, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
-        sig = tl.sigmoid(g)
-        dp = dy * sig
-        dg = dp * p * (1.0 - sig)
-        tl.store(at, dp.to(P.dtype.element_ty), mask=inside)
-        tl.store(at + E, dg.to(P.dtype.element_ty), mask=inside)
-        sum_p += dp
-        sum_g += dg
-    sums = PARTIAL + program.to(tl.int64) * 4 * E + half * 2 * E + e
-    tl.store(sums, tl.sum(sum_p, 0), mask=e < E)
-    tl.store(sums + E, tl.sum(sum_g, 0), mask=e < E)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_in = rows < M
+    at, inside, p, g = _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m)
+    mask = tl.load(MASK + rows, mask=row_in, other=0.0).to(tl.float32)
+    found = (DAB + (half * E + e).to(tl.int64)[None, :] * M) + rows[:, None]
+    dy = tl.load(found, mask=inside, other=0.0).to(tl.float32) * mask[:, None]
+    sig = tl.sigmoid(g)
+    dp = dy * sig
+    dg = dp * p * (1.0 - sig)
+    tl.store(at, dp.to(P.dtype.element_ty), mask=inside)
+    tl.store(at + E, dg.to(P.dtype.element_ty), mask=inside)
+    sums = PARTIAL + tile.to(tl.int64) * 4 * E + half * 2 * E + e
+    tl.store(sums, tl.sum(dp, 0), mask=e < E)
+    tl.store(sums + E, tl.sum(dg, 0), mask=e < E)
 
 
 @triton.jit
@@ -96,9 +90,12 @@ def norm_columns_kernel(
 
 @triton.jit
 def norm_columns_grad_kernel(
-    DY, XT, STATS, GAMMA, DXT, PARTIAL, M, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    DY, XT, STATS, GAMMA, PARTIAL, M, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """DXT `[E, M]` from DY `[M, E]`; PARTIAL `[programs, 2E]`: sums for GAMMA and the offset."""
+    """DY becomes the gradient of X, both `[E, M]`.
+
+    PARTIAL `[programs, 2E]`: sums for GAMMA and the offset.
+    """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, BLOCK_E)
     row_in, e_in = rows < M, e < E
@@ -108,15 +105,14 @@ def norm_columns_grad_kernel(
     rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
     x = tl.load(XT + across, mask=inside, other=0.0).to(tl.float32)
     xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
-    dy = tl.load((DY + rows.to(tl.int64)[:, None] * E) + e[None, :], mask=inside, other=0.0)
-    dy = dy.to(tl.float32)
+    dy = tl.load(DY + across, mask=inside, other=0.0).to(tl.float32)
     sums = PARTIAL + tl.program_id(0).to(tl.int64) * 2 * E + e
     tl.store(sums, tl.sum(dy * xhat, 0), mask=e_in)
     tl.store(sums + E, tl.sum(dy, 0), mask=e_in)
     dy *= tl.load(GAMMA + e, mask=e_in, other=0.0).to(tl.float32)[None, :]
     mean_d, mean_dx = tl.sum(dy, 1) / E, tl.sum(dy * xhat, 1) / E
     dx = rstd[:, None] * (dy - mean_d[:, None] - xhat * mean_dx[:, None])
-    tl.store(DXT + across, dx.to(DXT.dtype.element_ty), mask=inside)
+    tl.store(DY + across, dx.to(DY.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ BFLOAT16 = 2e-4
 OURS = re.compile(
     r"Triangle(Attention|Multiplication)|Transition$|OuterProductMean|PairBlock|PairFormerBlock|"
     r"PairformerBlock|PairformerLayer|PairformerNoSeqLayer|PairWeightedAveraging|AttentionPairBias$|"
-    r"MSAModuleBlock|MSALayer"
+    r"MSAModuleBlock|MSALayer|AdaLN|AdaptiveLayerNorm"
 )
 """Classes of which every module is to be fused; `Transition` alone, not a conditioned one."""
 

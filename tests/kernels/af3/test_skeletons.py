@@ -23,7 +23,7 @@ TAKEN = {
     "TriangleMultiplicationIncoming", "OuterProductMean", "Transition", "SwiGLUTransition",
     "PairformerLayer", "PairformerNoSeqLayer", "PairBlock", "TemplatePairBlock", "PairformerBlock",
     "PairWeightedAveraging", "MSAPairWeightedAveraging", "PairFormerBlock", "MSAModuleBlock",
-    "MSALayer",
+    "MSALayer", "AdaLN", "AdaptiveLayerNorm",
 }  # fmt: skip
 """Classes of the three projects that have a fused form."""
 SOME = {"LayerNorm", "AttentionPairBias"}

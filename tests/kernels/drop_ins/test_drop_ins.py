@@ -182,6 +182,7 @@ def test_an_unbatched_lstm_equals_torchs(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.filterwarnings("ignore:RNN module weights")  # a copied module is in pieces
 def test_a_packed_sequence_and_a_projection_are_torchs(device: str) -> None:
     plain, fused = _pair(lambda: nn.LSTM(5, 11, batch_first=True), device)
     packed = pack_padded_sequence(

@@ -13,11 +13,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from evofeed.kernels.ops.adaptive_norm import triton as adaptive
 from evofeed.kernels.ops.attention import triton as attention
 from evofeed.kernels.ops.gated_attention import triton as gated
 from evofeed.kernels.ops.swiglu import triton as swiglu
+from evofeed.kernels.ops.triangle_multiplication import composed_triton as composed
 from evofeed.kernels.ops.triangle_multiplication import triton as triangle
-from evofeed.kernels.runtime.tiles import DEFAULTS, AttentionTiles
+from evofeed.kernels.runtime.tiles import DEFAULTS, AttentionTiles, Tile
 from evofeed.kernels.runtime.tiles import tile as tile_of
 
 CARDS = {
@@ -34,7 +36,7 @@ def shared_bytes(kernel: Any, card: str, warps: int, stages: int, **sizes: Any) 
     for name in kernel.arg_names:
         if name in sizes:
             types[name] = "constexpr"
-        elif name.isupper() and (len(name) > 1 or name in "QKVZXW") and name != "MQ":
+        elif name.isupper() and (len(name) > 1 or name in "AGPQKVWXYZ") and name != "MQ":
             types[name] = "*fp32" if name in FLOAT32 else "*bf16"
         else:
             types[name] = SCALARS.get(name, "i32")
@@ -76,12 +78,12 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         "attention_dkv": (attention.backward_dkv_kernel, tiles.dkv, attend(tiles.dkv)),
         "attention_db": (attention.backward_db_kernel, tiles.db, attend(tiles.db)),
     }
-    tile = DEFAULTS["mlp"]
-    found["swiglu"] = (
-        swiglu.swiglu_mlp_kernel, tile,
-        {**wide, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns // 2, "HAS_MASK": True,
-         "HAS_RES": True},
-    )  # fmt: skip
+    for name, kernel in (
+        ("swiglu", swiglu.swiglu_mlp_kernel), ("swiglu_backward", swiglu.swiglu_backward_kernel)
+    ):  # fmt: skip
+        tile = tile_of(name, 128, torch.bfloat16)
+        sizes = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "HAS_MASK": True, "HAS_RES": True}
+        found[name] = kernel, tile, {**wide, **sizes}
     tile = DEFAULTS["relu_grad"]
     found["swiglu_grad"] = (
         swiglu.swiglu_grad_kernel,
@@ -89,13 +91,24 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_C": 64, "PRECISION": "ieee"},
     )
     for name in ("triangle_in", "triangle_in_grad", "triangle_out", "triangle_out_grad"):
-        for C in (128, 256):
-            chosen, out = tile_of(name, C, torch.bfloat16), "out" in name
-            sizes = {"BLOCK_C": C, "PRECISION": "ieee", "BLOCK_M": chosen.rows}
-            sizes |= {"BLOCK_E": C, "BLOCK_N": chosen.columns} if out else {}
-            sizes |= {"HAS_DROP": True} if out else {"BLOCK_E": chosen.columns}
-            sizes |= {"HAS_RES": True} if name == "triangle_out" else {}
-            found[f"{name}_{C}"] = (getattr(triangle, f"{name}_kernel"), chosen, sizes)
+        chosen, out = tile_of(name, 128, torch.bfloat16), "out" in name
+        sizes = {**wide, "BLOCK_M": chosen.rows}
+        sizes |= {"BLOCK_E": 128, "BLOCK_N": chosen.columns} if out else {}
+        sizes |= {"HAS_DROP": True} if out else {"BLOCK_E": chosen.columns}
+        sizes |= {"HAS_RES": True} if name == "triangle_out" else {}
+        found[name] = (getattr(triangle, f"{name}_kernel"), chosen, sizes)
+    for name in ("columns", "columns_grad", "norm", "norm_grad"):
+        chosen = tile_of(f"triangle_{name}", 256, torch.bfloat16)
+        kernel = name.replace("norm", "norm_columns") if "norm" in name else f"gated_{name}"
+        sizes = {"BLOCK_M": chosen.rows, "BLOCK_E": 256 if "norm" in name else chosen.columns}
+        found[kernel] = (getattr(composed, f"{kernel}_kernel"), chosen, sizes)
+    row = {"BLOCK_M": 16, "BLOCK_N": 256, "HAS_DROP": True}
+    plain = Tile(16, 256, 4, 1)
+    found["gated_rows"] = (composed.gated_rows_kernel, plain, {**row, "HAS_RES": True})
+    found["gated_rows_grad"] = (composed.gated_rows_grad_kernel, plain, row)
+    row = {"BLOCK_M": 4, "BLOCK_C": 1024}
+    for name in ("adaptive_norm", "adaptive_norm_grad"):
+        found[name] = (getattr(adaptive, f"{name}_kernel"), plain, row)
     tile = DEFAULTS["gated_output"]
     found["gated_output"] = (
         gated.gated_output_kernel, tile,

@@ -9,6 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
+from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
 from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
 
@@ -52,5 +53,8 @@ TEXTS = [
     compile_kernel(gated.gated_output_kernel, **ROWS, BLOCK_C=128, HAS_RES=True),
     compile_kernel(gated.gated_output_grad_kernel, **ROWS, D=32, BLOCK_K=128),
     compile_kernel(transition.transition_grad_kernel, C=128, N=512, BLOCK_N=128, BLOCK_M=64),
+    compile_kernel(
+        swiglu.swiglu_weights_kernel, C=128, N=512, BLOCK_N=64, BLOCK_M=64, HAS_MASK=True
+    ),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.kernels import layer_norm, masked_softmax, pair_bias, to_fused
+from evofeed.kernels.ops.adaptive_norm.op import AdaptiveWeights, adaptive_norm
 from evofeed.kernels.ops.attention.op import biased_attention
 from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
 from evofeed.kernels.ops.global_attention.op import global_column_attention
 from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
+from evofeed.kernels.ops.swiglu.op import SwigluWeights, swiglu_transition
 from evofeed.kernels.ops.transition.op import TransitionWeights, transition
 from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
+from evofeed.kernels.ops.weighted_average.op import AverageWeights, weighted_average
 from evofeed.kernels.runtime.torch_library import Operator
 from evofeed.trainer.model import evoformer, extra_msa
 from evofeed.trainer.model.transition import MSATransition
@@ -116,6 +119,31 @@ def _softmax(mask: Tensor) -> Case:
     return lambda x, bias: masked_softmax(x, mask, bias), inputs
 
 
+def _swiglu(C: int, mask: Tensor | None) -> Case:
+    weights = [*_norm(C), *(torch.randn(2 * C, C) for _ in range(2)), torch.randn(C, 2 * C)]
+    return (
+        lambda x, *w: swiglu_transition(x, SwigluWeights(*w), mask=mask, residual=mask is not None),
+        [torch.randn(2, R, C), *weights],
+    )
+
+
+def _average() -> Case:
+    weights = [*_norm(16), *(torch.randn(16, 16) for _ in range(3))]
+    shares = torch.softmax(torch.randn(1, 2, R, R), -1)
+    return (
+        lambda m, shares, *w: weighted_average(m, shares, AverageWeights(*w)),
+        [torch.randn(1, S, R, 16), shares, *weights],
+    )
+
+
+def _adaptive() -> Case:
+    layers = [torch.randn(16, 24), torch.randn(16), torch.randn(16, 24)]
+    return (
+        lambda a, s, *w: adaptive_norm(a, s, AdaptiveWeights(*w)),
+        [torch.randn(2, R, 16), torch.randn(2, R, 24), torch.randn(24), *layers],
+    )
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "layer norm": lambda: (layer_norm, [torch.randn(3, 16), *_norm(16)]),
     "layer norm of a view": lambda: (
@@ -143,6 +171,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "transition": lambda: _transition(16),
     "transition, residual": lambda: _transition(16, residual=True),
     "transition, wide": lambda: _transition(256, mask=_mask(2, R)),
+    "swiglu": lambda: _swiglu(16, None),
+    "swiglu, all": lambda: _swiglu(24, _mask(2, R)),
+    "swiglu, wide": lambda: _swiglu(256, _mask(2, R)),
+    "average": _average,
+    "adaptive norm": _adaptive,
     "outer": lambda: _outer(False),
     "outer, residual": lambda: _outer(True),
     "pair bias": lambda: (

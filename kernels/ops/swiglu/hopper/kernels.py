@@ -2,9 +2,8 @@
 """The hidden layer's share of a SwiGLU transition's backward pass on Hopper, in 16 bits, in Gluon.
 
 A program owns some hidden channels and walks over tiles of rows: it rebuilds its channels of
-both layers, takes their gradients and adds all to its part of the gradients of the three
-weights, which it holds in registers. The products for the weights run while the next tile's
-first ones are queued behind them.
+both layers, takes their gradients, which it writes, and adds all to its part of the gradients of
+the three weights, which it holds in registers. The hidden layer is never written.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -25,14 +24,14 @@ LOG2E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def swiglu_weights_kernel(
-    X, DY, WAB, WO, DAB, PARTIAL_A, PARTIAL_B, PARTIAL_O, M,
+    X, DY, MASK, WAB, WO, DAB, PARTIAL_A, PARTIAL_B, PARTIAL_O, M,
     C: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr,
-    KEEP: gl.constexpr, QUEUED: gl.constexpr, num_warps: gl.constexpr,
+    HAS_MASK: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """From normalised rows X and the result's gradient DY, both `[M, C]`, sums over rows.
+    """DAB `[M, 2N]` from normalised rows X and the result's gradient DY, both `[M, C]`.
 
-    PARTIAL_A and PARTIAL_B `[splits, N, C]` of dA^T X and dB^T X, PARTIAL_O `[splits, C, N]` of
-    DY^T hidden. With KEEP the gradients themselves go to DAB `[M, 2N]`.
+    Sums over the program's rows: PARTIAL_A and PARTIAL_B `[splits, N, C]` of dA^T X and dB^T X,
+    PARTIAL_O `[splits, C, N]` of DY^T hidden. MASK is a factor of each row of DY.
     """
     dtype: gl.constexpr = X.dtype.element_ty
     mma: gl.constexpr = mma_layout(BLOCK_M, BLOCK_N, num_warps)
@@ -59,9 +58,6 @@ def swiglu_weights_kernel(
     in_zeros = gl.full([BLOCK_N, C], 0.0, gl.float32, in_mma)
     dwa, dwb = in_zeros, in_zeros
     dwo = gl.full([C, BLOCK_N], 0.0, gl.float32, out_mma)
-    if QUEUED:
-        dwa, dwb = hopper.warpgroup_mma_init(dwa), hopper.warpgroup_mma_init(dwb)
-        dwo = hopper.warpgroup_mma_init(dwo)
     slot = 0
     for tile in range(split, gl.cdiv(M, BLOCK_M), splits):
         cp.wait_group(0)
@@ -72,10 +68,9 @@ def swiglu_weights_kernel(
         a = hopper.warpgroup_mma(x_tile, wa, zeros, use_acc=False, is_async=True)
         b = hopper.warpgroup_mma(x_tile, wb, zeros, use_acc=False, is_async=True)
         d = hopper.warpgroup_mma(dy_tile, wo_tile, zeros, use_acc=False, is_async=True)
-        sums_a, sums_b, sums_o = dwa, dwb, dwo
-        if QUEUED:
-            sums_a, sums_b, sums_o = hopper.warpgroup_mma_wait(3, [dwa, dwb, dwo])
-        barrier()  # the last tile's products have read what is written now
+        rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
+        if HAS_MASK:
+            mask = gl.load(MASK + rows, mask=rows < M, other=0.0).to(gl.float32)
         after = (tile + splits) * BLOCK_M
         copy_rows(x_tiles.index(1 - slot), X, after, M, C)
         copy_rows(dy_tiles.index(1 - slot), DY, after, M, C)
@@ -84,6 +79,8 @@ def swiglu_weights_kernel(
         sig = sigmoid_exp2(-LOG2E * a)
         silu = a * sig
         slope = sig + silu * (1.0 - sig)
+        if HAS_MASK:  # of both factors that DY is multiplied with
+            slope, silu = slope * mask[:, None], silu * mask[:, None]
         b = hopper.warpgroup_mma_wait(1, [b])
         hidden_tile.store((silu * b).to(dtype))
         slope *= b
@@ -92,26 +89,21 @@ def swiglu_weights_kernel(
         db_tile.store((d * silu).to(dtype))
         hopper.fence_async_shared()
         barrier()
-        dwa = hopper.warpgroup_mma(da_tile.permute((1, 0)), x_tile, sums_a, is_async=True)
-        dwb = hopper.warpgroup_mma(db_tile.permute((1, 0)), x_tile, sums_b, is_async=True)
-        dwo = hopper.warpgroup_mma(dy_tile.permute((1, 0)), hidden_tile, sums_o, is_async=True)
-        if KEEP:
-            store_rows(DAB + n0, da_tile, tile * BLOCK_M, M, 2 * N)
-            store_rows(DAB + N + n0, db_tile, tile * BLOCK_M, M, 2 * N)
-        if not QUEUED:
-            dwa, dwb, dwo = hopper.warpgroup_mma_wait(0, [dwa, dwb, dwo])
+        next_a = hopper.warpgroup_mma(da_tile.permute((1, 0)), x_tile, dwa, is_async=True)
+        next_b = hopper.warpgroup_mma(db_tile.permute((1, 0)), x_tile, dwb, is_async=True)
+        next_o = hopper.warpgroup_mma(dy_tile.permute((1, 0)), hidden_tile, dwo, is_async=True)
+        store_rows(DAB + n0, da_tile, tile * BLOCK_M, M, 2 * N)
+        store_rows(DAB + N + n0, db_tile, tile * BLOCK_M, M, 2 * N)
+        dwa, dwb, dwo = hopper.warpgroup_mma_wait(0, [next_a, next_b, next_o])
         slot = 1 - slot
-    sums_a, sums_b, sums_o = dwa, dwb, dwo
-    if QUEUED:
-        sums_a, sums_b, sums_o = hopper.warpgroup_mma_wait(0, [dwa, dwb, dwo])
     cp.wait_group(0)
     PARTIAL_A += split.to(gl.int64) * N * C
     PARTIAL_B += split.to(gl.int64) * N * C
     PARTIAL_O += split.to(gl.int64) * N * C
     n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, in_mma))
     c = gl.arange(0, C, gl.SliceLayout(0, in_mma))
-    gl.store(PARTIAL_A + (n[:, None] * C + c[None, :]), sums_a)
-    gl.store(PARTIAL_B + (n[:, None] * C + c[None, :]), sums_b)
+    gl.store(PARTIAL_A + (n[:, None] * C + c[None, :]), dwa)
+    gl.store(PARTIAL_B + (n[:, None] * C + c[None, :]), dwb)
     n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, out_mma))
     c = gl.arange(0, C, gl.SliceLayout(1, out_mma))
-    gl.store(PARTIAL_O + (c[:, None] * N + n[None, :]), sums_o)
+    gl.store(PARTIAL_O + (c[:, None] * N + n[None, :]), dwo)

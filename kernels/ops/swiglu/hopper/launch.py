@@ -14,9 +14,9 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import even
 from evofeed.kernels.runtime.sums import column_sums
 
-__all__ = ["fits", "run_weights"]
+__all__ = ["fits", "run_hidden_grad"]
 
-ROWS = 128  # rows a program takes at a time
+ROWS = 64  # rows a program takes at a time: 128 spill registers
 HIDDEN = 64  # hidden channels of a program: what registers hold of three weights' gradients
 WARPS = 8
 
@@ -27,24 +27,23 @@ def fits(x: Tensor, wo: Tensor) -> bool:
     return on_hopper(x, wo.dtype) and C in (64, 128) and N % HIDDEN == 0
 
 
-def run_weights(
-    x: Tensor, dy: Tensor, packed: Tensor, wo: Tensor, *, keep: bool,
-    rows: int = ROWS, queued: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of both packed layers `[2N, C]` and of the third `[C, N]`.
+def run_hidden_grad(
+    x: Tensor, dy: Tensor, mask: Tensor | None, packed: Tensor, wo: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of both hidden layers `[M, 2N]`, of their weights `[2N, C]` and of the third.
 
-    From normalised rows x and the gradient dy of the result, both `[M, C]`; with `keep` also
-    that of the hidden layers `[M, 2N]`, else an empty tensor.
+    From normalised rows x and the gradient dy of the result, both `[M, C]`; `mask` is a factor
+    of each row of dy.
     """
     M, (C, N) = x.shape[0], wo.shape
-    splits = int(max(1, min(triton.cdiv(M, rows), sm_count(x) // (N // HIDDEN))))
-    dab = torch.empty((M, 2 * N) if keep else (0, 2 * N), dtype=x.dtype, device=x.device)
+    splits = int(max(1, min(triton.cdiv(M, ROWS), sm_count(x) // (N // HIDDEN))))
+    dab = torch.empty((M, 2 * N), dtype=x.dtype, device=x.device)
     a, b, o = (torch.empty((splits, N * C), dtype=torch.float32, device=x.device) for _ in range(3))
     launch(
         swiglu_weights_kernel, (N // HIDDEN * splits,),
-        (x, even(dy), even(packed), even(wo), dab, a, b, o, M),
-        {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": rows, "KEEP": keep, "QUEUED": queued,
+        (x, even(dy), mask, even(packed), even(wo), dab, a, b, o, M),
+        {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": ROWS, "HAS_MASK": mask is not None,
          "num_warps": WARPS},
     )  # fmt: skip
     da, db, do = column_sums([a, b, o], wo.dtype)
-    return torch.cat([da, db]).view(2 * N, C), do.view(C, N), dab
+    return dab, torch.cat([da, db]).view(2 * N, C), do.view(C, N)

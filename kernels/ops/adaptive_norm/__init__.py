@@ -1,0 +1,1 @@
+"""A norm whose scale and shift another tensor gives: `adaptive_norm`."""
