@@ -12,7 +12,7 @@ projects' own switch puts them (norms, projections and gates of the attention ar
 were queued ahead of the GPU; `wall_ms`: a loop of calls, launches included; `kept_mb`: what a call
 keeps until its backward pass. `difference`: of the output and of z's gradient from eager's in
 float32, relative. Rows are written as they come, the most telling first; after `--seconds` those
-left are listed as `not_run`. Proof on a laptop:
+left are listed as `not_run`. `--cases part:channels:size` runs these alone. Proof on a laptop:
 `--device cpu --sizes 8 --repeats 1 --ways eager fused`.
 """  # noqa: E501
 
@@ -74,6 +74,11 @@ def cases(sizes: list[int]) -> Iterator[Case]:
     first += [Case(part, 128, n) for part, n in rest]
     first += [Case("multiplication", 256, n) for n in sizes]
     yield from dict.fromkeys(first)
+
+
+def named_case(text: str) -> Case:
+    part, channels, size = text.split(":")
+    return Case(part, int(channels), int(size))
 
 
 # --- cuEquivariance -------------------------------------------------------------------------------
@@ -252,6 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 384, 640, 768])
+    parser.add_argument("--cases", nargs="+", type=named_case, help="part:channels:size")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
@@ -264,7 +270,7 @@ def main() -> None:
         if options.out:
             write_atomic(options.out, json.dumps(result, indent=1) + "\n")
 
-    for case in cases(options.sizes):
+    for case in options.cases or cases(options.sizes):
         exact = None
         if case.size <= 384 and time.perf_counter() - began < options.seconds:
             exact = Step(case, "float32", options.device).results()
