@@ -60,6 +60,8 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
         "mask": 3,
         "drop_mask": 3,
         "shares": 4,
+        "a": 4,
+        "s": 4,
     }
     ranks |= {"weight": 2, "norm_weight": 1, "norm_bias": 1} | ({"x": 5} if op == "softmax" else {})
     values: dict[str, Any] = {}
@@ -69,7 +71,7 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
                 "gated_attention": "AttentionWeights", "global_attention": "AttentionWeights",
                 "transition": "TransitionWeights", "outer_product_mean": "OuterWeights",
                 "triangle_multiplication": "TriangleWeights", "swiglu": "SwigluWeights",
-                "weighted_average": "AverageWeights",
+                "weighted_average": "AverageWeights", "adaptive_norm": "AdaptiveWeights",
             }[op]  # fmt: skip
             cls: Any = getattr(importlib.import_module(f"evofeed.kernels.ops.{op}.op"), kind)
             values["weights"] = cls(*(torch.ones(2, 2) for _ in cls.__slots__))
