@@ -29,8 +29,8 @@ from typing import Any
 
 from evofeed.featurize.search import Database, SearchCache, SearchConfig, SearchOptions
 from evofeed.featurize.search.fasta_search import read_sequences
-from evofeed.featurize.search.job import Search
 from evofeed.featurize.search.programs import descendants, version
+from evofeed.featurize.search.search import Search
 from evofeed.featurize.search.work import look_at
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYV"

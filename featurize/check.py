@@ -20,6 +20,7 @@ from evofeed.featurize.roads.parts import read_part
 from evofeed.featurize.sources import SUBFOLDERS, ChainSource, why_unread
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
+from evofeed.featurize.wwpdb import DEVIATIONS, deviations
 from evofeed.residues import RESTYPES
 
 Severity = Literal["error", "warning", "info"]
@@ -44,6 +45,7 @@ _KINDS: dict[str, tuple[Severity, str]] = {
     "not in chain_data_cache.json": ("warning", "OpenFold's sampler would leave it out"),
     "in no cluster": ("warning", "its cluster size will be unknown, -1"),
     "in chain_data_cache.json only": ("info", "the cache has chains this input lacks"),
+    **{kind: ("warning", what) for kind, what in DEVIATIONS.items()},
 }
 
 
@@ -218,7 +220,7 @@ def _check_queries(
     sequence = source.sequence
     ref = source.structure_ref()
     if ref is not None:
-        structure = _structure(ref, config, last)
+        structure = _structure(ref, config, last, report)
         if structure.lacks_date:
             report.add("no release date", source.chain_id)
         chains = structure.sequences
@@ -250,7 +252,10 @@ def _check_sequence(chain_id: str, sequence: str, report: CheckReport) -> None:
 
 
 def _structure(
-    ref: FileRef, config: FeaturizeConfig, last: dict[str, Structure | InputError]
+    ref: FileRef,
+    config: FeaturizeConfig,
+    last: dict[str, Structure | InputError],
+    report: CheckReport,
 ) -> Structure:
     """The structure of a file; the chains of an entry follow each other, so one is kept."""
     key = f"{ref.path}:{ref.offset}"
@@ -258,6 +263,9 @@ def _structure(
         last.clear()
         try:
             data = read_part(ref, config.caps)
+            if ref.plain_name.endswith((".cif", ".mmcif")):
+                for kind, case in deviations(data, ref.path):
+                    report.add(kind, f"{ref.path}: {case}")
             last[key] = parse_structure(data, ref.plain_name, path=ref.path, config=config)
         except InputError as error:
             last[key] = error

@@ -26,12 +26,12 @@ from evofeed.featurize import search  # each name loads its own module when it i
 from evofeed.files import write_atomic
 from evofeed.service.problems import Problem
 from evofeed.service.settings import ServiceSettings
+from evofeed.service.ticket_text import as_a3m, blocks_of, hits_of, parse_query
 
 PENDING, RUNNING, COMPLETE, ERROR = "PENDING", "RUNNING", "COMPLETE", "ERROR"
 MODES: Final = re.compile(
     r"((env|all|env-nofilter|nofilter)(-notemplates)?|pair(greedy|complete)(-env)?)$"
 )
-_LETTERS: Final = re.compile(r"[A-Za-z]+")
 _BATCH: Final = 64
 """Sequences searched together, at least one ticket's."""
 _KEPT: Final = 7 * 86_400.0
@@ -320,24 +320,24 @@ class Tickets:
     ) -> Iterator[tuple[str, bytes]]:
         databases = self._databases(ticket)
         a3ms = {
-            db.name: [_a3m(found[s, db.name]) for s in ticket.sequences]
+            db.name: [as_a3m(found[s, db.name]) for s in ticket.sequences]
             for db in databases
             if not db.is_template
         }
         if ticket.mode.startswith("pair"):
             complete = "complete" in ticket.mode
             paired = (search.pair(one, complete=complete) for one in a3ms.values())
-            yield "pair.a3m", b"".join(_blocks(ticket.names, blocks) for blocks in paired)
+            yield "pair.a3m", b"".join(blocks_of(ticket.names, blocks) for blocks in paired)
         else:
             if "env" in ticket.wanted and "env" not in self.databases:
                 a3ms["env"] = [f">q\n{s}\n".encode() for s in ticket.sequences]
             for name, texts in a3ms.items():
-                yield _NAMES[name], _blocks(ticket.names, texts)
+                yield _NAMES[name], blocks_of(ticket.names, texts)
             hits = [
                 (name, found.get((sequence, "pdb"), b""))
                 for name, sequence in zip(ticket.names, ticket.sequences, strict=True)
             ]
-            yield "pdb70.m8", b"".join(_hits_of(name, table) for name, table in hits)
+            yield "pdb70.m8", b"".join(hits_of(name, table) for name, table in hits)
         yield "msa.sh", self._script(ticket, databases)
 
     def _script(self, ticket: Ticket, databases: Sequence[search.Database]) -> bytes:
@@ -351,49 +351,9 @@ class Tickets:
         return "\n".join([*lines, ""]).encode()
 
 
-def parse_query(text: str, most: int) -> tuple[list[str], list[str]]:
-    """Names and sequences of a FASTA text; a bare sequence is called 101.
-
-    Raises:
-        InputError: none, too many, a name twice, or letters that are none.
-    """
-    text = text if text.lstrip().startswith(">") else f">101\n{text}"
-    names, sequences = [], []
-    for record in text.split(">")[1:]:
-        head, _, body = record.partition("\n")
-        sequence = "".join(body.split()).upper()
-        if not _LETTERS.fullmatch(sequence):
-            raise InputError("a sequence has letters A to Z only", item=head.strip()[:40])
-        names.append((head.split() or [""])[0])
-        sequences.append(sequence)
-    if not names or len(names) > most or len(set(names)) < len(names):
-        raise InputError(f"want 1 to {most} sequences, each with a name of its own")
-    return names, sequences
-
-
 def _alike(one: Ticket, other: Ticket) -> bool:
     """Whether two tickets are searched in the same databases, in the same way."""
     return one.wanted == other.wanted and one.expansion == other.expansion
-
-
-def _a3m(data: bytes) -> bytes:
-    """A result as A3M, whatever program wrote it."""
-    return data if data.startswith(b">") else search.to_a3m(search.read_any(data))
-
-
-def _hits_of(name: str, table: bytes) -> bytes:
-    """A table of template hits under the name that the client gave the query."""
-    lines = (line.partition(b"\t")[2] for line in table.splitlines())
-    return b"".join(name.encode() + b"\t" + line + b"\n" for line in lines)
-
-
-def _blocks(names: Sequence[str], a3ms: Sequence[bytes]) -> bytes:
-    """Alignments behind each other, each begun by its query's name and ended by a NUL."""
-    blocks = (
-        f">{name}\n".encode() + a3m.partition(b"\n")[2]
-        for name, a3m in zip(names, a3ms, strict=True)
-    )
-    return b"".join(block.rstrip(b"\n") + b"\n\0" for block in blocks)
 
 
 def _limited(what: str, wait: float) -> Problem:

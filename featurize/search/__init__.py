@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from evofeed.featurize.search.config import Database, SearchConfig
     from evofeed.featurize.search.executors import SearchExecutor, open_executor
     from evofeed.featurize.search.fasta_search import read_sequences, search_fasta
-    from evofeed.featurize.search.job import Search, run_search
+    from evofeed.featurize.search.job import run_search
     from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
     from evofeed.featurize.search.pairing import pair
+    from evofeed.featurize.search.search import Search
     from evofeed.featurize.search.template_files import pack_templates, packed_tar
 
 __all__ = [
@@ -39,7 +40,7 @@ __getattr__ = names_from(
     __name__,
     {
         "Database": "config",
-        "Search": "job",
+        "Search": "search",
         "SearchExecutor": "executors",
         "open_executor": "executors",
         "pack_templates": "template_files",

@@ -15,8 +15,8 @@ from evofeed.featurize import SearchConfig, SearchOptions
 from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.cache import SearchCache
 from evofeed.featurize.search.config import Database
-from evofeed.featurize.search.job import Search
 from evofeed.featurize.search.plan import Node
+from evofeed.featurize.search.search import Search
 from evofeed.featurize.search.work import SearchTask
 
 QUERY, *KIN = family(1, 6)

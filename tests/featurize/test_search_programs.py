@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.featurize.golden import INPUTS
 from tests.featurize.search_programs import family, fasta, hh_db, mmseqs_db, require_programs
 
 from evofeed.errors import InputError
@@ -14,7 +16,9 @@ from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.clusters import cluster_sizes
 from evofeed.featurize.hits import parse_hhr, parse_hmmsearch
 from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.search import embedded, read_any
 from evofeed.featurize.search.cluster import cluster_sequences
+from evofeed.featurize.search.programs import Scratch, jackhmmer
 from evofeed.featurize.stockholm import parse_stockholm
 
 QUERY, *RELATIVES = family(1)
@@ -55,6 +59,35 @@ def test_jackhmmer_of_the_machine_and_the_embedded_one_give_the_same_rows(tmp_pa
         assert rows.sequences() == want.sequences() and rows.descriptions() == want.descriptions()
         assert len(rows.sequences()) == min(1 + len(RELATIVES), max_hits)
         assert len(theirs["db_hits.sto"].split(b"#=GS")) == min(1 + len(RELATIVES), max_hits)
+
+
+def test_embedded_hits_have_the_names_scores_and_rows_of_the_machines_on_real_sequences(
+    tmp_path: Path, golden: Path
+) -> None:
+    files = (("ofquery", "uniref90_hits.sto"), ("3l4q_C", "mgnify_hits.sto"))
+    real: dict[str, str] = {}
+    queries = []
+    for name, file in files:
+        rows = read_any((Path(INPUTS[0]) / "alignments" / name / file).read_bytes())
+        sequences = [row.letters.replace("-", "").upper() for row in rows]
+        queries.append(sequences[0])
+        for number, sequence in enumerate(sequences):
+            real.setdefault(sequence, f"{name}_{number}")
+    db = fasta(tmp_path / "real.fasta", [(name, sequence) for sequence, name in real.items()])
+    limits: dict[str, Any] = {"num_targets": len(real), "threads": 1, "e_value": 1e-4}
+    for sequence in queries:
+        text, num_hits, ours = embedded.jackhmmer_shard(sequence, db, iterations=1, **limits)
+        with Scratch(600.0) as place:
+            want = read_any(jackhmmer(place, sequence, db, iterations=1, **limits))
+            table = (place.path / "domains").read_text().splitlines()
+        words = [line.split() for line in table if line[0] != "#"]
+        theirs = {f"{w[0]}/{w[17]}-{w[18]}": (w[6], w[7], w[11]) for w in words}
+        shown = {n: (f"{e:.2g}", f"{s:.1f}", f"{d:.2g}") for n, (e, s, d) in ours.items()}
+        as_numbers = [{n: tuple(map(float, v)) for n, v in x.items()} for x in (shown, theirs)]
+        assert as_numbers[0] == as_numbers[1] and len(theirs) > 20
+        assert num_hits == len({w[0] for w in words})
+        aligned = [[(r.name, r.letters) for r in one] for one in (read_any(text), want)]
+        assert aligned[0] == aligned[1] and len(aligned[0]) > 20
 
 
 def test_shards_of_a_database_give_what_the_whole_one_gives(tmp_path: Path) -> None:
