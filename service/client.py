@@ -29,6 +29,7 @@ from evofeed.service.client_views import (
     MadeSnapshot,
     Move,
     RefState,
+    Run,
     Token,
     Webhook,
 )
@@ -299,6 +300,26 @@ class Client(Requests):
         path = f"{self._base}/v1/jobs/{part(job_id)}/log"
         return self._checked(self._http.request("GET", path)).body.decode(errors="replace")
 
+    # training runs
+
+    def runs(self) -> list[Run]:
+        """Training runs of the datasets that this token may see, newest first."""
+        return [made(Run, one) for one in self._get("/v1/runs")["runs"]]
+
+    def register_run(self, name: str, dataset: str, folder: str, description: str = "") -> Run:
+        """Register a run's folder, as the service sees it."""
+        new = {"name": name, "dataset": dataset, "folder": folder, "description": description}
+        return made(Run, self._send("POST", "/v1/runs", new))
+
+    def run_curves(self, name: str) -> dict[str, tuple[list[int], list[float | None]]]:
+        """Every number of a run by name: steps and values."""
+        found = self._get(f"/v1/runs/{part(name)}/curves")["curves"]
+        return {name: (one["steps"], one["values"]) for name, one in found.items()}
+
+    def forget_run(self, name: str) -> None:
+        """Forget a run; its folder stays."""
+        self._send("DELETE", f"/v1/runs/{part(name)}", None)
+
     # tokens
 
     def tokens(self) -> list[Token]:
@@ -321,11 +342,26 @@ class Client(Requests):
         """The webhooks of this token."""
         return [made(Webhook, one) for one in self._get("/v1/webhooks")["webhooks"]]
 
-    def add_webhook(self, url: str, datasets: Sequence[str] | None = None) -> tuple[str, str]:
+    def add_webhook(
+        self,
+        url: str,
+        datasets: Sequence[str] | None = None,
+        events: Sequence[str] | None = None,
+    ) -> tuple[str, str]:
         """A new webhook's id and the secret that its messages are signed with."""
-        new = {"url": url, "datasets": list(datasets) if datasets is not None else None}
+        given = {"datasets": datasets, "events": events}
+        new = {"url": url} | {n: list(v) for n, v in given.items() if v is not None}
         said = self._send("POST", "/v1/webhooks", new, repeatable=False)
         return said["id"], said["secret"]
+
+    def ping_webhook(self, webhook_id: str) -> str:
+        """Send a webhook a `ping`; the message's id."""
+        return str(self._send("POST", f"/v1/webhooks/{part(webhook_id)}/ping", None)["id"])
+
+    def redeliver(self, webhook_id: str, message_id: str) -> None:
+        """Send a message again, under the id that it has."""
+        path = f"/v1/webhooks/{part(webhook_id)}/deliveries/{part(message_id)}/redeliver"
+        self._send("POST", path, None)
 
     def remove_webhook(self, webhook_id: str) -> None:
         """End a webhook."""

@@ -98,8 +98,19 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Where the ends of jobs are told."""
+    """Who is told of what happens; `events` None: how jobs end."""
 
     id: str
     url: str
     datasets: list[str] | None = None
+    events: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run's folder, and the dataset it is about."""
+
+    name: str
+    dataset: str
+    folder: str | None = None
+    description: str = ""

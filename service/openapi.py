@@ -40,9 +40,10 @@ _TAGS: Final = {
     "plans": "Which rank reads which chains.",
     "statistics": "What a snapshot holds, and what differs between two.",
     "jobs": "Featurize jobs: submit, watch, cancel, retry, and what they could not do.",
+    "runs": "Folders of training runs, and their curves.",
     "tickets": "Alignments, by the protocol of ColabFold's MSA server.",
     "tokens": "Tokens and the audit.",
-    "webhooks": "Be notified when jobs end.",
+    "webhooks": "Be notified of jobs that end, refs that move, chains that break.",
 }
 _REFUSED: Final = {
     "400": "this is no HTTP request that can be understood",
@@ -114,7 +115,7 @@ def _refusals(path: str, method: str, operation: dict[str, Any]) -> list[str]:
     found = {"400", "405", "421", "422", "429", "500", "503"}
     if operation.get("security"):
         found |= {"401", "403"}
-    if "{" in path or path.startswith(("/v1/jobs", "/v1/webhooks", "/ticket")):
+    if "{" in path or path.startswith(("/v1/jobs", "/v1/runs", "/v1/webhooks", "/ticket")):
         found |= {"404", "502"}
     if method in ("post", "put", "patch", "delete"):
         found |= {"408", "409", "413"}

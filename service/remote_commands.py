@@ -28,7 +28,7 @@ def make_app(text: str) -> typer.Typer:
 
 jobs = make_app("Jobs of the service. Example: evofeed --service URL jobs ls")
 tokens = make_app("Tokens of the service. Example: evofeed --service URL tokens ls")
-webhooks = make_app("Whom the service tells of jobs. Example: evofeed --service URL webhooks ls")
+webhooks = make_app("Whom the service tells. Example: evofeed --service URL webhooks ls")
 
 
 def featurize(
@@ -185,17 +185,49 @@ def list_webhooks(as_json: Json = False) -> None:
 @webhooks.command("add")
 def add_webhook(
     url: Annotated[str, typer.Argument(help="Whom to tell.")],
-    dataset: Annotated[list[str] | None, typer.Option(help="Of its jobs only.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Of it only.")] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(help="job.succeeded, ref.moved, chain.quarantined, ...; else: ends of jobs."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell somebody of jobs that end; prints the secret that messages are signed with, this once.
+    """Tell somebody of what happens; prints the secret that messages are signed with, this once.
 
     Example: evofeed --service http://host:8461 webhooks add https://hooks.example.org/evofeed
     """
     with service_client() as client:
-        webhook_id, secret = client.add_webhook(url, dataset)
+        webhook_id, secret = client.add_webhook(url, dataset, event)
     line = json.dumps({"id": webhook_id, "secret": secret})
     typer.echo(line if as_json else f"{webhook_id}  {secret}")
+
+
+@webhooks.command("ping")
+def ping_webhook(webhook_id: Annotated[str, typer.Argument(help="Its id.")]) -> None:
+    """Send it a message that says nothing.
+
+    Example: evofeed --service http://host:8461 webhooks ping 0123456789abcdef
+    """
+    with service_client() as client:
+        typer.echo(client.ping_webhook(webhook_id))
+
+
+@webhooks.command("sent")
+def list_sent(
+    webhook_id: Annotated[str, typer.Argument(help="Its id.")],
+    again: Annotated[str, typer.Option(help="Message to send once more.")] = "",
+    as_json: Json = False,
+) -> None:
+    """What it was sent lately, and what came of it.
+
+    Example: evofeed --service http://host:8461 webhooks sent 0123456789abcdef
+    """
+    with service_client() as client:
+        if again:
+            client.redeliver(webhook_id, again)
+        for one in client.deliveries(webhook_id):
+            line = f"{one['id']}  {one['type']:<18} {one['attempts']}  {one['outcome']}"
+            typer.echo(json.dumps(one) if as_json else line)
 
 
 @webhooks.command("rm")

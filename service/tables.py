@@ -269,7 +269,7 @@ class IdempotencyRow(Base):
 
 
 class WebhookRow(Base):
-    """Somebody who wants to hear how jobs end."""
+    """Somebody who wants to hear what happens; `events` null: how jobs end."""
 
     __tablename__ = "webhooks"
 
@@ -277,6 +277,8 @@ class WebhookRow(Base):
     url: Mapped[str] = mapped_column(Text)
     secret: Mapped[bytes] = mapped_column(LargeBinary(32))  # signs, so its hash would not do
     datasets: Mapped[list[str] | None] = mapped_column(JSON)
+    events: Mapped[list[str] | None] = mapped_column(JSON)
+    after_move: Mapped[int] = mapped_column(server_default="0")  # the last one before it
     principal: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[float]
     disabled: Mapped[str] = mapped_column(Text, default="")
@@ -288,14 +290,14 @@ class DeliveryRow(Base):
     __tablename__ = "deliveries"
     __table_args__ = (
         # A job that is retried ends again, at another time.
-        UniqueConstraint("webhook_id", "job_id", "ended_at", name="uq_deliveries_end"),
+        UniqueConstraint("webhook_id", "subject", "at", name="uq_deliveries_end"),
         Index("ix_deliveries_due", "due_at"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
-    job_id: Mapped[str] = mapped_column(String(32))
-    ended_at: Mapped[float]
+    subject: Mapped[str] = mapped_column(String(32))  # job, move, ...: see `webhook_news`
+    at: Mapped[float]
     body: Mapped[dict[str, Any]] = mapped_column(JSON)
     attempts: Mapped[int] = mapped_column(default=0)
     due_at: Mapped[float | None]

@@ -1,8 +1,8 @@
-"""Webhooks: who wants to hear how jobs end, and the threads that tell them.
+"""Webhooks: who wants to hear what happens, and the threads that tell them.
 
 Messages follow the Standard Webhooks convention, so receivers need no code of
 ours to check them: `webhook-id`, `webhook-timestamp` and `webhook-signature`,
-an HMAC-SHA256 over id, time and body. An end of a job is sent at least once.
+an HMAC-SHA256 over id, time and body. Each is sent at least once.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from evofeed.errors import ServiceError
 from evofeed.service.audit import record
-from evofeed.service.clock import iso
 from evofeed.service.database import Database
-from evofeed.service.jobs import ENDED
 from evofeed.service.outbound import check_url, post
-from evofeed.service.tables import DatasetRow, DeliveryRow, JobRow, TokenRow, WebhookRow
+from evofeed.service.tables import DeliveryRow, RefMove, TokenRow, WebhookRow
+from evofeed.service.webhook_news import News, news_for
 
 _log = logging.getLogger("evofeed.service")
 _TICK: Final = 1.0
 _WAITS: Final = (10, 60, 300, 1800, 7200, 21_600)  # seconds before each further attempt
 _LEASE: Final = 60.0  # a delivery in hand is nobody else's for so long
 _SENDERS: Final = 16  # webhooks sent to at once; each gets one delivery at a time
-_NEWS_SECONDS: Final = 86_400.0  # ends older than this are no news
 
 
 def add_webhook(
-    database: Database, url: str, datasets: list[str] | None, principal: str
+    database: Database,
+    url: str,
+    datasets: list[str] | None,
+    principal: str,
+    events: list[str] | None = None,
 ) -> tuple[WebhookRow, str]:
     """Register a URL (checked before); the row and the secret its messages are signed with.
 
     Args:
         database: where it is kept.
         url: where to.
-        datasets: whose jobs; None for all.
+        datasets: of which; None for all.
         principal: whose it is; it falls silent when that token ends.
+        events: of `webhook_news.Event`; None for the ends of jobs.
     """
     key = secrets.token_bytes(32)
     row = WebhookRow(
@@ -54,11 +57,13 @@ def add_webhook(
         url=url,
         secret=key,
         datasets=datasets,
+        events=events,
         principal=principal,
         created_at=time.time(),
         disabled="",
     )
     with database.write() as session:
+        row.after_move = session.scalar(select(func.max(RefMove.id))) or 0
         session.add(row)
         record(session, principal, "webhook.create", row.id, url=url.partition("?")[0])
         session.flush()
@@ -72,10 +77,44 @@ def signature(secret: bytes, message_id: str, timestamp: int, body: bytes) -> st
     return f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}"
 
 
-class Notifier:
-    """A thread that looks for jobs that have ended, and a few more that tell those who asked.
+def enter(database: Database, webhook_id: str, news: News) -> DeliveryRow | None:
+    """Write down a message that is to be sent; None: another service was first."""
+    delivery = DeliveryRow(
+        id=f"msg_{secrets.token_hex(12)}",
+        webhook_id=webhook_id,
+        subject=news.subject,
+        at=news.at,
+        body=news.body,
+        attempts=0,
+        due_at=time.time(),
+        outcome="",
+    )
+    try:
+        with database.write() as session:
+            session.add(delivery)
+            session.flush()
+            session.expunge(delivery)
+    except IntegrityError:
+        return None
+    return delivery
 
-    It only reads the jobs, so whatever ends one need not know of webhooks. Each webhook has a
+
+def send_again(database: Database, webhook_id: str, delivery_id: str) -> DeliveryRow | None:
+    """Have a message sent once more, with the same id; None: the webhook has none of that id."""
+    with database.write() as session:
+        row = session.get(DeliveryRow, delivery_id, with_for_update=True)
+        if row is None or row.webhook_id != webhook_id:
+            return None
+        row.due_at, row.attempts, row.outcome = time.time(), 0, ""
+        session.flush()
+        session.expunge(row)
+    return row
+
+
+class Notifier:
+    """A thread that looks for news, and a few more that tell those who asked.
+
+    Each webhook has a
     thread of its own while there is something to tell, so a slow one delays no other.
 
     Args:
@@ -133,27 +172,13 @@ class Notifier:
             self._busy.discard(hook_id)
 
     def collect(self) -> None:
-        """Write down a delivery for each end that a webhook has not been sent."""
+        """Write down a delivery for whatever a webhook has not been told."""
         with self._database.read() as session:
             hooks = session.scalars(select(WebhookRow).where(WebhookRow.disabled == "")).all()
             for hook in hooks:
-                if self._is_silent(hook):
-                    continue
-                known = select(DeliveryRow.id).where(
-                    DeliveryRow.webhook_id == hook.id,
-                    DeliveryRow.job_id == JobRow.id,
-                    DeliveryRow.ended_at == JobRow.updated_at,
-                )
-                news = (
-                    select(JobRow, DatasetRow.name)
-                    .join(DatasetRow, JobRow.dataset_id == DatasetRow.id)
-                    .where(JobRow.state.in_(ENDED), ~known.exists())
-                    .where(JobRow.updated_at > max(hook.created_at, time.time() - _NEWS_SECONDS))
-                )
-                if hook.datasets is not None:
-                    news = news.where(DatasetRow.name.in_(hook.datasets))
-                for job, dataset in session.execute(news).all():
-                    self._enter(hook, job, dataset)
+                if not self._is_silent(hook):
+                    for news in news_for(session, hook):
+                        enter(self._database, hook.id, news)
 
     def _is_silent(self, hook: WebhookRow) -> bool:
         """True if the token it belongs to is no longer good."""
@@ -163,30 +188,6 @@ class Notifier:
             return False  # made without tokens
         expired = token.expires_at is not None and token.expires_at <= time.time()
         return token.revoked_at is not None or expired
-
-    def _enter(self, hook: WebhookRow, job: JobRow, dataset: str) -> None:
-        result = {name: job.result.get(name) for name in ("snapshot", "num_good", "num_broken")}
-        body: dict[str, Any] = {
-            "type": f"job.{job.state}",
-            "timestamp": iso(job.updated_at),
-            "data": {"job": job.id, "dataset": dataset, "ref": job.spec.get("ref"), **result}
-            | {"error": job.error},
-        }
-        delivery = DeliveryRow(
-            id=f"msg_{secrets.token_hex(12)}",
-            webhook_id=hook.id,
-            job_id=job.id,
-            ended_at=job.updated_at,
-            body=body,
-            attempts=0,
-            due_at=time.time(),
-            outcome="",
-        )
-        try:
-            with self._database.write() as session:
-                session.add(delivery)
-        except IntegrityError:
-            pass  # another service on this database was first
 
     def deliver(self, hook_id: str) -> bool:
         """Make a webhook's attempt that is due first; False if none is."""

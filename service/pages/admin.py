@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import Path, Query, Request
 from starlette.responses import HTMLResponse, Response
@@ -12,9 +12,11 @@ from evofeed.service.forms import FormDep, filled
 from evofeed.service.pages.page import render, see_other
 from evofeed.service.routes import tokens, webhooks
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.webhook_news import Event
 
 router = make_router("/ui", tag="pages")
 _DAY = 86_400.0
+EVENTS = get_args(Event)
 After = Annotated[str, Query(pattern=r"^[0-9a-f]{0,16}$")]
 
 
@@ -87,7 +89,14 @@ def webhooks_page(
     hooks = webhooks.list_webhooks(service, principal).webhooks
     sent = webhooks.list_deliveries(service, principal, shown).deliveries if shown else []
     return render(
-        "webhooks.html", request, principal, hooks=hooks, made=None, shown=shown, sent=sent
+        "webhooks.html",
+        request,
+        principal,
+        hooks=hooks,
+        made=None,
+        shown=shown,
+        sent=sent,
+        events=EVENTS,
     )
 
 
@@ -97,11 +106,24 @@ def make_webhook(
     request: Request, service: ServiceDep, principal: PrincipalDep, fields: FormDep
 ) -> HTMLResponse:
     """A new webhook, whose secret this answer alone shows."""
-    values = {"url": fields.text("url"), "datasets": fields.words("datasets") or None}
+    values = {
+        "url": fields.text("url"),
+        "datasets": fields.words("datasets") or None,
+        "events": fields.all("events") or None,
+    }
     new = filled(webhooks.NewWebhook, values)
     made = webhooks.make_webhook(service, principal, new, Response())
     hooks = webhooks.list_webhooks(service, principal).webhooks
-    return render("webhooks.html", request, principal, hooks=hooks, made=made, shown="", sent=[])
+    return render(
+        "webhooks.html",
+        request,
+        principal,
+        hooks=hooks,
+        made=made,
+        shown="",
+        sent=[],
+        events=EVENTS,
+    )
 
 
 @router.post("/webhooks/{webhook_id}/remove", include_in_schema=False)
@@ -112,3 +134,26 @@ def remove_webhook(
     """Send it nothing more."""
     webhooks.remove_webhook(service, principal, webhook_id)
     return see_other("/ui/webhooks")
+
+
+@router.post("/webhooks/{webhook_id}/ping", include_in_schema=False)
+@scope("jobs", form=True)
+def ping_webhook(
+    service: ServiceDep, principal: PrincipalDep, webhook_id: webhooks.WebhookId
+) -> Response:
+    """Send it a message that says nothing."""
+    webhooks.ping_webhook(service, principal, webhook_id)
+    return see_other(f"/ui/webhooks?shown={webhook_id}")
+
+
+@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver", include_in_schema=False)
+@scope("jobs", form=True)
+def redeliver(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    webhook_id: webhooks.WebhookId,
+    delivery_id: webhooks.DeliveryId,
+) -> Response:
+    """Send a message again."""
+    webhooks.redeliver(service, principal, webhook_id, delivery_id)
+    return see_other(f"/ui/webhooks?shown={webhook_id}")

@@ -12,28 +12,13 @@ from starlette.responses import HTMLResponse, Response
 from evofeed.drawing.charts import Curve, chart
 from evofeed.drawing.structure_view import pair_view
 from evofeed.service import runs
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body
 from evofeed.service.forms import FormDep, filled
-from evofeed.service.names import NAME_PATTERN, Message, NewName
+from evofeed.service.names import NAME_PATTERN
 from evofeed.service.pages.page import render, see_other
-from evofeed.service.places import Uri, canonical_place, require_root
-from evofeed.service.problems import Problem
+from evofeed.service.routes import runs as routes
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.state import Service
-from evofeed.service.tables import RunRow
 
 router = make_router("/ui/runs", tag="pages")
-RunName = Annotated[str, Path(pattern=NAME_PATTERN, description="run")]
-
-
-class NewRun(Body):
-    """A run's folder to register."""
-
-    name: NewName
-    dataset: NewName
-    folder: Uri
-    description: Message = ""
 
 
 @router.get("", response_class=HTMLResponse, include_in_schema=False)
@@ -50,23 +35,16 @@ def runs_page(request: Request, service: ServiceDep, principal: PrincipalDep) ->
 def register_run(service: ServiceDep, principal: PrincipalDep, fields: FormDep) -> Response:
     """Register a run's folder."""
     names = ("name", "dataset", "folder", "description")
-    new = filled(NewRun, {name: fields.text(name) for name in names})
-    principal.require_dataset(new.dataset)
-    if "://" in new.folder:
-        raise Problem(422, "bad_uri", "a run's folder is a path", next="go back and correct it")
-    require_root(service.settings, principal, new.folder, "EVOFEED_INPUT_ROOTS")
-    dataset = service.catalog.dataset(new.dataset)
-    folder = canonical_place(new.folder)
-    runs.add_run(service.database, dataset, new.name, folder, new.description, principal.id)
+    new = filled(routes.NewRun, {name: fields.text(name) for name in names})
+    routes.register_run(service, principal, new, Response())
     return see_other(f"/ui/runs/{new.name}")
 
 
 @router.post("/{run}/forget", include_in_schema=False)
 @scope("publish", form=True)
-def forget_run(service: ServiceDep, principal: PrincipalDep, run: RunName) -> Response:
+def forget_run(service: ServiceDep, principal: PrincipalDep, run: routes.RunName) -> Response:
     """Forget a run; its folder stays as it is."""
-    _own(service, principal, run)
-    runs.forget_run(service.database, run, principal.id)
+    routes.forget_run(service, principal, run)
     return see_other("/ui/runs")
 
 
@@ -76,16 +54,17 @@ def run_page(
     request: Request,
     service: ServiceDep,
     principal: PrincipalDep,
-    run: RunName,
+    run: routes.RunName,
     beside: Annotated[
         Annotated[str, StringConstraints(pattern=rf"^$|{NAME_PATTERN}")], Query()
     ] = "",
 ) -> HTMLResponse:
     """A run's curves, and those of another beside them."""
-    shown = [_own(service, principal, name) for name in dict.fromkeys([run, beside]) if name]
+    shown = [
+        routes.own_run(service, principal, name) for name in dict.fromkeys([run, beside]) if name
+    ]
     curves = [runs.read_curves(row.folder) for row, _ in shown]
-    names = dict.fromkeys(name for found in curves for name in found)
-    panels = {name: _panel(name, curves) for name in names}
+    panels = {name: _panel(name, curves) for found in curves for name in found}
     structures = [
         pair_view(*found, f"first validated chain of {row.name}", i)
         for i, (row, _) in enumerate(shown)
@@ -112,21 +91,13 @@ def run_page(
 def run_picture(
     service: ServiceDep,
     principal: PrincipalDep,
-    run: RunName,
+    run: routes.RunName,
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """A picture that lies in a run's folder."""
-    row, _ = _own(service, principal, run)
+    row, _ = routes.own_run(service, principal, run)
     data = runs.read_picture(row.folder, file)
     return Response(data, media_type="image/png", headers={"Cache-Control": "private, max-age=60"})
-
-
-def _own(service: Service, principal: Principal, name: str) -> tuple[RunRow, str]:
-    """A run this principal may see, and its dataset; a run of another's is not told of."""
-    row, dataset = runs.find_run(service.database, name)
-    if principal.datasets is not None and dataset not in principal.datasets:
-        raise Problem(404, "not_found", f"no run {name!r}", next="see /ui/runs")
-    return row, dataset
 
 
 def _panel(name: str, curves: list[dict[str, Any]]) -> Markup:

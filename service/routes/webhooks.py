@@ -1,7 +1,8 @@
-"""Webhooks: notified when jobs end."""
+"""Webhooks: notified of jobs that end, refs that move, chains that break."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated
 
 from fastapi import Path
@@ -21,16 +22,18 @@ from evofeed.service.problems import Problem
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 from evofeed.service.tables import DeliveryRow, WebhookRow
-from evofeed.service.webhooks import add_webhook
+from evofeed.service.webhook_news import Event, ping
+from evofeed.service.webhooks import add_webhook, enter, send_again
 
 router = make_router("/v1/webhooks", "webhooks")
+DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{24}$", description="message id")]
 WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="webhook id")]
 _MAX_WEBHOOKS = 20  # of one principal
 _SHOWN = 50
 
 
 class NewWebhook(Body):
-    """Whom to tell, and of which jobs."""
+    """Whom to tell, and of what."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -38,9 +41,12 @@ class NewWebhook(Body):
         },
     )
 
+    events: list[Event] | None = Field(
+        None, min_length=1, max_length=5, description="what to tell of; null: how jobs end"
+    )
     url: Uri = Field(description="https, at a host of EVOFEED_WEBHOOK_HOSTS")
     datasets: list[NewName] | None = Field(
-        None, max_length=1000, description="whose jobs; null for all that the token is for"
+        None, max_length=1000, description="of which; null for all that the token is for"
     )
 
 
@@ -50,6 +56,7 @@ class WebhookView(BaseModel):
     id: str
     url: str
     datasets: list[str] | None
+    events: list[str] | None = Field(description="null: how jobs end")
     created_at: str
     disabled: str = Field(description="why nothing is sent any more; empty: it is")
 
@@ -71,7 +78,7 @@ class Delivery(BaseModel):
 
     id: str
     type: str
-    job: str
+    job: str = Field(description="the job it is about; empty: none")
     attempts: int
     next_attempt_at: str | None = Field(description="null: it has arrived, or was given up")
     outcome: str = Field(description="of the last attempt")
@@ -88,7 +95,11 @@ class DeliveryList(BaseModel):
 def make_webhook(
     service: ServiceDep, principal: PrincipalDep, new: NewWebhook, response: Response
 ) -> MadeWebhook:
-    """Be notified of every end of these datasets' jobs from now on."""
+    """Be notified of what happens to these datasets from now on: ends of jobs, moves of refs
+    (needs `read`), chains that break.
+    """
+    if "ref.moved" in (new.events or ()):
+        principal.require("read")
     for name in new.datasets or ():
         principal.require_dataset(name)
     try:
@@ -108,7 +119,9 @@ def make_webhook(
             f"this token has {_MAX_WEBHOOKS} webhooks already",
             next="remove one with DELETE /v1/webhooks/{id}",
         )
-    row, secret = add_webhook(service.database, new.url, datasets, principal.id)
+    row, secret = add_webhook(
+        service.database, new.url, datasets, principal.id, list(new.events) if new.events else None
+    )
     response.headers["Cache-Control"] = "no-store"
     return MadeWebhook(**_view(row).model_dump(), secret=secret)
 
@@ -130,24 +143,36 @@ def list_deliveries(
     query = (
         select(DeliveryRow)
         .where(DeliveryRow.webhook_id == webhook_id)
-        .order_by(DeliveryRow.ended_at.desc())
+        .order_by(DeliveryRow.at.desc())
         .limit(_SHOWN)
     )
     with service.database.read() as session:
         rows = list(session.scalars(query))
-    return DeliveryList(
-        deliveries=[
-            Delivery(
-                id=row.id,
-                type=row.body["type"],
-                job=row.job_id,
-                attempts=row.attempts,
-                next_attempt_at=iso_or_none(row.due_at),
-                outcome=row.outcome,
-            )
-            for row in rows
-        ]
-    )
+    return DeliveryList(deliveries=[_delivery(row) for row in rows])
+
+
+@router.post("/{webhook_id}/ping", status_code=202)
+@scope("jobs")
+def ping_webhook(service: ServiceDep, principal: PrincipalDep, webhook_id: WebhookId) -> Delivery:
+    """Send a `ping`; `.../deliveries` shows what came of it."""
+    _require_own(service, principal, webhook_id)
+    row = enter(service.database, webhook_id, ping(webhook_id, secrets.token_hex(8)))
+    assert row is not None  # nobody else has its key
+    return _delivery(row)
+
+
+@router.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202)
+@scope("jobs")
+def redeliver(
+    service: ServiceDep, principal: PrincipalDep, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> Delivery:
+    """Send a message again, under the id that it has."""
+    _require_own(service, principal, webhook_id)
+    row = send_again(service.database, webhook_id, delivery_id)
+    if row is None:
+        what = f"no message {delivery_id!r} of this webhook"
+        raise Problem(404, "not_found", what, next="list: GET /v1/webhooks/{id}/deliveries")
+    return _delivery(row)
 
 
 @router.delete("/{webhook_id}", status_code=204, response_class=Response)
@@ -177,8 +202,20 @@ def _view(row: WebhookRow) -> WebhookView:
         id=row.id,
         url=row.url,
         datasets=row.datasets,
+        events=row.events,
         created_at=iso(row.created_at),
         disabled=row.disabled,
+    )
+
+
+def _delivery(row: DeliveryRow) -> Delivery:
+    return Delivery(
+        id=row.id,
+        type=row.body["type"],
+        job=row.body["data"].get("job") or "",
+        attempts=row.attempts,
+        next_attempt_at=iso_or_none(row.due_at),
+        outcome=row.outcome,
     )
 
 

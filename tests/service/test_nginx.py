@@ -80,6 +80,11 @@ def test_nginx_sends_the_shards_that_the_service_allows(
         assert "x-accel-redirect" not in whole.headers
         part = own.get(path, headers={"Range": "bytes=10-19"})
         assert part.status_code == 206 and part.content == whole.content[10:20]
+        tag = whole.headers["etag"]
+        for known_as, status in ((tag, 206), ('"another"', 200)):
+            more = own.get(path, headers={"Range": "bytes=10-19", "If-Range": known_as})
+            wanted = whole.content[10:20] if status == 206 else whole.content
+            assert (more.status_code, more.content) == (status, wanted), "a download is resumed"
         known = own.get(path, headers={"If-None-Match": whole.headers["etag"]})
         assert known.status_code == 304 and not known.content
         assert own.head(path).headers["content-length"] == str(shard["nbytes"])
@@ -87,3 +92,5 @@ def test_nginx_sends_the_shards_that_the_service_allows(
         assert own.get(f"/_shards{there}").status_code == 404, "internal is internal"
         assert httpx.get(f"{url}{path}").status_code == 401
         assert own.get(f"{base}/shards/{'0' * 64}.arrow").status_code == 404
+        big = own.put(f"{base}/shards/{'0' * 64}.arrow", content=bytes(3 << 20))
+        assert big.status_code == 403, "larger than any other body, and the service's to refuse"

@@ -11,8 +11,9 @@ import pytest
 from tests.service.conftest import Start
 from tests.service.test_forms import Browser
 
+from evofeed.errors import ServiceError
 from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
-from evofeed.service import runs
+from evofeed.service import Client, runs
 from evofeed.service.auth import create_token
 
 PNG = b"\x89PNG\r\n\x1a\n not much of one"
@@ -91,6 +92,25 @@ def test_a_run_is_seen_by_those_who_see_its_dataset_and_lies_in_an_open_place(
     for path in ("/ui/runs/mine", "/ui/runs/mine/pictures/curves.png"):
         assert theirs.get(path).status_code == 404
     assert client.post("/ui/runs/mine/forget", data={"word": "x"}).status_code == 403
+
+
+def test_runs_over_the_api(start: Start, folder, tmp_path) -> None:
+    client = start(datasets={"demo": str(folder[0])})
+    run = make_run(tmp_path / "a")
+    with Client(str(client.base_url)) as api:
+        made = api.register_run("first", "demo", str(run), "the first")
+        assert (made.name, made.dataset, made.folder) == ("first", "demo", str(run))
+        assert api.runs() == [made]
+        steps, losses = api.run_curves("first")["loss"]
+        assert len(steps) == len(losses) > 0
+        with pytest.raises(ServiceError, match="exists"):
+            api.register_run("first", "demo", str(run))
+        with pytest.raises(ServiceError, match="is a path"):
+            api.register_run("far", "demo", "s3://bucket/run")
+        api.forget_run("first")
+        assert api.runs() == [] and (run / STEPS).is_file()
+        with pytest.raises(ServiceError, match="no run"):
+            api.run_curves("first")
 
 
 def test_nothing_but_regular_files_of_the_folder_is_read(start: Start, folder, tmp_path) -> None:

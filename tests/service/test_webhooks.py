@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import Start, open_client
+from tests.service.conftest import Start, open_client, publish
 
 from evofeed.errors import ServiceError
 from evofeed.service import jobs, outbound, webhooks
@@ -181,6 +181,86 @@ def test_only_the_datasets_asked_for_are_notified_and_nothing_after_removal(
     quick.pass_by()
     assert [json.loads(body)["type"] for _, body in receiver.got] == ["job.failed"]
     assert client.get(f"/v1/webhooks/{made['id']}/deliveries").status_code == 404
+
+
+def got(receiver: Receiver) -> list[dict[str, Any]]:
+    return [json.loads(body) for _, body in receiver.got]
+
+
+def test_moved_refs_are_told_with_who_and_why(hooked, receiver, tmp_path) -> None:
+    client, _ = hooked
+    first = publish(tmp_path / "out", range(3))
+    put = {"digest": first, "message": "a tag"}
+    client.put("/v1/datasets/out/refs/v0", json=put, headers={"If-None-Match": "*"})  # no news
+    hook = {"url": f"{receiver.origin}/", "events": ["ref.moved"], "datasets": ["out"]}
+    made = client.post("/v1/webhooks", json=hook).json()
+    assert made["events"] == ["ref.moved"]
+    client.put("/v1/datasets/out/refs/v1", json=put, headers={"If-None-Match": "*"})
+    client.delete("/v1/datasets/out/refs/v1", headers={"If-Match": f'"{first}"'})
+    wait_for(lambda: len(receiver.got) == 2)
+    moves = {message["data"]["digest"]: message["data"] for message in got(receiver)}
+    assert moves[first] | {"principal": ""} == {
+        "dataset": "out", "ref": "v1", "digest": first, "previous": None, "principal": "",
+        "job": None, "message": "a tag",
+    }  # fmt: skip
+    assert moves[None]["previous"] == first, "its end too"
+    assert all(one["type"] == "ref.moved" and one["job"] == "" for one in deliveries(client, made))
+
+
+def test_chains_that_break_are_told_while_their_job_runs_and_once(hooked, receiver, quick) -> None:
+    client, database = hooked
+    hook = {"url": f"{receiver.origin}/", "events": ["chain.quarantined", "job.failed"]}
+    client.post("/v1/webhooks", json=hook)
+    queue = JobQueue(database, 100)
+    job = queue.submit(Catalog(database).dataset("out"), {"ref": "main"}, "me")
+    assert queue.claim(100) == job.id
+    broken = [
+        {"kind": "broken", "chain_id": f"{i}abc_A", "type": "MsaError", "message": f"row {i}"}
+        for i in range(103)
+    ]
+    note = {"kind": "note", "chain_id": "9abc_A", "message": "late"}
+    queue.heartbeat(job.id, {"num_chains": 200}, [*broken[:2], note])
+    wait_for(lambda: len(receiver.got) == 1)
+    (message,) = got(receiver)
+    assert message["type"] == "chain.quarantined" and message["data"]["job"] == job.id
+    assert [c["chain_id"] for c in message["data"]["chains"]] == ["0abc_A", "1abc_A"]
+    queue.end(job.id, jobs.SUCCEEDED, chains=[*broken, note])  # written down anew, the first too
+    wait_for(lambda: len(receiver.got) == 3)
+    quick.pass_by()
+    told = [c["chain_id"] for m in got(receiver) for c in m["data"]["chains"]]
+    assert sorted(told) == sorted(c["chain_id"] for c in broken), "each once, in pieces"
+    assert len(receiver.got) == 3, "and no end of a job, which was not asked for"
+
+
+def test_a_ping_arrives_and_a_message_is_sent_again_under_its_id(hooked, receiver) -> None:
+    client, database = hooked
+    made = client.post("/v1/webhooks", json={"url": f"{receiver.origin}/"}).json()
+    path = f"/v1/webhooks/{made['id']}"
+    sent = client.post(f"{path}/ping")
+    assert sent.status_code == 202 and sent.json()["type"] == "ping"
+    wait_for(lambda: len(receiver.got) == 1)
+    assert got(receiver)[0]["data"] == {"webhook": made["id"]}
+    receiver.answers = [500, 500, 500]
+    end_job(database)
+    wait_for(lambda: [d["next_attempt_at"] for d in deliveries(client, made)] == [None, None])
+    lost = next(d for d in deliveries(client, made) if d["type"] == "job.succeeded")
+    again = client.post(f"{path}/deliveries/{lost['id']}/redeliver")
+    assert again.status_code == 202 and again.json()["id"] == lost["id"]
+    wait_for(lambda: len(receiver.got) == 5)
+    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 2
+    assert client.post(f"{path}/deliveries/msg_{'0' * 24}/redeliver").status_code == 404
+    assert client.post(f"/v1/webhooks/{'0' * 16}/ping").status_code == 404
+
+
+def test_moves_are_told_to_those_only_who_may_read_them(start, receiver, folder) -> None:
+    client = start(
+        auth="on", datasets={"demo": str(folder[0])}, webhook_hosts=(receiver.origin,), max_jobs=0
+    )
+    text = create_token(start.database(), label="x", scopes=["jobs"])[1]
+    with open_client(str(client.base_url), text) as own:
+        hook = {"url": f"{receiver.origin}/", "events": ["ref.moved"]}
+        assert own.post("/v1/webhooks", json=hook).status_code == 403
+        assert own.post("/v1/webhooks", json=hook | {"events": ["job.failed"]}).status_code == 201
 
 
 def test_who_is_gone_or_never_answers_is_given_up(hooked, receiver) -> None:

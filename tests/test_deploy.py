@@ -1,0 +1,140 @@
+"""Kubernetes manifests and the Grafana board: valid, careful, and true to the service."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from evofeed.service import ServiceSettings
+from evofeed.service.metrics import Metrics
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+KUSTOMIZATION = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+OBJECTS: list[dict[str, Any]] = [
+    one for name in KUSTOMIZATION["resources"]
+    for one in yaml.safe_load_all((KUBERNETES / name).read_text())
+]  # fmt: skip
+BOARD = json.loads((DEPLOY / "grafana" / "evofeed.json").read_text())
+GRAFANA = {"__rate_interval"}
+
+
+def find(kind: str, name: str = "evofeed") -> dict[str, Any]:
+    (found,) = [o for o in OBJECTS if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pods() -> list[dict[str, Any]]:
+    return [one["spec"]["template"] for one in OBJECTS if "template" in one.get("spec", {})]
+
+
+@pytest.mark.parametrize("thing", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
+def test_every_object_is_what_kubernetes_takes(thing: dict[str, Any]) -> None:
+    kubernetes_validate.validate(thing, "1.30", strict=True)
+
+
+def test_a_wrong_field_would_be_seen() -> None:
+    wrong = json.loads(json.dumps(find("Deployment")))
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.30", strict=True)
+
+
+def test_every_file_is_applied_and_every_name_that_is_used_exists() -> None:
+    names = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    assert names == set(KUSTOMIZATION["resources"])
+    selected = find("Service")["spec"]["selector"]
+    assert selected.items() <= find("Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    for pod in pods():
+        volumes = {one["name"] for one in pod["spec"]["volumes"]}
+        volumes |= {"data"}  # the database's claim is in its template
+        for box in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+            assert {mount["name"] for mount in box["volumeMounts"]} <= volumes
+    assert find("PersistentVolumeClaim", "data")
+    backend = find("Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    assert backend["name"] == find("Service")["metadata"]["name"]
+
+
+def test_containers_have_no_more_rights_than_they_need() -> None:
+    for pod in pods():
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        for box in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+            rights = box["securityContext"]
+            assert rights["readOnlyRootFilesystem"] and not rights["allowPrivilegeEscalation"]
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in box["resources"]["limits"]
+
+
+def test_the_settings_are_settings_and_ask_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = find("ConfigMap")["data"]
+    known = {f"EVOFEED_{name.upper()}" for name in ServiceSettings.model_fields}
+    assert set(given) <= known
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = ServiceSettings()
+    assert settings.auth == "on" and settings.host == "0.0.0.0" and not settings.prints_token
+    (secret,) = [
+        v["secret"]
+        for v in find("Deployment")["spec"]["template"]["spec"]["volumes"]
+        if "secret" in v
+    ]
+    assert [item["path"] for item in secret["items"]] == ["evofeed_database_password"]
+
+
+def metric_labels() -> dict[str, set[str]]:
+    """Every series the service has, with its labels."""
+    metrics = Metrics()
+    metrics.request("get_ref", "GET", 200, 0.01, 10)
+    metrics.request("get_ref", "GET", 403, 0.01, 10)
+    metrics.jobs.labels("running").set(1)
+    lines = [line for line in metrics.text().decode().splitlines() if not line.startswith("#")]
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        name = re.match(r"\w+", line)
+        assert name is not None
+        found.setdefault(name[0], set()).update(re.findall(r'(\w+)="', line))
+    return found
+
+
+def test_every_metric_and_label_of_the_board_exists() -> None:
+    known = metric_labels()
+    targets = [target for panel in BOARD["panels"] for target in panel["targets"]]
+    assert len(targets) >= 12 and len({panel["id"] for panel in BOARD["panels"]}) == 12
+    used = set()
+    for expr in (target["expr"] for target in targets):
+        series = re.findall(r"(evofeed_\w+)\{([^}]*)\}", expr)
+        assert series and expr.count("evofeed_") == len(series), expr
+        assert expr.count("(") == expr.count(")"), expr
+        for name, matchers in series:
+            labels = set(re.findall(r'(\w+)=~?"', matchers)) - {"job"}  # Prometheus' own
+            labels |= {
+                label.strip()
+                for group in re.findall(r"by \(([^)]*)\)", expr)
+                for label in group.split(",")
+            }
+            assert labels <= known[name], (name, labels)
+            used.add(name)
+    counted = {name for name in known if not name.endswith(("_created", "_sum", "_count"))}
+    assert counted <= used, "what the service counts is on the board"
+    variables = {item["name"] for item in BOARD["templating"]["list"]}
+    named = set(itertools.chain(*(re.findall(r"\$\{?(\w+)", json.dumps(BOARD["panels"])),)))
+    assert named <= variables | GRAFANA
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        cells = set(
+            itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
+        )
+        assert not cells & taken and at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
