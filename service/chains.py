@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.service import filters
+from evofeed.service.columns import Columns
 from evofeed.service.problems import Problem
 from evofeed.service.work import require_time
 from evofeed.store.inner import column_kinds
@@ -60,7 +60,7 @@ def page(
     limit: int,
     *,
     scan: int = 65_536,
-    kinds: dict[str, str] | None = None,
+    ready: Columns | None = None,
 ) -> Page:
     """Up to `limit` chains from row `start` on, in index order.
 
@@ -71,33 +71,31 @@ def page(
         start: first row to look at.
         limit: rows at most.
         scan: rows looked at in one step, at most.
-        kinds: `column_kinds` of the index, from whoever knows them already.
+        ready: its columns, from whoever keeps them.
     """
+    ready = Columns(index) if ready is None else ready
     if where is None:
-        rest = index.num_rows - start
-        part = index.slice(start, limit).select(columns)
-        return Page(rows_as_json(part), start + limit if rest > limit else None)
+        stop = min(start + limit, index.num_rows)
+        return Page(
+            ready.json(columns, slice(start, stop)), stop if stop < index.num_rows else None
+        )
     if start >= index.num_rows:
         filters.check(index.schema, where)
-    kinds = column_kinds(index.schema) if kinds is None else kinds
-    parts: list[pa.RecordBatch] = []
+    rows: list[np.ndarray] = []
     found, at = 0, start
     step = min(scan, 32 * limit)  # most filters are not rare: look at no more than is needed
     while at < index.num_rows:
-        for piece in index.slice(at, step).to_batches():
+        for piece in ready.table.slice(at, step).to_batches():
             require_time()
-            hits = pc.indices_nonzero(filters.match(piece, where, kinds))
+            mask = filters.match(piece, where, ready.kinds)
+            hits = pc.indices_nonzero(mask).to_numpy().astype(np.int64) + at
             wanted = limit - found
-            parts.append(piece.select(columns).take(hits.slice(0, wanted)))
+            rows.append(hits[:wanted])
             if len(hits) > wanted:
-                return Page(_joined(parts), at + hits[wanted].as_py())
+                return Page(ready.json(columns, np.concatenate(rows)), int(hits[wanted]))
             found, at = found + len(hits), at + len(piece)
         step = min(scan, 4 * step)
-    return Page(_joined(parts), None)
-
-
-def _joined(parts: list[pa.RecordBatch]) -> bytes:
-    return b"[" + b",".join(t for p in parts if (t := rows_as_json(p)[1:-1])) + b"]"
+    return Page(ready.json(columns, np.concatenate([np.zeros(0, int), *rows])), None)
 
 
 def count(index: pa.Table, where: Any, *, scan: int = 65_536) -> int:
@@ -110,14 +108,14 @@ def count(index: pa.Table, where: Any, *, scan: int = 65_536) -> int:
     return found
 
 
-def one(index: pa.Table, chain_id: str, *, ordered: bool = False) -> dict[str, Any] | None:
+def one(index: pa.Table, chain_id: str) -> dict[str, Any] | None:
     """A chain's row with all that describes it, or None; see `one_as_json`."""
-    found = one_as_json(index, chain_id, ordered=ordered)
+    found = one_as_json(index, chain_id)
     return None if found is None else dict(orjson.loads(found))
 
 
 def one_as_json(
-    index: pa.Table, chain_id: str, *, ordered: bool = False, kinds: dict[str, str] | None = None
+    index: pa.Table, chain_id: str, *, ordered: bool = False, ready: Columns | None = None
 ) -> bytes | None:
     """A chain's row as a JSON object with all that describes it, or None.
 
@@ -125,45 +123,18 @@ def one_as_json(
         index: of the snapshot.
         chain_id: whose.
         ordered: its rows are sorted by id, so that halving finds it.
-        kinds: as of `page`.
+        ready: as of `page`.
     """
-    ids = index["chain_id"]
+    ready = Columns(index) if ready is None else ready
     if ordered:
-        row = bisect.bisect_left(range(len(ids)), chain_id.encode(), key=lambda i: _utf8(ids, i))
-        row = row if row < len(ids) and ids[row].as_py() == chain_id else -1
+        row = ready.find(chain_id)
     else:
-        row = pc.index(ids, pa.scalar(chain_id, ids.type)).as_py()
-    if row < 0:
-        return None
-    return rows_as_json(index.slice(row, 1).select(columns_of(index, None, kinds)))[1:-1]
+        row = pc.index(index["chain_id"], pa.scalar(chain_id, index["chain_id"].type)).as_py()
+    return None if row < 0 else ready.json(list(ready.kinds), slice(row, row + 1))[1:-1]
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python has them; see `rows_as_json`."""
-    rows: list[dict[str, Any]] = orjson.loads(rows_as_json(table))
+    """Rows as Python has them; see `Columns.json`."""
+    data = Columns(table).json(table.column_names, slice(0, table.num_rows))
+    rows: list[dict[str, Any]] = orjson.loads(data)
     return rows
-
-
-def rows_as_json(table: pa.Table | pa.RecordBatch) -> bytes:
-    """Rows as JSON: dates as text, no NaN, float32 in its own digits."""
-    names = table.column_names
-    rows = zip(*(_values(table[name]) for name in names), strict=True)
-    return orjson.dumps(
-        [dict(zip(names, row)) for row in rows],  # noqa: B905 - zip itself made the rows
-        option=orjson.OPT_SERIALIZE_NUMPY,
-    )
-
-
-def _values(column: Any) -> list[Any]:
-    """Values that orjson writes; float32 stays NumPy's, which keeps its width."""
-    if pa.types.is_float32(column.type) and not column.null_count:
-        return list(np.asarray(column))
-    if pa.types.is_dictionary(column.type):  # value by value it takes ten times as long
-        column = pc.cast(column, column.type.value_type)
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _utf8(ids: pa.ChunkedArray, row: int) -> bytes:
-    text: str = ids[row].as_py()
-    return text.encode()

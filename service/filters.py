@@ -99,9 +99,12 @@ class _Evaluator:
         kind = self._kinds.get(column) if isinstance(column, str) else None
         if kind is None:
             raise _bad(f"{where}.column", f"{_shown(column)} is none of {sorted(self._kinds)}")
+        raw = self._table[column]
+        if isinstance(raw, pa.DictionaryArray) and len(raw) > 2 * len(raw.dictionary):
+            return self._by_word(raw, node, where)
         if set(node) - {"column", "op", "value"}:
             raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
-        values = plain_values(self._table[column])
+        values = plain_values(raw)
         known = is_known(values, str(column), kind)
         if column in _ANY_CASE and isinstance(node.get("value"), str | list):
             values, node = pc.utf8_lower(values), node | {"value": _lower(node["value"])}
@@ -117,6 +120,12 @@ class _Evaluator:
         left, right = _comparable(values, value, kind)
         matching = _COMPARE[op](left, right)
         return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
+
+    def _by_word(self, column: pa.DictionaryArray, node: dict[str, Any], where: str) -> Any:
+        """The same, asked of each word of a dictionary instead of each row."""
+        words = pa.record_batch([column.dictionary], names=[node["column"]])
+        passes = _Evaluator(words, self._kinds).node(node, where, 0)
+        return pc.fill_null(pc.take(passes, column.indices), False)
 
     def _in(self, values: Any, wanted: Any, kind: str, where: str) -> Any:
         if not isinstance(wanted, list) or len(wanted) > MAX_VALUES:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, ShardMissing, StoreError
+from evofeed.service.columns import Columns
 from evofeed.service.problems import Problem
 from evofeed.store import Dataset, Manifest, ShardEntry
 from evofeed.store.inner import (
@@ -22,7 +23,6 @@ from evofeed.store.inner import (
     S3Storage,
     Storage,
     checked_index,
-    column_kinds,
     delete_ref,
     list_refs,
     move_ref,
@@ -66,7 +66,7 @@ class OpenSnapshot:
         manifest: the same, parsed.
         index: one row per chain.
         ordered: its rows are sorted by id, as they should be.
-        kinds: the columns that filters may name.
+        columns: those that describe a chain, made ready for pages.
         read_index: reads a span of the index file.
     """
 
@@ -75,7 +75,7 @@ class OpenSnapshot:
     manifest: Manifest
     index: pa.Table
     ordered: bool
-    kinds: dict[str, str]
+    columns: Columns
     read_index: ReadAt
 
 
@@ -166,7 +166,7 @@ class StoreView:
             manifest=manifest,
             index=index,
             ordered=is_ordered(index),
-            kinds=column_kinds(index.schema),
+            columns=Columns(index),
             read_index=self._reader(f"snapshots/{digest}/index.arrow"),
         )
 

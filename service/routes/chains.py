@@ -180,7 +180,7 @@ def get_chain(
     """One chain's row of the index."""
     snapshot = service.catalog.snapshot(name, digest)
     row = chains.one_as_json(
-        snapshot.index, chain_id, ordered=snapshot.ordered, kinds=snapshot.kinds
+        snapshot.index, chain_id, ordered=snapshot.ordered, ready=snapshot.columns
     )
     if row is None:
         raise Problem(
@@ -203,7 +203,7 @@ def _page_of_ref(service: Service, name: str, query: RefChainQuery) -> bytes:
 
 def _page(service: Service, name: str, digest: str, search: ChainSearch) -> bytes:
     snapshot = service.catalog.snapshot(name, digest)
-    index, kinds = snapshot.index, snapshot.kinds
+    index, ready = snapshot.index, snapshot.columns
     query = _query(name, search)
     start = 0
     if search.cursor:
@@ -215,8 +215,8 @@ def _page(service: Service, name: str, digest: str, search: ChainSearch) -> byte
                 "the cursor belongs to another snapshot",
                 next="begin again without a cursor",
             )
-    columns = chains.columns_of(index, search.columns, kinds)
-    found = chains.page(index, search.where, columns, start, search.limit, kinds=kinds)
+    columns = chains.columns_of(index, search.columns, ready.kinds)
+    found = chains.page(index, search.where, columns, start, search.limit, ready=ready)
     more = found.next_row
     rest = {
         "snapshot": digest,
