@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/tune_kernels.py --out choices.json
 
 Candidates are compiled by several processes first (Triton's cache is shared),
-then timed one after another in this one.
+then timed one after another in this one. `--float32` races the products in float32 instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_ba
 from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
 from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
 from evofeed.kernels.ops.softmax.op import masked_softmax
-from evofeed.kernels.ops.transition.op import TransitionWeights
+from evofeed.kernels.ops.transition.op import TransitionWeights, mlp, relu_grad
 from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
 from evofeed.kernels.runtime import projection as proj
 from evofeed.kernels.runtime.tiles import HopperTiles, Tile, override
@@ -59,8 +59,11 @@ def gpu_us(run: Callable[[], Any], calls: int = 8) -> float:
     return 1e3 * statistics.median(a.elapsed_time(b) for a, b in events)
 
 
-def rand(*shape: int, dtype: torch.dtype = BF16, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+KINDS = {"": BF16}  # what products are raced in: {"": torch.float32} with --float32
+
+
+def rand(*shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype or KINDS[""])
 
 
 # --- attention ---------------------------------------------------------------------------------
@@ -168,8 +171,60 @@ def norm_cases() -> Iterator[Case]:
         yield Case({"kind": "tile", "op": f"norm_backward{wide}", "C": C}, walks, backward)
 
 
+FLOAT32 = {  # the first whose name an op's begins with; what spills registers is left out
+    "attention_dkv": tiles("16,64,4,1 32,64,4,1 64,16,8,1 16,32,4,1"),
+    "attention_db": tiles("64,32,4,1 64,32,8,1 64,16,8,1"),
+    "attention": tiles("64,32,4,1 64,16,4,1 128,32,8,1 64,32,8,1"),
+    "norm_rows": tiles("32,1,8,1 64,1,8,1 16,1,4,1"),
+    "pair_bias": tiles("32,1,8,1 16,1,4,1"),
+    "relu_grad": tiles("64,64,8,1 128,32,8,1 64,32,4,1"),
+    "mlp": tiles("16,32,4,1 32,32,8,1"),
+    "gated_output_grad": tiles("32,1,4,1 64,1,4,1"),
+    "gated_output": tiles("16,32,4,1 64,32,4,1 64,32,8,1"),
+    "triangle_out": tiles("16,32,4,1 64,32,4,1"),
+    "triangle_in": tiles("64,32,4,1 128,32,8,1 64,16,4,1"),
+    "outer_dw": tiles("32,1,4,1 64,1,8,1 16,1,4,1"),
+    "outer": tiles("64,32,8,1 64,32,4,1 128,32,8,1"),
+}
+
+
+def float32_cases() -> Iterator[Case]:
+    """Every op whose products are made in float32."""
+
+    def candidates(op: str) -> list[Any]:
+        return next(found for name, found in FLOAT32.items() if op.startswith(name))
+
+    for case in product_cases():
+        op = case.key["op"]
+        if "softmax" not in op:
+            yield Case({**case.key, "op": f"{op}_float32"}, candidates(op), case.make)
+    for name, N in (("column 128", 128), ("triangle 256", 256)):
+        for part in ("forward", "dq", "dkv", "db"):
+            op = f"attention_{part}"
+            key = {"kind": "tile", "op": f"{op}_float32", "C": N}
+
+            def make(name: str = name, part: str = part) -> Callable[[Any], Any]:
+                R, N, H, D, has_bias = ATTENTION[name]
+                q, k, v = (rand(1, R, N, H, D).requires_grad_() for _ in range(3))
+                bias = rand(1, H, N, N).requires_grad_() if has_bias else None
+                mask = torch.ones(1, R, N, device=DEVICE)
+                if part == "forward":
+                    return lambda _: att.biased_attention(q, k, v, bias, mask)
+                out = att.biased_attention(q, k, v, bias, mask)
+                leaves = [t for t in (q, k, v, bias) if t is not None]
+                grad = torch.randn_like(out)
+                return lambda _: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+            if part != "db" or ATTENTION[name][-1]:
+                yield Case(key, candidates(op), make)
+
+
 def op_cases() -> Iterator[Case]:
     yield from norm_cases()
+    yield from product_cases()
+
+
+def product_cases() -> Iterator[Case]:
     rows = (64, 128)
     gemm = [
         Tile(*c)
@@ -184,24 +239,24 @@ def op_cases() -> Iterator[Case]:
         def norm_rows(M: int = M, C: int = C) -> Callable[[Any], Any]:
             x, w = rand(M, C), rand(8, C) if C == 128 else None
             return lambda _: proj.norm_rows(
-                x, *norm(C), 1e-5, BF16, pair_weight=w, pair_length=256, pair_scale=5.6
+                x, *norm(C), 1e-5, KINDS[""], pair_weight=w, pair_length=256, pair_scale=5.6
             )
 
-        def mlp(M: int = M, C: int = C) -> Callable[[Any], Any]:
+        def whole(M: int = M, C: int = C) -> Callable[[Any], Any]:
             x = rand(M, C)
             w = TransitionWeights(*norm(C), *weights(C, 4 * C), *weights(4 * C, C))
-            return lambda _: proj.mlp(x, *w.tensors(), 1e-5, None, True)
+            return lambda _: mlp(x, *w.tensors(), 1e-5, None, True)
 
         thin = [Tile(*c) for c in itertools.product((16, 32, 64, 128), (128,), (4, 8), (1,))]
         yield Case(key("norm_rows"), thin, norm_rows)
         mlp_tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2))]
-        yield Case(key("mlp"), mlp_tiles, mlp)
+        yield Case(key("mlp"), mlp_tiles, whole)
 
-        def relu_grad(M: int = M, C: int = C) -> Callable[[Any], Any]:
+        def masked(M: int = M, C: int = C) -> Callable[[Any], Any]:
             a, b, hidden = rand(M, C), rand(C, 4 * C), rand(M, 4 * C)
-            return lambda _: proj.relu_grad(a, b, hidden)
+            return lambda _: relu_grad(a, b, hidden)
 
-        yield Case({"kind": "tile", "op": "relu_grad", "C": 4 * C}, gemm, relu_grad)
+        yield Case({"kind": "tile", "op": "relu_grad", "C": 4 * C}, gemm, masked)
     yield from gated_cases()
     yield from triangle_cases()
     yield from outer_cases()
@@ -389,12 +444,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("choices.json"))
     parser.add_argument("--log", type=Path, help="every candidate's time, as JSON lines")
+    parser.add_argument("--float32", action="store_true", help="race the products in float32")
     parser.add_argument("--only", default="", help="only cases whose key contains this text")
     parser.add_argument("--skip", default="", help="no cases whose key contains one of these (;)")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    cases = [c for c in [*op_cases(), *attention_cases()] if args.only in json.dumps(c.key)]
+    if args.float32:
+        KINDS[""] = torch.float32
+    cases = list(float32_cases()) if args.float32 else [*op_cases(), *attention_cases()]
+    cases = [c for c in cases if args.only in json.dumps(c.key)]
     if args.skip:
         skip = args.skip.split(";")
         cases = [c for c in cases if not any(text in json.dumps(c.key) for text in skip)]
@@ -411,6 +470,7 @@ def main() -> None:
         args.skip,
         "--workers",
         str(args.workers),
+        *(["--float32"] if args.float32 else []),
     ]
     jobs = [subprocess.Popen([*command, "--worker", str(w)]) for w in range(args.workers)]
     codes = [job.wait() for job in jobs]

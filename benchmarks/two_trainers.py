@@ -11,6 +11,7 @@ for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed trai
 `ExponentialMovingAverage` and gradient clipping, in the order of its `OpenFoldWrapper`; Lightning,
 which only calls them, is left out. `--dropout` seeds the dropout masks alone, -1 turns dropout
 off: what two dropout seeds of one trainer differ by is the measure of what two trainers may.
+OpenFold's curve is written every few steps; with `--seconds` and `--state` it goes on another time.
 Validation: averaged weights, four recycles, on chains that are not trained on.
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evofeed.files import write_atomic
 from evofeed.loader import openfold_batch
 from evofeed.store import Dataset
 from evofeed.trainer.config import TrainConfig
@@ -75,7 +77,8 @@ def arguments() -> argparse.Namespace:
     one.add_argument("--validate-every", type=int, default=50)
     one.add_argument("--validate-batches", type=int, default=8)
     one.add_argument("--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks")
-    one.add_argument("--seconds", type=float, default=1e9, help="OpenFold ends after so many")
+    one.add_argument("--seconds", type=float, default=1e9, help="OpenFold stops after so many")
+    one.add_argument("--state", type=Path, help="where OpenFold stops and goes on from next time")
     one.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
     one.add_argument("--out", type=Path, required=True)
     both = verbs.add_parser("compare", help="table and picture of several runs")
@@ -174,12 +177,19 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         total, terms = loss(outputs, _last(openfold_batch(batch)), _return_breakdown=True)
         return total, terms
 
-    first = next(iter(build_loader(config, options.dataset, world)))
-    start = _terms_without_dropout(config, model, with_breakdown, first)
-    stream, steps = BatchStream(loader), []
+    parts = {"model": model.model, "adam": adam, "rate": rate, "ema": ema, "loader": loader}
+    if options.state and options.state.exists():
+        kept = torch.load(options.state, map_location=world.device, weights_only=False)
+        for name, part in parts.items():
+            part.load_state_dict(kept[name])
+        start, steps = kept["start"], kept["steps"]
+    else:
+        first = next(iter(build_loader(config, options.dataset, world)))
+        start, steps = _terms_without_dropout(config, model, with_breakdown, first), []
+    stream = BatchStream(loader)
     model.train()
     begin = time.perf_counter()
-    for step in range(options.steps):
+    for step in range(len(steps), options.steps):
         batch = next(stream)
         _synchronize(world)
         began = time.perf_counter()
@@ -203,14 +213,17 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         }
         line["seconds"] = time.perf_counter() - began  # float() above has waited for the GPU
         done = step + 1
-        late = time.perf_counter() - begin > options.seconds
-        if done % options.validate_every == 0 or done == options.steps or late:
+        if done % options.validate_every == 0 or done == options.steps:
             line["metrics"] = _validate(model, ema, validate)
         steps.append(line)
-        if late:
+        if time.perf_counter() - begin > options.seconds:
             break
         if step % 10 == 0:
             print(f"{step} {line['terms']['loss']:.4f} {line['seconds']:.2f} s", flush=True)
+            _write(options, world, {"start": start, "steps": steps})
+    if options.state:
+        state = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**state, "start": start, "steps": steps}, options.state)
     stream.close()
     return {"start": start, "steps": steps}
 
@@ -292,33 +305,31 @@ def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(rank=0, size=1, device=device)
     set_precision(config)
+    with torch.device("meta"):
+        options.parameters = sum(p.numel() for p in build_plain(config).parameters())
     found = {"evofeed": run_evofeed, "openfold": run_openfold}[options.trainer](
         config, options, world
     )
-    gpu = device.type == "cuda"
-    options.out.write_text(
-        json.dumps(
-            {
-                "trainer": options.trainer,
-                "precision": options.precision,
-                "dropout": options.dropout,
-                "command": " ".join(sys.argv),
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "device": torch.cuda.get_device_name() if gpu else "CPU",
-                "versions": {"python": platform.python_version(), "torch": torch.__version__},
-                "parameters": sum(p.numel() for p in build_plain_meta(config).parameters()),
-                "seconds_per_step": statistics.median(s["seconds"] for s in found["steps"]),
-                "peak_memory": torch.cuda.max_memory_allocated() if gpu else None,
-                **found,
-            }
-        )
-    )
+    _write(options, world, found)
 
 
-def build_plain_meta(config: TrainConfig) -> nn.Module:
-    """The model's shapes alone."""
-    with torch.device("meta"):
-        return build_plain(config)
+def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) -> None:
+    """Put what was done so far where the result shall be."""
+    gpu = world.device.type == "cuda"
+    result = {
+        "trainer": options.trainer,
+        "precision": options.precision,
+        "dropout": options.dropout,
+        "command": " ".join(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if gpu else "CPU",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "parameters": options.parameters,
+        "seconds_per_step": statistics.median(s["seconds"] for s in found["steps"]),
+        "peak_memory": torch.cuda.max_memory_allocated() if gpu else None,
+        **found,
+    }
+    write_atomic(options.out, json.dumps(result))
 
 
 def compare(paths: Sequence[Path]) -> dict[str, Any]:

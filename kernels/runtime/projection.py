@@ -44,10 +44,17 @@ def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tenso
     return [next(zeros) if bias is None else bias for _, bias in layers]
 
 
+EXACT = "ieee" if torch.version.hip else "tf32x3"
+"""How a float32 product is made where TF32 is not allowed: each factor split into two TF32 numbers,
+three products of tensor cores. As exact as float32 (benchmarks/float32_block.py); with "ieee" the
+plain units multiply, and a training step took three times as long as without fused kernels."""
+
+
 def precision(dtype: torch.dtype) -> str:
     """Precision of a float32 product: TF32 only where PyTorch is set to use it."""
-    tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if tf32 else "ieee"
+    if dtype is not torch.float32:
+        return "ieee"  # says nothing of 16-bit products
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else EXACT
 
 
 def padded(size: int) -> int:

@@ -110,7 +110,20 @@ DEFAULTS: dict[str, Tile] = {
     "softmax": Tile(8, 1, 4, 3, 8),
     "softmax_grad": Tile(8, 1, 4, 3, 8),
 }
-_FLOAT32 = Tile(32, 32, 4, 1)  # products in float32 run on the plain units: small tiles
+# Each factor of a float32 product is two numbers in registers: tiles that hold without spilling.
+DEFAULTS |= {
+    f"{op}_float32": Tile(*sizes)
+    for op, sizes in {
+        "attention_forward": (64, 32, 4, 1), "attention_dq": (64, 32, 4, 1),
+        "attention_dkv": (16, 64, 4, 1), "attention_db": (64, 32, 4, 1),
+        "norm_rows": (32, 32, 8, 1), "relu_grad": (64, 64, 8, 1), "mlp": (16, 32, 4, 1),
+        "gated_output": (16, 32, 4, 1), "gated_output_grad": (32, 32, 4, 1),
+        "pair_bias_grad": (32, 1, 8, 1), "triangle_in": (64, 32, 4, 1),
+        "triangle_in_grad": (64, 32, 4, 1), "triangle_out": (16, 32, 4, 1),
+        "triangle_out_grad": (16, 32, 4, 1), "outer_project": (64, 32, 8, 1),
+        "outer_dproject": (64, 32, 8, 1), "outer_dw": (32, 32, 4, 1),
+    }.items()
+}  # fmt: skip
 
 _overrides: dict[str, Any] = {}
 
@@ -198,8 +211,7 @@ def _saved_tile(op: str, C: int) -> Tile:
 
 def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
     """Tile of an op on C channels."""
-    if dtype is torch.float32:
-        return _FLOAT32
+    op = f"{op}_float32" if dtype is torch.float32 else op
     return _overrides.get(op) or _saved_tile(op, C)
 
 
@@ -221,10 +233,13 @@ def _saved_attention(N: int, D: int, has_bias: bool) -> HopperTiles:
 
 def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
     """Tiles for rows of N positions, on any card."""
-    if dtype is torch.float32:
-        small = Tile(16 if N <= 16 else 32, 32, 4, 1)
+    if dtype is not torch.float32:
+        return _overrides.get("attention") or AttentionTiles()
+    if N <= 16:  # a template's or a pair's few
+        small = Tile(16, 32, 4, 1)
         return AttentionTiles(small, small, small, small)
-    return _overrides.get("attention") or AttentionTiles()
+    parts = ("forward", "dq", "dkv", "db")
+    return AttentionTiles(*(tile(f"attention_{part}", N, dtype) for part in parts))
 
 
 def hopper_tiles(N: int, D: int, has_bias: bool) -> HopperTiles:
