@@ -218,7 +218,7 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         steps.append(line)
         if time.perf_counter() - begin > options.seconds:
             break
-        if step % 10 == 0:
+        if step % 5 == 0:
             print(f"{step} {line['terms']['loss']:.4f} {line['seconds']:.2f} s", flush=True)
             _write(options, world, {"start": start, "steps": steps})
     if options.state:
