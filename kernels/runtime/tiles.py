@@ -238,8 +238,12 @@ def attention_tiles(N: int, dtype: torch.dtype) -> AttentionTiles:
     if N <= 16:  # a template's or a pair's few
         small = Tile(16, 32, 4, 1)
         return AttentionTiles(small, small, small, small)
-    parts = ("forward", "dq", "dkv", "db")
-    return AttentionTiles(*(tile(f"attention_{part}", N, dtype) for part in parts))
+    return AttentionTiles(
+        forward=tile("attention_forward", N, dtype),
+        dq=tile("attention_dq", N, dtype),
+        dkv=tile("attention_dkv", N, dtype),
+        db=tile("attention_db", N, dtype),
+    )
 
 
 def hopper_tiles(N: int, D: int, has_bias: bool) -> HopperTiles:
