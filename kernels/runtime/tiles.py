@@ -110,6 +110,7 @@ DEFAULTS: dict[str, Tile] = {
     "softmax": Tile(8, 1, 4, 3, 8),
     "softmax_grad": Tile(8, 1, 4, 3, 8),
 }
+_FLOAT32 = Tile(32, 32, 4, 1)  # where nobody looked
 # Each factor of a float32 product is two numbers in registers: tiles that hold without spilling.
 DEFAULTS |= {
     f"{op}_float32": Tile(*sizes)
@@ -202,7 +203,7 @@ def _saved() -> dict[str, Any]:
 def _saved_tile(op: str, C: int) -> Tile:
     entries = _saved().get("tiles", {}).get(op, [])
     if not entries:
-        return DEFAULTS[op]
+        return DEFAULTS.get(op, _FLOAT32) if op.endswith("_float32") else DEFAULTS[op]
     # A tile measured at fewer channels may not fit at more: look upwards first.
     wider = [entry for entry in entries if entry["C"] >= C]
     nearest = min(wider or entries, key=lambda entry: abs(entry["C"] - C))
