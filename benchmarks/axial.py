@@ -155,24 +155,6 @@ def _difference(ours: Tensor, theirs: Tensor, least: float) -> float:
     return (ours - theirs).abs().max().item() / scale
 
 
-class SharedStep(Step):
-    """A step of ranks that share a sample; alone without an axis."""
-
-    def __init__(self, case: Case, preset: str, ranks: Ranks, axis: Axis | None) -> None:
-        super().__init__(case, preset, ranks.device)
-        self.axis = axis
-        if axis is not None:
-            parallelize(self.model, axis)
-            gather = self.optimizer.gather
-
-            def gather_and_mean(samples: int) -> None:
-                gather(samples)
-                dist.all_reduce(self.optimizer.grad)
-                self.optimizer.grad.div_(axis.size)
-
-            self.optimizer.gather = gather_and_mean  # type: ignore[method-assign]
-
-
 def timed(
     options: argparse.Namespace, ranks: Ranks, preset: str, text: str, axis: Axis | None,
     beside: str = "",
@@ -193,7 +175,7 @@ def timed(
     steps: list[float] = []
     dist.barrier()
     try:
-        step = SharedStep(case, preset, ranks, axis)
+        step = Step(case, preset, ranks.device, axis)
         batch = synthetic_batch(
             **PRESETS[preset][1], no_recycling_iters=case.recycles, device=ranks.device
         )
@@ -242,7 +224,7 @@ def _busy(ranks: Ranks) -> Any:
 
 
 @contextmanager
-def _without_exchanges() -> Any:
+def without_exchanges() -> Any:
     """Exchanges that send nothing: buffers of the right size, of whatever values."""
     kept = collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single
 
@@ -276,7 +258,7 @@ def times(options: argparse.Namespace, ranks: Ranks) -> list[dict[str, Any]]:
         shared = take(preset, how, ranks.axis)
         if "error" in shared and not cpu:
             shared = take(preset, how.replace("graph", "eager+ckpt"), ranks.axis)
-        with _without_exchanges():
+        with without_exchanges():
             silent = take(preset, shared["case"], ranks.axis, beside="without exchanges")
         if all("step_ms" in case for case in (one, shared, silent)):
             times = [case["step_ms"]["median"] for case in (one, shared, silent)]

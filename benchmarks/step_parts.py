@@ -1,13 +1,16 @@
 """Where the device time of one recorded training step goes, by part of the model.
 
     PYTHONPATH=src python benchmarks/step_parts.py --out parts.json
+    PYTHONPATH=src python benchmarks/step_parts.py --axial 2 --out shard.json    # one of two shards
+    PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/step_parts.py --axial 2 --out two.json
     PYTHONPATH=src python benchmarks/step_parts.py --preset tiny --device cpu    # names only
 
 The step of `train_step.py` (fused, bf16) is recorded as CUDA graphs with a marker kernel
 wherever the forward or the backward pass enters or leaves a part of the model; the
 profiler's time stamps of one replay then say for each part how long it took, how long
 kernels ran in it, how many, and which took longest. The step itself is timed without the
-profiler.
+profiler. With `--axial` on one GPU the step is that of the first of so many ranks, whose exchanges
+send nothing: what does not shrink with the rows is seen by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from axial import without_exchanges  # noqa: E402
 from train_step import PRESETS, Case, Step, _without_out, machine  # noqa: E402
+
+from evofeed.trainer.parallel.axis import Axis  # noqa: E402
+from evofeed.trainer.run.distributed import World, join_world  # noqa: E402
 
 PARTS = (
     "input_embedder", "recycling_embedder", "template_embedder.template_pair_embedder",
@@ -113,8 +121,8 @@ def mark_parts(model: nn.Module, marks: Marks) -> None:
 class MarkedStep(Step):
     """A step that marks its parts while it is recorded."""
 
-    def __init__(self, case: Case, preset: str, device: torch.device) -> None:
-        super().__init__(case, preset, device)
+    def __init__(self, case: Case, preset: str, device: torch.device, axis: Axis | None) -> None:
+        super().__init__(case, preset, device, axis)
         self.marks = Marks()
         mark_parts(self.model, self.marks)
         for name in ("_fape", "_violation"):
@@ -162,7 +170,9 @@ def kernels_of(step: MarkedStep, batch: dict[str, Tensor]) -> list[tuple[str, in
     return sorted(rows, key=lambda row: row[1])
 
 
-def by_part(kernels: Sequence[tuple[str, int, int]], names: Sequence[str]) -> list[dict[str, Any]]:
+def by_part(
+    kernels: Sequence[tuple[str, int, int]], names: Sequence[str], keep: int
+) -> list[dict[str, Any]]:
     """Milliseconds from each marker to the next, summed by name; longest first."""
     parts: dict[str, dict[str, Any]] = {}
     remaining, part = iter(names), "copies"
@@ -179,7 +189,7 @@ def by_part(kernels: Sequence[tuple[str, int, int]], names: Sequence[str]) -> li
             own[0] += duration / 1e6
             own[1] += 1
     for entry in parts.values():
-        longest = sorted(entry["kernels"].items(), key=lambda item: -item[1][0])[:12]
+        longest = sorted(entry["kernels"].items(), key=lambda item: -item[1][0])[:keep]
         entry["kernels"] = [
             {"name": name, "ms": round(ms, 4), "launches": count} for name, (ms, count) in longest
         ]
@@ -195,15 +205,27 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--top", type=int, default=6, help="kernels to print of each part")
+    parser.add_argument("--keep", type=int, default=12, help="kernels to write of each part")
+    parser.add_argument("--axial", type=int, default=1, help="ranks of a sample")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device = torch.device(options.device)
-    on_gpu = device.type == "cuda"
+    with join_world(options.device if options.device == "cpu" else None, None) as world:
+        alone = world.axis is None and options.axial > 1
+        with without_exchanges() if alone else nullcontext():
+            measure(options, world)
+
+
+def measure(options: argparse.Namespace, world: World) -> None:
+    """One step, alone or as one of its ranks; the first one writes."""
+    device, on_gpu = world.device, world.device.type == "cuda"
+    axis = world.axis
+    if axis is None and options.axial > 1:
+        axis = Axis(group=None, rank=0, size=options.axial)
     case = Case("fused", "bf16", "graph" if on_gpu else "eager", False, 0)
     batch_of = PRESETS[options.preset][1]
     from tests.trainer.synthetic_batch import synthetic_batch
 
-    step = MarkedStep(case, options.preset, device)
+    step = MarkedStep(case, options.preset, device, axis)
     batch = synthetic_batch(**batch_of, device=device)
     for number in range(3):
         step.run(batch, number)
@@ -214,13 +236,18 @@ def main() -> None:
     names = step.marks.names
     # The pass without gradient is recorded first and not replayed: its markers do not count.
     last = len(names) - 1 - names[::-1].index(START)
-    rows = by_part(kernels_of(step, batch), ["forward rest", *names[last + 1 :], "optimizer"])
+    kernels = kernels_of(step, batch)
+    rows = by_part(kernels, ["forward rest", *names[last + 1 :], "optimizer"], options.keep)
+    if not world.is_first:
+        return
     result = {
         "benchmark": "step_parts",
         "command": " ".join(["python benchmarks/step_parts.py", *_without_out(sys.argv[1:])]),
         "machine": machine(options),
         "preset": options.preset,
         "shapes": batch_of,
+        "axial": options.axial,
+        "ranks": world.size,
         "step_ms": round(statistics.median(times), 2),
         "profiled_ms": round(sum(row["ms"] for row in rows), 2),
         "parts": rows,

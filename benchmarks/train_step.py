@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from evofeed.trainer import (
@@ -43,6 +44,8 @@ from evofeed.trainer import (
     tiny_multimer,
 )
 from evofeed.trainer.config import OptimConfig
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.report.cards import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.graphs import Replay
@@ -128,11 +131,16 @@ def batch_of(preset: str, recycles: int, device: torch.device) -> dict[str, Tens
 
 
 class Step:
-    """A model with its loss and optimizer, ready to be timed on batches."""
+    """A model with its loss and optimizer, ready to be timed on batches.
 
-    def __init__(self, case: Case, preset: str, device: torch.device) -> None:
+    With an axis all its ranks run the same step together.
+    """
+
+    def __init__(
+        self, case: Case, preset: str, device: torch.device, axis: Axis | None = None
+    ) -> None:
         torch.manual_seed(0)
-        self.case, self.device = case, device
+        self.case, self.device, self.axis = case, device, axis
         torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
         chosen = PRESETS[preset][0]()
         model_config, loss_config = chosen.model, chosen.loss
@@ -144,6 +152,8 @@ class Step:
             from evofeed.kernels import to_fused
 
             to_fused(self.model)
+        if axis is not None:
+            parallelize(self.model, axis)
         if case.how == "compiled":
             stacks = [self.model.evoformer, self.model.extra_msa_stack]
             stacks.append(self.model.template_embedder.template_pair_stack)
@@ -185,6 +195,9 @@ class Step:
             self.optimizer.backward(loss)
         clock.mark()
         self.optimizer.gather(1)
+        if self.axis is not None and self.axis.group is not None:
+            dist.all_reduce(self.optimizer.grad)
+            self.optimizer.grad.div_(self.axis.size)
         self.optimizer.step(number)
         clock.mark()
         return clock.milliseconds()
