@@ -9,8 +9,8 @@
 `equal`: loss and gradients of a few blocks at the preset's shapes, on the ranks of the axis and
 on one, in float32 and in bfloat16 (whose own error, against float32 on one GPU, is beside it).
 `time`: a whole step, forward, backward, mean of the gradient and update, on one GPU and shared;
-then with the exchanges left out (what they cost beyond what is hidden), and with the first GPU
-slowed down by other work. Every time is the slowest rank's.
+then with the exchanges left out (what they cost beyond what is hidden), with `--more` also by
+NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.train_step import PRESETS, Case, Step, machine
 from tests.trainer.synthetic_batch import synthetic_batch
 
+from evofeed.kernels import PeerMemory
 from evofeed.trainer import AlphaFold, AlphaFoldLoss
 from evofeed.trainer.parallel import collectives
 from evofeed.trainer.parallel.axis import Axis, axial_group
@@ -184,8 +185,7 @@ def timed(
         if step.replay and step.replay.why_not:
             error = f"no CUDA graph: {step.replay.why_not}"
         dist.barrier()
-        with _busy(ranks) if beside == "slowed" else _idle():
-            steps = [sum(step.run(batch, 3 + n)) for n in range(options.repeats)]
+        steps = [sum(step.run(batch, 3 + n)) for n in range(options.repeats)]
     except torch.OutOfMemoryError as trouble:
         error = str(trouble).splitlines()[0]
     failed = ranks.slowest([float(bool(error))])[0]
@@ -205,28 +205,10 @@ def timed(
 
 
 @contextmanager
-def _idle() -> Any:
-    yield
-
-
-@contextmanager
-def _busy(ranks: Ranks) -> Any:
-    """The first GPU has other work to do: matrix products on a stream of their own."""
-    if ranks.rank == 0 and ranks.device.type == "cuda":
-        stream = torch.cuda.Stream()
-        a = torch.randn(4096, 4096, device=ranks.device, dtype=torch.bfloat16)
-        with torch.cuda.stream(stream):
-            for _ in range(20_000):  # 0.2 ms each: longer than what is timed
-                torch.mm(a, a)
-    yield
-    # What is still queued is waited for before the next case.
-    torch.cuda.synchronize() if ranks.device.type == "cuda" else None
-
-
-@contextmanager
 def without_exchanges() -> Any:
     """Exchanges that send nothing: buffers of the right size, of whatever values."""
     kept = collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single
+    through_memory = PeerMemory._run
 
     def nothing(received: Tensor, sent: Tensor, *args: Any, **kwargs: Any) -> None:
         n = min(received.numel(), sent.numel())
@@ -234,14 +216,16 @@ def without_exchanges() -> Any:
 
     collectives._all_gather = collectives._reduce_scatter = nothing
     dist.all_to_all_single = nothing
+    PeerMemory._run = lambda *args: None  # type: ignore[method-assign]
     try:
         yield
     finally:
         collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single = kept
+        PeerMemory._run = through_memory  # type: ignore[method-assign]
 
 
 def times(options: argparse.Namespace, ranks: Ranks) -> list[dict[str, Any]]:
-    """One GPU, shared, shared without exchanges, one slowed; initial training, then finetuning."""
+    """One GPU, shared, shared without exchanges; initial training, then finetuning."""
     found = []
 
     def take(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -272,9 +256,9 @@ def times(options: argparse.Namespace, ranks: Ranks) -> list[dict[str, Any]]:
                 )
             )  # fmt: skip
     if not cpu and options.more:
+        for preset in presets:
+            take(preset, how, replace(ranks.axis, memory=None), beside="NCCL alone")
         take(options.presets[0], "fused:bf16:eager:0", ranks.axis)
-        take(options.presets[0], how, None, beside="slowed")
-        take(options.presets[0], how, ranks.axis, beside="slowed")
     return found
 
 
@@ -289,13 +273,15 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["equal", "time"])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU, by gloo")
-    parser.add_argument("--more", action="store_true", help="eager steps, and one GPU slowed")
+    parser.add_argument("--more", action="store_true", help="NCCL alone, eager steps")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     ranks = Ranks(options)
     result: dict[str, Any] = {
         "benchmark": "axial", "command": f"torchrun benchmarks/axial.py {' '.join(sys.argv[1:])}",
-        "machine": machine(options), "ranks": ranks.size, "shapes": PRESETS[options.preset][1],
+        "machine": machine(options), "ranks": ranks.size,
+        "through_memory": ranks.axis.memory is not None,
+        "shapes": PRESETS[options.preset][1],
         "nccl": {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}, "found": [],
     }  # fmt: skip
     parts: dict[str, Callable[..., Any]] = {"equal": equal, "time": times}

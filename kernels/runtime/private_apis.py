@@ -6,6 +6,7 @@ versions in `VERSIONS`; on another one a test says so, and this is the file to r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "copy_all",
     "function_apply",
     "functorch_active",
+    "peer_buffers",
     "product_relu",
     "repeat",
     "repeatable",
@@ -88,3 +90,37 @@ def repeat(ready: tuple[Any, Any, Any], grid: tuple[int, ...], device: int, *val
     run, function, metadata = ready
     stream = torch._C._cuda_getCurrentRawStream(device)
     run(*grid, stream, function, metadata, None, None, None, *values)
+
+
+# --- memory of other GPUs -------------------------------------------------------------------------
+
+
+def peer_buffers(group: Any, device: torch.device, nbytes: int, most: int) -> list[Tensor] | None:
+    """A buffer of bytes on each GPU of a group, all of them open to this process, full of zeros.
+
+    None where there is only one GPU, more than `most`, or not all can reach each other; all ranks
+    agree on that.
+    """
+    import torch.distributed as dist
+
+    size = dist.get_world_size(group)
+    if device.type != "cuda" or not 1 < size <= most:
+        return None
+    buffers: list[Tensor] | None = None
+    try:
+        import torch.distributed._symmetric_memory as symmetric
+
+        # Multicast is not needed, and setting it up has side effects outside of the process.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        own = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+        own.zero_()
+        handle = symmetric.rendezvous(own, group=group)
+        buffers = [
+            own if rank == handle.rank else handle.get_buffer(rank, (nbytes,), torch.uint8)
+            for rank in range(size)
+        ]
+    except (ImportError, AttributeError, RuntimeError):  # no such GPUs, or no such torch
+        pass
+    failed = torch.tensor(float(buffers is None), device=device)
+    dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=group)  # zeros are there when it is over
+    return None if failed.item() else buffers

@@ -123,11 +123,12 @@ def norm_rows(
         pair_weight: `[H, C]`; if given, its product with the result is the attention bias.
         pair_length: J, where M = B * I * J.
         pair_rows: I, if not J too.
-        transpose_pair: bias[i, j] comes from pair (j, i), and I = J.
+        transpose_pair: bias[j, i] comes from pair (i, j).
         pair_scale: factor of the attention bias.
 
     Returns:
-        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, I, J]` or None.
+        The normalised rows, mean and 1/std `[2, M]`, and the bias `[B, H, I, J]` (transposed
+        `[B, H, J, I]`) or None.
     """
     M, C = x.shape
     y = torch.empty((M, C) if keep else (0, C), dtype=dtype, device=x.device)
@@ -137,7 +138,8 @@ def norm_rows(
     size = pair_rows * pair_length
     if pair_weight is not None:
         heads = pair_weight.shape[0]
-        shape = (M // size, heads, pair_rows, pair_length)
+        sides = (pair_length, pair_rows) if transpose_pair else (pair_rows, pair_length)
+        shape = (M // size, heads, *sides)
         pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
     block = tile("norm_rows", C, dtype)
     launch(

@@ -46,11 +46,11 @@ def column_sum(x, PRECISION: tl.constexpr):
 def pair_offset(rows, length, size, TRANSPOSE: tl.constexpr):
     """Where pair (i, j), row i * length + j of `size` of a batch entry, is within one head's map.
 
-    Transposed maps are square.
+    Transposed it is a map of pairs (j, i).
     """
     within = rows % size
     if TRANSPOSE:
-        within = (within % length) * length + within // length
+        within = (within % length) * (size // length) + within // length
     return within
 
 
@@ -62,7 +62,7 @@ def norm_rows_kernel(
 ):  # fmt: skip
     """Y = layer_norm(X) (with KEEP); with PAIR also the attention bias YB `[B, H, I, J]`.
 
-    I * J = size, J = length.
+    I * J = size, J = length; with TRANSPOSE it is `[B, H, J, I]`.
     """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_C)

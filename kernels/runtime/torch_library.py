@@ -46,6 +46,7 @@ class Operator:
     """The overload that `torch.compile` sees."""
     _function: ClassVar[Any]
     _function_and_input: ClassVar[Any]
+    _shared: ClassVar[Any]
     _apply: ClassVar[Any]
 
     @staticmethod
@@ -95,6 +96,7 @@ class Operator:
         cls._function = _eager(cls)
         cls._apply = function_apply(cls._function)
         cls._function_and_input = _eager_and_input(cls)
+        cls._shared = _eager_shared(cls)
         _register(cls, name)
 
     @classmethod
@@ -128,6 +130,17 @@ class Operator:
             assert first is not None
             return cls.apply(options, *tensors), first
         results: tuple[Tensor, Tensor] = cls._function_and_input.apply(options, *tensors)
+        return results
+
+    @classmethod
+    def apply_shared(
+        cls, options: tuple[Any, ...], others: Any, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `apply_and_pass_on`, on a part of what several GPUs have: eagerly alone.
+
+        `forward` and `backward` take `others`, what they say to each other in the middle.
+        """
+        results: tuple[Tensor, Tensor] = cls._shared.apply(options, others, *tensors)
         return results
 
 
@@ -199,6 +212,34 @@ def _eager_and_input(op: type[Operator]) -> type[torch.autograd.Function]:
             return None, *_cast(gradients(grad, found, kinds, *options), kinds)
 
     return FunctionAndInput
+
+
+def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
+    gradients, saved = op.gradients, _saver(op)
+    compute: Any = op.forward
+    differentiate: Any = op.backward
+
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, options: tuple[Any, ...], others: Any, *tensors: Tensor | None
+        ) -> Any:  # fmt: skip
+            ctx.set_materialize_grads(False)
+            made = compute(tensors, *options, others=others)
+            ctx.save_for_backward(*saved(tensors, made))
+            ctx.call = options, others, _kinds(tensors)
+            return made[0], tensors[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
+            options, others, kinds = ctx.call
+            if grad is None:  # on all of them
+                return None, None, later, *(None for _ in kinds[1:])
+            passed = {} if later is None else {"later": later}
+            found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
+            return None, None, *_cast(gradients(grad, found, kinds, *options), kinds)
+
+    return Shared
 
 
 # --- compiled -------------------------------------------------------------------------------------

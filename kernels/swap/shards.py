@@ -13,7 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from evofeed.kernels.fused_module import Fused
-from evofeed.kernels.ops.gated_attention.op import gated_attention, gated_attention_fits
+from evofeed.kernels.ops.gated_attention.op import (
+    OtherPairs,
+    gated_attention,
+    gated_attention_fits,
+    gated_attention_of_pairs,
+)
 from evofeed.kernels.ops.outer_product_mean.op import (
     Others,
     outer_product_mean_fits,
@@ -45,6 +50,7 @@ __all__ = [
     "outer_product_mean_of",
     "pair_bias_of",
     "transition_of",
+    "triangle_attention_of",
     "triangle_multiplication_of",
 ]
 
@@ -54,18 +60,14 @@ def _swapped(module: Any) -> bool:
 
 
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The bias `[*, H, I, J]` of an attention from any part of the pairs z `[*, I, J, C]`.
+    """The bias `[*, H, I, J]` of the MSA's row attention from any rows of the pairs `[*, I, J, C]`.
 
     It is multiplied by the root of the head width, which saves a rounding. Also z for later
     ops (see `pair_bias_with_input`).
     """
     if not _swapped(module):
         return None
-    triangle = hasattr(module, "starting")
-    norm = module.layer_norm if triangle else module.layer_norm_z
-    weight = (pair_layer(module) if triangle else module.linear_z).weight
-    if not z.numel():  # its GPU has none of the pairs, and takes part all the same
-        return z.new_empty(*z.shape[:-3], weight.shape[0], *z.shape[-3:-1]), z
+    norm, weight = module.layer_norm_z, module.linear_z.weight
     flat = four_axes(z)
     if not pair_bias_fits(flat, weight):
         return None
@@ -77,9 +79,9 @@ def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
-    bias_scale: float = 1.0, drop_mask: Tensor | None = None, drop_columnwise: bool = False,
+    bias_scale: float = 1.0, drop_mask: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """x plus the update of a row, column or triangle attention, whose pair bias is given.
+    """x plus the update of a row or column attention of the MSA, whose pair bias is given.
 
     Args:
         module: the attention, with its norm.
@@ -88,23 +90,53 @@ def attention_of(
         mask: `[*, R, N]`.
         columns: positions attend along R.
         bias_scale: factor that `bias` already has.
-        drop_mask: `[*, N, C]`, or `[*, R, C]` columnwise, or None.
-        drop_columnwise: it is shared along N.
+        drop_mask: `[*, N, C]`, or None.
     """
     if not _swapped(module) or not x.numel():
         return None
-    triangle = hasattr(module, "starting")
-    norm = module.layer_norm if triangle else module.layer_norm_m
+    norm = module.layer_norm_m
     weights, heads, flat = attention_weights(norm, module.mha), module.mha.no_heads, four_axes(x)
     if not gated_attention_fits(flat, weights, heads):
         return None
     found = gated_attention(
         flat, weights, heads, bias=None if bias is None else four_axes(bias),
         mask=three_axes(mask), columns=columns, residual=True,
-        drop_mask=three_axes(drop_mask), drop_columnwise=drop_columnwise,
-        bias_scale=bias_scale, eps=norm.eps,
+        drop_mask=three_axes(drop_mask), bias_scale=bias_scale, eps=norm.eps,
     )  # fmt: skip
     return shaped(found, x)
+
+
+def triangle_attention_of(
+    module: Any, z: Tensor, mask: Tensor, others: OtherPairs, *, columns: bool = False,
+    drop_mask: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """z plus its triangle attention.
+
+    Args:
+        module: the attention, with its norm.
+        z: `[*, I, N, C]`, some rows of the pairs; with `columns` `[*, N, I, C]`.
+        mask: of the same pairs.
+        others: what knows the other pairs.
+        columns: pairs attend along the first residue axis, and dropout is shared along the second.
+        drop_mask: `[*, N, C]`, or None.
+    """
+    if not _swapped(module):
+        return None
+    norm, heads, flat, pairs = (
+        module.layer_norm,
+        module.mha.no_heads,
+        four_axes(z),
+        three_axes(mask),
+    )
+    weights = attention_weights(norm, module.mha, pair_layer(module).weight)
+    if not gated_attention_fits(flat, weights, heads):
+        return None
+    assert pairs is not None
+    found = gated_attention_of_pairs(
+        flat, weights, heads, others, mask=pairs, columns=columns,
+        drop_mask=three_axes(drop_mask), drop_columnwise=columns, eps=norm.eps,
+    )  # fmt: skip
+    return shaped(found, z)
 
 
 def global_attention_of(module: Any, m: Tensor, mask: Tensor) -> Tensor | None:
@@ -151,8 +183,10 @@ def triangle_multiplication_of(
 
 def outer_product_mean_of(
     module: Any, m: Tensor, mask: Tensor, z: Tensor, others: Others
-) -> Tensor | None:
+) -> tuple[Tensor, Tensor] | None:
     """Rows of the pairs z `[*, L, R, N]` plus the outer product mean of the same columns of m.
+
+    Also m for later ops (see `outer_product_mean_of_columns`).
 
     Args:
         module: the outer product mean.
@@ -167,7 +201,7 @@ def outer_product_mean_of(
     if not outer_product_mean_fits(flat, weights):
         return None
     assert rows is not None
-    found = outer_product_mean_of_columns(
+    found, columns = outer_product_mean_of_columns(
         flat, weights, rows, four_axes(z), others, eps=module.eps, norm_eps=module.layer_norm.eps
     )
-    return shaped(found, z)
+    return shaped(found, z), shaped(columns, m)

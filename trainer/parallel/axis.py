@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evofeed.errors import TrainerError
+from evofeed.kernels import PeerMemory
 
 __all__ = ["Axis", "axial_group", "check_divides"]
 
@@ -26,11 +27,13 @@ class Axis:
         group: their process group.
         rank: number of this one among them.
         size: how many they are.
+        memory: what they exchange through if they are GPUs of one host.
     """
 
     group: Any
     rank: int
     size: int
+    memory: PeerMemory | None = None
 
     def lengths(self, whole: int) -> list[int]:
         """Length of every rank's part of an axis."""
@@ -41,6 +44,15 @@ class Axis:
         """This rank's part of a tensor that every rank holds whole: a view."""
         lengths = self.lengths(x.shape[dim])
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
+
+    def all_have(self, whole: int) -> bool:
+        """Whether no part of such an axis is empty."""
+        return whole >= self.size
+
+    def memory_for(self, x: Tensor, most: int) -> PeerMemory | None:
+        """The memory, if so many numbers of x's type fit, the most that any of the ranks sends."""
+        fits = self.memory is not None and self.memory.fits(x.dtype, most)
+        return self.memory if fits else None
 
 
 def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
@@ -56,7 +68,9 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
 
     shape, names = (ranks // axial, axial), ("data", "axial")
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)["axial"]
-    return Axis(group=mesh.get_group(), rank=mesh.get_local_rank(), size=axial)
+    group = mesh.get_group()
+    memory = PeerMemory.of_group(group, device)
+    return Axis(group=group, rank=mesh.get_local_rank(), size=axial, memory=memory)
 
 
 def check_divides(ranks: int, axial: int) -> None:

@@ -1,6 +1,9 @@
 # mypy: disable-error-code="no-untyped-call"
 """Two exchanges between the ranks of an axis, each with its exact adjoint as backward pass.
 
+They go through the memory of the axis where it has one (`evofeed.kernels.PeerMemory`) and they fit
+there, else by `torch.distributed`.
+
 What is differentiated is the *sum* of the ranks' losses. So nothing needs to know which
 parameters worked on shards and which on the whole: the mean of all ranks' gradients is the
 gradient of one rank's loss, for every parameter alike.
@@ -9,7 +12,7 @@ gradient of one rank's loss, for every parameter alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +26,7 @@ __all__ = [
     "exchanged",
     "gather",
     "gathered",
-    "parts_of_all",
     "reduced",
-    "reduced_parts",
 ]
 
 # Torch 2.13 has new names for these two, and warns of the old ones.
@@ -56,6 +57,10 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     if axis.size == 1:
         return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
+    others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
+    memory = axis.memory_for(x, others * x.shape[split] * receives[0])
+    if memory is not None:
+        return memory.exchange(x.contiguous(), split, join, length)
     shape = list(x.shape)
     shape[split] = sends[axis.rank]
     shapes = [_with(shape, join, n) for n in receives]
@@ -75,6 +80,9 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
         return x
     lengths = axis.lengths(length)
     most = lengths[0]
+    memory = axis.memory_for(x, most * math.prod(_with(x.shape, dim, 1)))
+    if memory is not None:
+        return memory.gather(x.contiguous(), dim, length)
     mine = _padded(x, dim, most).contiguous()
     received = x.new_empty(axis.size * mine.numel())
     _all_gather(received, mine.view(-1), group=axis.group)
@@ -82,10 +90,18 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     return whole if length == most * axis.size else _without_padding(whole, dim, lengths)
 
 
-def reduced(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """This rank's part along `dim` of the sum of everybody's whole: one reduce-scatter."""
+def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tensor:
+    """This rank's part along `dim` of the sum of everybody's whole: one reduce-scatter.
+
+    Into `out`, contiguous, if it is given.
+    """
+    if out is not None and not (axis.size > 1 and axis.memory_for(x, x.numel())):
+        return out.copy_(reduced(x, axis, dim))
     if axis.size == 1:
         return x
+    memory = axis.memory_for(x, x.numel())
+    if memory is not None:
+        return memory.reduce(x.contiguous(), dim, out)
     lengths = axis.lengths(x.shape[dim])
     most = lengths[0]
     if x.shape[dim] == most * axis.size:
@@ -95,41 +111,7 @@ def reduced(x: Tensor, axis: Axis, dim: int) -> Tensor:
         sent = torch.cat([part.reshape(-1) for part in parts])
     received = x.new_empty(_with(x.shape, dim, most))
     _reduce_scatter(received.view(-1), sent, group=axis.group)
-    return received.narrow(dim, 0, lengths[axis.rank])
-
-
-def parts_of_all(x: Tensor, axis: Axis, lengths: Sequence[int]) -> list[Tensor]:
-    """Everybody's part along axis -2, as they were sent: nothing is put together or copied."""
-    most = lengths[0]
-    if axis.size == 1:
-        return [x]
-    mine = _padded(x, -2, most).contiguous()
-    received = x.new_empty(axis.size, *mine.shape)
-    _all_gather(received.view(-1), mine.view(-1), group=axis.group)
-    return [part.narrow(-2, 0, n) for part, n in zip(received, lengths, strict=True)]
-
-
-def reduced_parts(
-    like: Tensor, axis: Axis, lengths: Sequence[int], write: Callable[[Tensor, int], Any]
-) -> Tensor:
-    """This rank's part along axis -2 of the sum of what everybody writes for each part.
-
-    Args:
-        like: this rank's part has its shape.
-        axis: who takes part.
-        lengths: of the parts.
-        write: fills a tensor with what this rank adds to the part of a rank.
-    """
-    shape = _with(like.shape, -2, lengths[0])
-    even = min(lengths) == lengths[0]
-    sent = (like.new_empty if even else like.new_zeros)(axis.size, *shape)
-    for rank, length in enumerate(lengths):
-        write(sent[rank].narrow(-2, 0, length), rank)
-    if axis.size == 1:
-        return sent[0]
-    received = like.new_empty(shape)
-    _reduce_scatter(received.view(-1), sent.view(-1), group=axis.group)
-    return received.narrow(-2, 0, lengths[axis.rank]).contiguous()
+    return received.narrow(dim, 0, lengths[axis.rank]).contiguous()
 
 
 class _Exchange(torch.autograd.Function):

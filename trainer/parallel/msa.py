@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels import attention_of, global_attention_of, outer_product_mean_of
+from evofeed.kernels import (
+    attention_of,
+    global_attention_of,
+    outer_product_mean_of,
+    pair_bias_of,
+)
 from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
 from evofeed.trainer.parallel.pairs import (
     added,
-    all_biases,
-    attend,
     drop_mask,
     pair_stack,
+    plain_attention,
     transition,
 )
 
@@ -41,19 +45,34 @@ def msa_block(
     columns = axis.part(msa_mask, -1)
     if block.opm_first:
         m_columns = exchange(m, axis, split=-2, join=-3, length=S)
-        z = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
+        z, _ = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
     drop = drop_mask(block.msa_dropout_layer, m)
-    row = block.msa_att_row
-    bias, factor, z = all_biases(row, row.layer_norm_z, row.linear_z, z, axis, dim=-2, length=N)
-    m = attend(row, row.layer_norm_m, m, bias, factor, axis.part(msa_mask, -2), drop)
+    m, z = _attend_rows(block.msa_att_row, m, z, axis.part(msa_mask, -2), drop, axis)
     m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
     if block.msa_att_col is not None:
         m = _attend_columns(block.msa_att_col, m, columns)
     m = transition(block.msa_transition, m, columns if block._masks_msa(mask_trans) else None)
     if not block.opm_first:
-        z = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
+        z, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
     m = exchange(m, axis, split=-3, join=-2, length=N)
     return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
+
+
+def _attend_rows(
+    module: Any, m: Tensor, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rows of m and their attention, biased by all pairs; and z to go on with."""
+    N = mask.shape[-1]
+    made = pair_bias_of(module, z) if axis.all_have(N) else None
+    if made is None:
+        bias, factor = module.linear_z(module.layer_norm_z(z)).movedim(-1, -3), 1.0
+    else:
+        (bias, z), factor = made, module.mha.c_hidden**0.5
+    bias = gather(bias, axis, dim=-2, length=N)
+    found: Tensor | None = attention_of(module, m, bias, mask, bias_scale=factor, drop_mask=drop)
+    if found is None:
+        found = m + plain_attention(module, module.layer_norm_m(m), bias / factor, mask, drop)
+    return found, z
 
 
 def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:
@@ -68,17 +87,19 @@ def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:
 
 def _outer_product_mean(
     module: Any, m: Tensor, z: Tensor, mask: Tensor, axis: Axis
-) -> Tensor:  # fmt: skip
-    """Rows of z and the outer products of this rank's columns of m with all columns."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rows of z and the outer products of this rank's columns of m with all; m to go on with."""
     own, N = axis.part(mask, -1), mask.shape[-1]
     at_once = MOST_OUTER // (N * module.linear_out.weight.shape[1] * z.element_size()) or 1
     if not torch.is_grad_enabled() and at_once < m.shape[-2]:
-        return _outer_by_rows(module, m, z, mask, axis, at_once)
-    found: Tensor | None = outer_product_mean_of(module, m, own, z, OtherColumns(axis, mask))
+        return _outer_by_rows(module, m, z, mask, axis, at_once), m
+    found: tuple[Tensor, Tensor] | None = None
+    if axis.all_have(N):
+        found = outer_product_mean_of(module, m, own, z, OtherColumns(axis, mask))
     if found is not None:
         return found
     b = gather(_second(module, m, own), axis, dim=-2, length=N)
-    return _plain_outer(module, m, z, own, mask, b)
+    return _plain_outer(module, m, z, own, mask, b), m
 
 
 def _outer_by_rows(
@@ -92,9 +113,8 @@ def _outer_by_rows(
         length = min(at_once, m.shape[-2] - start)
         some, some_mask = m.narrow(-2, start, length), own.narrow(-1, start, length)
         rows = z.narrow(-3, start, length)
-        new: Tensor | None = outer_product_mean_of(module, some, some_mask, rows, known)
-        if new is None:
-            new = _plain_outer(module, some, rows, some_mask, mask, b)
+        made = outer_product_mean_of(module, some, some_mask, rows, known)
+        new = _plain_outer(module, some, rows, some_mask, mask, b) if made is None else made[0]
         found.narrow(-3, start, length).copy_(new)
     return found
 

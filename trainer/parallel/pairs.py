@@ -10,23 +10,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evofeed.kernels import (
-    attention_of,
-    pair_bias_of,
-    transition_of,
-    triangle_multiplication_of,
-)
+from evofeed.kernels import transition_of, triangle_attention_of, triangle_multiplication_of
 from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchange, gather
+from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
 from evofeed.trainer.parallel.triangle_product import product_of
 
 __all__ = [
     "added",
-    "all_biases",
-    "attend",
     "drop_mask",
     "pair_stack",
+    "plain_attention",
     "template_block",
     "transition",
 ]
@@ -85,80 +79,75 @@ def transition(module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     return added(x, module(x, mask), None) if found is None else found
 
 
-def all_biases(
-    module: Any, norm: Any, layer: Any, z: Tensor, axis: Axis, *, dim: int, length: int
-) -> tuple[Tensor, float, Tensor]:
-    """The attention bias `[*, H, N, N]` of all pairs, a factor that it has, the z to go on with.
+class OtherRows:
+    """The attention bias of all pairs, for a fused attention of some rows or columns.
 
     Args:
-        module: the attention.
-        norm: of the pairs.
-        layer: from the pairs to one number a head.
-        z: this rank's rows (`dim` -2) or columns (-1) of the pairs.
         axis: who has the others.
-        dim: of the bias, along which it is put together.
         length: N.
     """
-    own = pair_bias_of(module, z)
-    bias, factor = (None, 1.0) if own is None else (own[0], module.mha.c_hidden**0.5)
-    z = z if own is None else own[1]
-    if bias is None:
-        bias = layer(norm(z)).movedim(-1, -3)
-    return gather(bias, axis, dim=dim, length=length), factor, z
+
+    def __init__(self, axis: Axis, length: int) -> None:
+        self._axis, self._length = axis, length
+
+    def gather(self, bias: Tensor) -> Tensor:
+        """`[B, H, N, N]` from everybody's `[B, H, n, N]`."""
+        return gathered(bias, self._axis, -2, self._length)
+
+    def reduce(self, dbias: Tensor) -> Tensor:
+        """This rank's `[B, H, n, N]` of the sum of everybody's `[B, H, N, N]`."""
+        return reduced(dbias, self._axis, -2)
 
 
-def attend(
-    module: Any, norm: Any, x: Tensor, bias: Tensor, factor: float, mask: Tensor,
-    drop: Tensor | None,
+def plain_attention(
+    module: Any, x: Tensor, bias: Tensor, mask: Tensor, drop: Tensor | None
 ) -> Tensor:  # fmt: skip
-    """Any rows of x and their attention along the last position axis.
+    """Update, dropped out, of rows x `[*, n, N, C]`, normalised, by attention along N.
 
     Args:
         module: the attention.
-        norm: of x.
-        x: `[*, n, N, C]`.
-        bias: `[*, H, N, N]`, times `factor`.
-        factor: see `bias`.
+        x: the rows.
+        bias: `[*, H, N, N]`.
         mask: `[*, n, N]`.
         drop: `[*, N, C]`, or None.
     """
-    found: Tensor | None = attention_of(module, x, bias, mask, bias_scale=factor, drop_mask=drop)
-    if found is not None:
-        return found
-    return added(x, _plain_update(module, norm(x), bias / factor, mask), drop)
-
-
-def _plain_update(module: Any, x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     key_bias = mask_bias(mask, module.inf)[..., :, None, None, :]
     update: Tensor = module.mha(x, x, [key_bias, bias[..., None, :, :, :]])
-    return update
+    return update if drop is None else update * drop[..., None, :, :]
 
 
 def _attend_start(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """z and its attention around the starting node, on rows."""
-    norm, N = module.layer_norm, mask.shape[-1]
-    bias, factor, z = all_biases(module, norm, module.linear, z, axis, dim=-2, length=N)
-    return attend(module, norm, z, bias, factor, axis.part(mask, -2), drop)
+    N, own = mask.shape[-1], axis.part(mask, -2)
+    if axis.all_have(N):
+        found: Tensor | None = triangle_attention_of(
+            module, z, own, OtherRows(axis, N), drop_mask=drop
+        )
+        if found is not None:
+            return found
+    x = module.layer_norm(z)
+    bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
+    return z + plain_attention(module, x, bias, own, drop)
 
 
 def _attend_end(
     module: Any, z: Tensor, mask: Tensor, drop: Tensor | None, axis: Axis
 ) -> Tensor:  # fmt: skip
     """Rows of z and its attention around the ending node, which works on columns."""
-    norm, N = module.layer_norm, mask.shape[-1]
+    N, own = mask.shape[-1], axis.part(mask, -1)
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
-    bias, factor, z = all_biases(module, norm, module.linear, z, axis, dim=-1, length=N)
-    bias, mask = bias.transpose(-1, -2), axis.part(mask, -1)
-    found: Tensor | None = attention_of(
-        module, z, bias, mask, columns=True, bias_scale=factor, drop_mask=drop,
-        drop_columnwise=True,
-    )  # fmt: skip
+    found: Tensor | None = None
+    if axis.all_have(N):
+        found = triangle_attention_of(
+            module, z, own, OtherRows(axis, N), columns=True, drop_mask=drop
+        )
     if found is None:
-        x = norm(z).transpose(-2, -3)
-        update = _plain_update(module, x, bias / factor, mask.transpose(-1, -2)).transpose(-2, -3)
-        found = z + (update if drop is None else update * drop[..., :, None, :])
+        x = module.layer_norm(z).transpose(-2, -3)
+        bias = gather(module.linear(x).movedim(-1, -3), axis, dim=-2, length=N)
+        update = plain_attention(module, x, bias, own.transpose(-1, -2), drop)
+        found = z + update.transpose(-2, -3)
     return exchange(found, axis, split=-3, join=-2, length=N)
 
 
@@ -168,11 +157,12 @@ def _multiply(
     """z and its triangle multiplication, on rows; the product works on channels."""
     N = mask.shape[-1]
     mask = axis.part(mask, -2)
-    found: Tensor | None = triangle_multiplication_of(
-        module, z, mask, product_of(axis, N), drop_mask=drop
-    )
-    if found is not None:
-        return found
+    if axis.all_have(N):
+        found: Tensor | None = triangle_multiplication_of(
+            module, z, mask, product_of(axis, N), drop_mask=drop
+        )
+        if found is not None:
+            return found
     x = module.layer_norm_in(z)
     a, b = module._project(x, mask.to(x.dtype)[..., None])
     E = a.shape[-1]

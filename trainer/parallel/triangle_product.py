@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchanged, parts_of_all, reduced_parts
+from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 
 __all__ = ["ChannelProduct", "RowProduct", "product_of"]
 
@@ -36,53 +36,37 @@ class RowProduct:
     """
 
     def __init__(self, axis: Axis, length: int) -> None:
-        self._axis, self._lengths = axis, axis.lengths(length)
+        self._axis, self._length = axis, length
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """The product's rows `[E, B, n, N]` of those of a and b `[2, E, B, n, N]`.
 
         Also what `gradient` takes.
         """
-        a, b = ab.flatten(1, 2)
+        a, b = ab
         if outgoing:  # x_ij = sum_k a_ik b_jk
-            parts = parts_of_all(b, self._axis, self._lengths)
-            product = torch.empty_like(a)
-            for to, part in zip(self._columns(product), parts, strict=True):
-                torch.bmm(a, part.mT, out=to)
-            return product.view(ab.shape[1:]), [a, *parts]
-        product = reduced_parts(  # x_ij = sum_k a_ki b_kj
-            a, self._axis, self._lengths,
-            lambda to, p: torch.bmm(self._columns(a)[p].mT, b, out=to),
-        )  # fmt: skip
-        return product.view(ab.shape[1:]), [a, b]
+            whole = self._gather(b)
+            return torch.matmul(a, whole.mT), [a, whole]
+        return self._reduce(torch.matmul(a.mT, b)), [a, b]  # x_ij = sum_k a_ki b_kj
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product."""
-        d = dproduct.flatten(0, 1)
-        grads = d.new_empty(2, *d.shape)
+        a, b = kept
+        grads = a.new_empty(2, *a.shape)
         if outgoing:
-            a, *parts = kept
-            _sum_of_products(grads[0], self._columns(d), parts)
-            grads[1] = reduced_parts(
-                d, self._axis, self._lengths,
-                lambda to, p: torch.bmm(self._columns(d)[p].mT, a, out=to),
-            )  # fmt: skip
+            torch.matmul(dproduct, b, out=grads[0])
+            self._reduce(torch.matmul(dproduct.mT, a), grads[1])
         else:
-            a, b = kept
-            parts = parts_of_all(d, self._axis, self._lengths)
-            for to, part in zip(self._columns(grads[0]), parts, strict=True):
-                torch.bmm(b, part.mT, out=to)
-            _sum_of_products(grads[1], self._columns(a), parts)
-        return grads.view(2, *dproduct.shape)
+            d = self._gather(dproduct)
+            torch.matmul(b, d.mT, out=grads[0])
+            torch.matmul(a, d, out=grads[1])
+        return grads
 
-    def _columns(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, self._lengths, -1)
+    def _gather(self, x: Tensor) -> Tensor:
+        return gathered(x, self._axis, -2, self._length)
 
-
-def _sum_of_products(to: Tensor, left: tuple[Tensor, ...], right: list[Tensor]) -> None:
-    torch.bmm(left[0], right[0], out=to)
-    for a, b in zip(left[1:], right[1:], strict=True):
-        to.baddbmm_(a, b)
+    def _reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return reduced(x, self._axis, -2, out)
 
 
 class ChannelProduct:

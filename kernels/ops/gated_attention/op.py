@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +47,13 @@ from evofeed.kernels.runtime.projection import (
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["AttentionWeights", "gated_attention", "gated_attention_fits"]
+__all__ = [
+    "AttentionWeights",
+    "OtherPairs",
+    "gated_attention",
+    "gated_attention_fits",
+    "gated_attention_of_pairs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,16 @@ class AttentionWeights:
             self.norm_weight, self.norm_bias, self.q, self.k, self.v, self.g, g_bias, self.o,
             o_bias, self.pair,
         )  # fmt: skip
+
+
+class OtherPairs(Protocol):
+    """The attention bias of all pairs, of which several GPUs have some each."""
+
+    def gather(self, bias: Tensor) -> Tensor:
+        """`[B, H, N, N]` from the rows `[B, H, n, N]` made here."""
+
+    def reduce(self, dbias: Tensor) -> Tensor:
+        """The adjoint of `gather`."""
 
 
 class _Plan(NamedTuple):
@@ -113,7 +129,10 @@ class _GatedAttention(Operator, name="gated_attention"):
     kept = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
 
     @staticmethod
-    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+    def forward(
+        tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
+    ) -> list[Tensor | None]:
+        """With `others` of some rows (or columns) of the pairs, of which all make the bias."""
         plan = _Plan(*options)
         (
             x, bias, mask, norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias, pair, drop_mask,
@@ -125,13 +144,14 @@ class _GatedAttention(Operator, name="gated_attention"):
         normed, stats, own_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
-            pair_length=N, transpose_pair=plan.columns, pair_scale=D**0.5,
+            pair_length=N, pair_rows=R, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
         qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
         del normed
-        ready = (
-            scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype) if pair is None else own_bias
-        )
+        if pair is None:
+            ready = scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype)
+        else:
+            ready = own_bias if others is None else others.gather(own_bias)
         masked = None
         if mask is not None:
             masked = prepare_mask(_attending(mask, plan), D**-0.5, plan.dtype)
@@ -170,7 +190,9 @@ class _GatedAttention(Operator, name="gated_attention"):
         ]  # fmt: skip
 
     @staticmethod
-    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+    def backward(
+        tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
+    ) -> list[Tensor | None]:
         plan = _Plan(*options)
         (
             dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, qkvg, attended, lse,
@@ -203,6 +225,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         ))  # fmt: skip
         if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
+            dbias = dbias if others is None else others.reduce(dbias)
             heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
             dbias = None
         normed = torch.empty_like(flat, dtype=plan.dtype)
@@ -340,3 +363,32 @@ def gated_attention(
         return _GatedAttention.apply(
             plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
         )
+
+
+def gated_attention_of_pairs(
+    x: Tensor,
+    weights: AttentionWeights,
+    heads: int,
+    others: OtherPairs,
+    *,
+    mask: Tensor,
+    columns: bool = False,
+    drop_mask: Tensor | None = None,
+    drop_columnwise: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`gated_attention` with the residual of some rows of pairs, whose bias is of all; must fit.
+
+    Args:
+        x: `[B, I, N, C]`, some rows of the pairs; with `columns` some columns, `[B, N, I, C]`.
+        weights: the parameters, `weights.pair` among them.
+        heads: H.
+        others: what knows the other pairs.
+        mask: of the same pairs as x.
+        columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
+    """
+    plan = _Plan(heads, eps, columns, True, drop_columnwise, 1.0, compute_dtype(x))
+    with torch.autocast(x.device.type, enabled=False):
+        return _GatedAttention.apply_shared(
+            plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
+        )[0]

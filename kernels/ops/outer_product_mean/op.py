@@ -259,35 +259,6 @@ def _outer_dw(
     return column_sums([partial], dtype)[0].view(E * E, N)
 
 
-class _OfColumns(torch.autograd.Function):
-    """The op of some columns of the MSA with all; the update has the pairs added."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, options: tuple[Any, ...], others: Others, *tensors: Tensor | None
-    ) -> Tensor:
-        forward: Any = _OuterProductMean.forward
-        made = forward(tensors, *options, others=others)
-        ctx.save_for_backward(*(tensors[n] for n in _OuterProductMean.kept), *made[1:])
-        ctx.call = options, others, [None if t is None else t.dtype for t in tensors]
-        return made[0]  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        options, others, kinds = ctx.call
-        backward: Any = _OuterProductMean.backward
-        found = backward((grad, *ctx.saved_tensors), *options, others=others)
-        grads = _OuterProductMean.gradients(grad, found, kinds, *options)
-        return (
-            None,
-            None,
-            *(
-                None if g is None or kind is None else g.to(kind)
-                for g, kind in zip(grads, kinds, strict=True)
-            ),
-        )
-
-
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:
     """Whether the fused op takes this input: powers of two, 16 or 32 channels to multiply."""
     C, E, N = m.shape[-1], weights.w1.shape[0], weights.out.shape[0]
@@ -371,8 +342,10 @@ def outer_product_mean_of_columns(
     *,
     eps: float = 1e-3,
     norm_eps: float = 1e-5,
-) -> Tensor:
-    """`outer_product_mean` of some columns of the MSA with all of them; they must fit.
+) -> tuple[Tensor, Tensor]:
+    """`outer_product_mean` of some columns of the MSA with all of them, which must fit, and m.
+
+    m is used from here on: it saves adding two gradients.
 
     Args:
         m: `[B, S, L, C]`, some columns of the MSA.
@@ -385,5 +358,4 @@ def outer_product_mean_of_columns(
     """
     options, *tensors = _arguments(m, weights, mask, z, (eps, 0.0, norm_eps))
     with torch.autocast(m.device.type, enabled=False):
-        found: Tensor = _OfColumns.apply(options, others, *tensors)  # type: ignore[no-untyped-call]
-    return found
+        return _OuterProductMean.apply_shared(options, others, *tensors)

@@ -25,15 +25,16 @@ __all__ = ["heads_last", "pair_bias", "pair_bias_fits", "pair_bias_with_input"]
 
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
-    """Writes x `[B, H, L, L]` (i, j exchanged if `transpose`) as rows `[B * L * L, H]`.
+    """Writes x `[B, H, I, J]` (`[B, H, J, I]` if `transpose`) as rows `[B * I * J, H]`.
 
     Columns of `out` beyond H become 0.
     """
-    B, H, L, _ = x.shape
-    M = B * L * L
+    B, H = x.shape[:2]
+    size, length = x.shape[2:].numel(), x.shape[2 if transpose else 3]
+    M = B * size
     launch(
         heads_last_kernel, (triton.cdiv(M, 256),),
-        (x.contiguous(), out, M, H, L, out.stride(0)),
+        (x.contiguous(), out, M, H, length, size, out.stride(0)),
         {"BLOCK_M": 256, "BLOCK_H": padded(out.shape[1]), "WIDTH": out.shape[1],
          "TRANSPOSE": transpose, "num_warps": 4},
     )  # fmt: skip

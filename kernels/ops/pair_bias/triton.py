@@ -18,16 +18,19 @@ __all__ = [
 
 @triton.jit
 def heads_last_kernel(
-    SOURCE, TO, M, H, length, ts_m, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
+    SOURCE, TO, M, H, length, size, ts_m, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
     WIDTH: tl.constexpr, TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    """Rows `[B * L * L, H]` of SOURCE `[B, H, L, L]`; columns from H to WIDTH become 0."""
+    """Rows `[B * I * J, H]` of SOURCE `[B, H, I, J]`; columns from H to WIDTH become 0.
+
+    I * J = size, J = length; with TRANSPOSE SOURCE is `[B, H, J, I]`.
+    """
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     h = tl.arange(0, BLOCK_H)
-    row_in, square = rows < M, length * length
+    row_in = rows < M
     h64 = h.to(tl.int64)[None, :]
-    at = (rows // square).to(tl.int64) * H * square + pair_offset(rows, length, square, TRANSPOSE)
-    x = tl.load(SOURCE + at[:, None] + h64 * square,
+    at = (rows // size).to(tl.int64) * H * size + pair_offset(rows, length, size, TRANSPOSE)
+    x = tl.load(SOURCE + at[:, None] + h64 * size,
                 mask=row_in[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
     to = TO + rows.to(tl.int64)[:, None] * ts_m + h[None, :]
     tl.store(to, x.to(TO.dtype.element_ty), mask=row_in[:, None] & (h < WIDTH)[None, :])

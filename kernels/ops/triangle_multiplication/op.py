@@ -135,9 +135,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
 
     @staticmethod
     def forward(
-        tensors: Sequence[Any], *options: Any, product: Product | None = None
+        tensors: Sequence[Any], *options: Any, others: Product | None = None
     ) -> list[Tensor]:
-        """Of rows of pairs with a `product`: its result and what it keeps lie behind the rest."""
+        """Of rows of pairs with `others`, whose product and what it keeps lie behind the rest."""
         plan = _Plan(*options)
         z, mask, drop_mask, *weights = tensors
         w: Any = TriangleWeights(*weights)
@@ -164,10 +164,10 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 (z, *norm_in, packed_w, packed_b, mask, ab, stats[0]), sizes, plan.dtype,
                 (plan.eps,),
             )  # fmt: skip
-        if product is None:
+        if others is None:
             xt, kept = _product(ab, plan.outgoing), [ab]
         else:
-            xt, seen = product(ab.view(2, E, B, R, N), plan.outgoing)
+            xt, seen = others(ab.view(2, E, B, R, N), plan.outgoing)
             kept = [xt, *seen]
         out = torch.empty_like(z)
         if normed is not None:
@@ -205,7 +205,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
 
     @staticmethod
     def backward(
-        tensors: Sequence[Any], *options: Any, product: Product | None = None
+        tensors: Sequence[Any], *options: Any, others: Product | None = None
     ) -> list[Tensor]:
         plan = _Plan(*options)
         (
@@ -225,7 +225,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         else:
             normed = torch.empty_like(flat, dtype=plan.dtype)
             dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
-        xt = _product(kept[0], plan.outgoing) if product is None else kept[0]
+        xt = _product(kept[0], plan.outgoing) if others is None else kept[0]
         dxt = torch.empty_like(xt)
         if in_parts:
             dwz, parts = composed.run_out_grad(
@@ -244,10 +244,10 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 packed_w[4 * E :], g_bias, plan, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
             )  # fmt: skip
         del xt
-        if product is None:
+        if others is None:
             dab = _product_grads(dxt, kept[0], plan.outgoing)
         else:
-            dab = product.gradient(dxt, kept[1:], plan.outgoing)
+            dab = others.gradient(dxt, kept[1:], plan.outgoing)
         if in_parts:
             in_sums = composed.run_in_grad(dpacked, packed_b, mask, dab)
         elif on_hopper:
@@ -316,33 +316,6 @@ def _product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
         torch.bmm(b, dxt.mT, out=dab[0])
         torch.bmm(a, dxt, out=dab[1])
     return dab
-
-
-class _OfRows(torch.autograd.Function):
-    """The op on rows of the pairs, with somebody else's product."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: _Plan, product: Product, *tensors: Tensor | None
-    ) -> Tensor:  # fmt: skip
-        made = _TriangleMultiplication.forward(tensors, *plan, product=product)
-        ctx.save_for_backward(*(tensors[n] for n in _TriangleMultiplication.kept), *made[1:])
-        ctx.call = plan, product, [None if t is None else t.dtype for t in tensors]
-        return made[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        plan, product, kinds = ctx.call
-        found = _TriangleMultiplication.backward((grad, *ctx.saved_tensors), *plan, product=product)
-        grads = _TriangleMultiplication.gradients(grad, found, kinds, *plan)
-        return (
-            None,
-            None,
-            *(
-                None if g is None or kind is None else g.to(kind)
-                for g, kind in zip(grads, kinds, strict=True)
-            ),
-        )
 
 
 def _out_grad(
@@ -448,7 +421,6 @@ def triangle_multiplication_of_rows(
     """
     plan = _Plan(outgoing, True, False, eps, compute_dtype(z))
     with torch.autocast(z.device.type, enabled=False):
-        found: Tensor = _OfRows.apply(  # type: ignore[no-untyped-call]
+        return _TriangleMultiplication.apply_shared(
             plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
-        )
-    return found
+        )[0]

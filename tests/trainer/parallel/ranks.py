@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.trainer.parallel.peers import shared_files
 from tests.trainer.parallel.train_ranks import train_shared
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import msa
 from evofeed.trainer.parallel import parallelize as parallel
 from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
 from evofeed.trainer.presets import tiny
@@ -80,6 +82,8 @@ def _step(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str,
 
 
 def _difference(ours: Tensor, theirs: Tensor, least: float = 0.0) -> float:
+    if not theirs.numel():
+        return float(ours.shape != theirs.shape)
     scale = max(theirs.abs().max().item(), least)
     return (ours - theirs).abs().max().item() / (scale or 1.0)
 
@@ -177,6 +181,29 @@ def products(axis: Axis) -> dict[str, float]:
     return found
 
 
+def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
+    """Every exchange through shared memory, and the triangles' products: odd sizes, many types."""
+    assert axis.group is not None
+    axis = replace(axis, memory=shared_files(folder, axis.group))
+    assert axis.memory is not None
+    found = products(axis)
+    for dtype, C in ((torch.bfloat16, 8), (torch.float32, 3)):
+        torch.manual_seed(4)
+        whole = torch.randn(2, 2, 7, C).to(dtype)
+        for split, join in ((-2, -3), (-3, -2)):  # with an empty part on three ranks
+            part = exchanged(axis.part(whole, join), axis, split, join, whole.shape[join])
+            found[f"exchange {split} {dtype}"] = _difference(part, axis.part(whole, split))
+        for dim in (-3, -2):
+            name = f"{dim} {dtype}"
+            made = gathered(axis.part(whole, dim), axis, dim, whole.shape[dim])
+            found[f"gather {name}"] = _difference(made, whole)
+            added = whole * (1 + axis.rank)
+            expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
+            found[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
+    assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)
+    return found
+
+
 def main(out: Path, dataset: str) -> None:
     """Every case on 2, 3 and 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
@@ -214,6 +241,9 @@ def main(out: Path, dataset: str) -> None:
         compare(f"few {ranks}", differences, _exact(), few, axis)
         if ranks == 2:
             compare("fused 2", fused_block, axis)
+        if ranks == 3:
+            compare("memory 3", through_memory, axis, out)
+        if ranks == 2:
             compare("other 2", differences, _exact(**other), odd, axis)
     if rank == 0:
         (out / "found.json").write_text(json.dumps(found))
