@@ -7,7 +7,8 @@
         --parts equal                                      # gloo: correctness alone
 
 `equal`: loss and gradients of a few blocks at the preset's shapes, on the ranks of the axis and
-on one, in float32 and in bfloat16 (whose own error, against float32 on one GPU, is beside it).
+on one, in float32 and in bfloat16 (whose own error, against float32 on one GPU, is beside it);
+and of one GPU with itself where the Evoformer's outputs are nudged by a rounding of float32.
 `time`: a whole step, forward, backward, mean of the gradient and update, on one GPU and shared;
 then with the exchanges left out (what they cost beyond what is hidden), with `--more` also by
 NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest rank's.
@@ -43,6 +44,7 @@ from evofeed.trainer.parallel.axis import Axis, axial_group
 from evofeed.trainer.parallel.parallelize import parallelize
 
 FEW = 3  # blocks of the Evoformer in `equal`
+ROUNDING = 2.0**-24  # of float32, relative
 
 
 class Ranks:
@@ -102,7 +104,12 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     batch = synthetic_batch(**PRESETS[options.preset][1], no_recycling_iters=1, device=ranks.device)
     loss = AlphaFoldLoss(chosen.loss)
 
-    def grads(precision: str, axis: Axis | None) -> dict[str, Tensor]:
+    def nudged(module: Any, given: Any, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        draws = torch.Generator(ranks.device).manual_seed(3)
+        noise = (torch.randn(x.shape, generator=draws, device=x.device) for x in made)
+        return tuple(x * (1 + ROUNDING * n) for x, n in zip(made, noise, strict=True))
+
+    def grads(precision: str, axis: Axis | None, nudge: bool = False) -> dict[str, Tensor]:
         torch.manual_seed(0)
         model = AlphaFold(config).train()
         with torch.no_grad():  # AF2's start has zeros where gradients should flow
@@ -115,6 +122,8 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
             to_fused(model)
         if axis is not None:
             parallelize(model, axis)
+        if nudge:
+            model.evoformer.register_forward_hook(nudged)
         torch.manual_seed(5)
         half = precision == "bf16"
         with torch.autocast(ranks.device.type, torch.bfloat16, enabled=half):
@@ -129,10 +138,13 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         return {"loss": total.detach(), **found}
 
     one, ours = grads("fp32", None), grads("fp32", ranks.axis)
+    beside = grads("fp32", None, nudge=True)
     half_one, half_ours = grads("bf16", None), grads("bf16", ranks.axis)
     largest = max(v.abs().max().item() for n, v in one.items() if n != "loss")
     worst = {n: _difference(ours[n], one[n], 1e-3 * largest) for n in one}
     name = max(worst, key=lambda n: worst[n])
+    alone = {n: _difference(beside[n], one[n], 1e-3 * largest) for n in one}
+    alone_name = max(alone, key=lambda n: alone[n])
 
     def error(found: dict[str, Tensor]) -> float:
         """Root mean square over all gradients, relative."""
@@ -146,6 +158,8 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
             "fp32_loss": _difference(ours["loss"], one["loss"], 0.0),
             "fp32_worst_gradient": worst[name], "fp32_worst_name": name,
             "fp32_error_shared": error(ours),
+            "fp32_nudged_worst_gradient": alone[alone_name], "fp32_nudged_worst_name": alone_name,
+            "fp32_nudged_same_gradient": alone[name], "fp32_error_nudged": error(beside),
             "bf16_error_one": error(half_one), "bf16_error_shared": error(half_ours),
         }
     )  # fmt: skip

@@ -60,14 +60,16 @@ def _swapped(module: Any) -> bool:
 
 
 def pair_bias_of(module: Any, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The bias `[*, H, I, J]` of the MSA's row attention from any rows of the pairs `[*, I, J, C]`.
+    """The bias `[*, H, I, J]` of an attention from any rows of the pairs `[*, I, J, C]`.
 
     It is multiplied by the root of the head width, which saves a rounding. Also z for later
     ops (see `pair_bias_with_input`).
     """
     if not _swapped(module):
         return None
-    norm, weight = module.layer_norm_z, module.linear_z.weight
+    triangle = hasattr(module, "starting")
+    norm = module.layer_norm if triangle else module.layer_norm_z
+    weight = (pair_layer(module) if triangle else module.linear_z).weight
     flat = four_axes(z)
     if not pair_bias_fits(flat, weight):
         return None
@@ -81,7 +83,7 @@ def attention_of(
     module: Any, x: Tensor, bias: Tensor | None, mask: Tensor, *, columns: bool = False,
     bias_scale: float = 1.0, drop_mask: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """x plus the update of a row or column attention of the MSA, whose pair bias is given.
+    """x plus the update of a row, column or triangle attention, whose pair bias is given.
 
     Args:
         module: the attention, with its norm.
@@ -94,7 +96,7 @@ def attention_of(
     """
     if not _swapped(module) or not x.numel():
         return None
-    norm = module.layer_norm_m
+    norm = module.layer_norm if hasattr(module, "starting") else module.layer_norm_m
     weights, heads, flat = attention_weights(norm, module.mha), module.mha.no_heads, four_axes(x)
     if not gated_attention_fits(flat, weights, heads):
         return None

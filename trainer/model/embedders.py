@@ -6,6 +6,7 @@ Source: AF2 SI 1.3 (algorithms 3 to 5) and 1.10 (algorithm 32). Letters: S seque
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -42,21 +43,31 @@ class InputEmbedder(nn.Module):
         msa_feat: Float[Tensor, "*B S R f"],
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
         """MSA representation and pair representation, nothing masked."""
-        return self._embed(target_feat, msa_feat, self.relpos(residue_index, target_feat.dtype))
+        relpos = self.relpos(residue_index, target_feat.dtype)
+        return self.msa(target_feat, msa_feat), self.pairs(target_feat, relpos)
 
-    def _embed(
-        self, target_feat: Tensor, msa_feat: Tensor, relpos: Tensor
-    ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
-        row = self.linear_tf_z_i(target_feat)[..., :, None, :]
-        column = self.linear_tf_z_j(target_feat)[..., None, :, :]
-        m = self.linear_msa_m(msa_feat) + self.linear_tf_m(target_feat)[..., None, :, :]
-        return m, relpos + row + column
+    def msa(self, target_feat: Tensor, msa_feat: Tensor) -> Float[Tensor, "*B S R c_m"]:
+        """The MSA representation."""
+        return self.linear_msa_m(msa_feat) + self.linear_tf_m(target_feat)[..., None, :, :]  # type: ignore[no-any-return]
+
+    def pairs(
+        self, target_feat: Tensor, relpos: Tensor, rows: slice = slice(None)
+    ) -> Float[Tensor, "*B I R c_z"]:
+        """Those rows of the pair representation whose relative positions are given."""
+        row = self.linear_tf_z_i(target_feat[..., rows, :])[..., :, None, :]
+        return relpos + row + self.linear_tf_z_j(target_feat)[..., None, :, :]  # type: ignore[no-any-return]
+
+    def relpos_of(
+        self, batch: Mapping[str, Tensor], rows: slice = slice(None)
+    ) -> Float[Tensor, "*B I R c_z"]:
+        """Relative positions of residues i of `rows` and all j."""
+        return self.relpos(batch["residue_index"], batch["target_feat"].dtype, rows)
 
     def relpos(
-        self, residue_index: Int[Tensor, "*B R"], dtype: torch.dtype
-    ) -> Float[Tensor, "*B R R c_z"]:
+        self, residue_index: Int[Tensor, "*B R"], dtype: torch.dtype, rows: slice = slice(None)
+    ) -> Float[Tensor, "*B I R c_z"]:
         """Relative positions i - j, clipped to +-relpos_k, embedded."""
-        offset = residue_index[..., :, None] - residue_index[..., None, :]
+        offset = residue_index[..., rows, None] - residue_index[..., None, :]
         bins = offset.clamp(-self.relpos_k, self.relpos_k) + self.relpos_k
         return self.linear_relpos(one_hot(bins, 2 * self.relpos_k + 1, dtype))  # type: ignore[no-any-return]
 
@@ -82,17 +93,19 @@ class RecyclingEmbedder(nn.Module):
     def forward(
         self,
         m: Float[Tensor, "*B R c_m"],
-        z: Float[Tensor, "*B R R c_z"],
+        z: Float[Tensor, "*B I R c_z"],
         x: Float[Tensor, "*B R 3"],
-    ) -> tuple[Float[Tensor, "*B R c_m"], Float[Tensor, "*B R R c_z"]]:
+        rows: slice = slice(None),
+    ) -> tuple[Float[Tensor, "*B R c_m"], Float[Tensor, "*B I R c_z"]]:
         """Updates of the first MSA row and of the pair representation.
 
         Args:
             m: first MSA row of the cycle before.
-            z: pair representation of the cycle before.
+            z: pair representation of the cycle before, those rows that are wanted.
             x: pseudo-beta positions of the cycle before, ångström.
+            rows: residues i that are wanted.
         """
-        bins = distance_one_hot(x, self.min_bin, self.max_bin, self.no_bins, self.inf)
+        bins = distance_one_hot(x, self.min_bin, self.max_bin, self.no_bins, self.inf, rows)
         return self.layer_norm_m(m), self.linear(bins) + self.layer_norm_z(z)
 
 

@@ -91,16 +91,22 @@ class InvariantPointAttention(nn.Module):
 
     def share(self, z: Float[Tensor, "*B R R c_z"], mask: Float[Tensor, "*B R"]) -> SharedTerms:
         """What does not change from layer to layer: all of it but the frames and `s`."""
-        pair_mask = mask[..., :, None] * mask[..., None, :]
-        bias = math.sqrt(1 / 3) * self.linear_b(z)
-        bias = bias + mask_bias(pair_mask, self._mask_value())[..., None]
         weight, weight_bias = self._projections()
         return SharedTerms(
             weight=weight,
             weight_bias=weight_bias,
-            bias=bias.movedim(-1, -3).contiguous(),
+            bias=self.bias(z, mask, mask),
             gamma=F.softplus(self.head_weights) * math.sqrt(2 / (27 * self.no_qk_points)),
         )
+
+    def bias(
+        self, z: Float[Tensor, "*B I R c_z"], own: Float[Tensor, "*B I"], mask: Tensor
+    ) -> Float[Tensor, "*B H I R"]:
+        """What rows of pairs add to the logits; `own` is the part of the mask of their residues."""
+        pair_mask = own[..., :, None] * mask[..., None, :]
+        bias = math.sqrt(1 / 3) * self.linear_b(z)
+        bias = bias + mask_bias(pair_mask, self._mask_value())[..., None]
+        return bias.movedim(-1, -3).contiguous()  # type: ignore[no-any-return]
 
     def _mask_value(self) -> float:
         return self.inf
@@ -118,6 +124,13 @@ class InvariantPointAttention(nn.Module):
     ) -> Float[Tensor, "*B R c_s"]:
         """Update of `s`; `frames` are the current backbone frames, `shared` what `share` gave."""
         shared = self.share(z, mask) if shared is None else shared
+        sides, values, frames = self.project(s, frames, shared)
+        return self.attend(sides, values, shared.bias, z, frames)
+
+    def project(
+        self, s: Tensor, frames: Rigid, shared: SharedTerms
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Rigid]:
+        """Both sides of the logits `[*, H, R, channels]`, values `[*, R, H, C]`, centred frames."""
         # All that follows is blind to where the origin is: near it the squares lose no digits.
         centre = frames.trans.detach().mean(dim=-2, keepdim=True)
         frames = Rigid(frames.rots, frames.trans - centre)
@@ -129,8 +142,20 @@ class InvariantPointAttention(nn.Module):
         q = torch.unflatten(q, -1, (H, -1))
         k, v = torch.unflatten(kv, -1, (H, -1)).chunk(2, dim=-1)  # [*, R, H, C]
         q_points, k_points, v_points = self._points(q_local, kv_local, frames)
-        weights = torch.softmax(self._logits(q, k, q_points, k_points, shared), dim=-1)
-        return self._output(weights, torch.cat([v, v_points], dim=-1), z, frames)
+        sides = self._sides(q, k, q_points, k_points, shared.gamma)
+        return sides, torch.cat([v, v_points], dim=-1), frames
+
+    def attend(
+        self, sides: tuple[Tensor, Tensor], values: Tensor, bias: Tensor, z: Tensor, frames: Rigid
+    ) -> Float[Tensor, "*B I c_s"]:
+        """The update of residues whose left side, bias, pairs and frames are given."""
+        left, right = sides
+        with exact_products():
+            product = torch.baddbmm(
+                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
+            )
+        weights = torch.softmax(product.view(bias.shape), dim=-1)
+        return self._output(weights, values, z, frames)
 
     def _points(
         self, q_local: Tensor, kv_local: Tensor, frames: Rigid
@@ -146,24 +171,18 @@ class InvariantPointAttention(nn.Module):
         q, k, v = (part.transpose(-2, -3).flatten(-2) for part in (q, k, v))
         return q, k, v
 
-    def _logits(
-        self, q: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, shared: SharedTerms
-    ) -> Float[Tensor, "*B H R R"]:
-        """Scalar products, pair bias and -1/2 sum over points of gamma |q - k|^2, as one product.
+    def _sides(
+        self, q: Tensor, k: Tensor, q_points: Tensor, k_points: Tensor, gamma: Tensor
+    ) -> tuple[Float[Tensor, "*B H R D"], Float[Tensor, "*B H R D"]]:
+        """Whose product is that of q and k, and -1/2 sum over points of gamma |q - k|^2.
 
         The term of |q|^2 alone is left out: the softmax over the keys does not see it.
         """
-        scaled = shared.gamma[:, None] * k_points
+        scaled = gamma[:, None] * k_points
         square = -0.5 * torch.unflatten(scaled * k_points, -1, (3, -1)).sum(dim=-2)  # [*, R, H, P]
         left = torch.cat([q, q_points, torch.ones_like(square)], dim=-1)
         right = torch.cat([math.sqrt(1 / (3 * self.c_hidden)) * k, scaled, square], dim=-1)
-        left, right = left.transpose(-2, -3), right.transpose(-2, -3)  # [*, H, R, channels]
-        bias = shared.bias
-        with exact_products():
-            product = torch.baddbmm(
-                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
-            )
-        return product.view(bias.shape)
+        return left.transpose(-2, -3), right.transpose(-2, -3)
 
     def _output(self, weights: Tensor, values: Tensor, z: Tensor, frames: Rigid) -> Tensor:
         """The attended `values [*, R, H, C + 3 P]` and pairs, through the last linear layer."""

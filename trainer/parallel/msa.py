@@ -26,11 +26,9 @@ from evofeed.trainer.parallel.pairs import (
     plain_attention,
     transition,
 )
+from evofeed.trainer.parallel.rows import rows_at_once
 
 __all__ = ["msa_block"]
-
-MOST_OUTER = 2 << 30
-"""Bytes of outer products that may lie there at once where no gradient is wanted."""
 
 
 def msa_block(
@@ -90,8 +88,8 @@ def _outer_product_mean(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of z and the outer products of this rank's columns of m with all; m to go on with."""
     own, N = axis.part(mask, -1), mask.shape[-1]
-    at_once = MOST_OUTER // (N * module.linear_out.weight.shape[1] * z.element_size()) or 1
-    if not torch.is_grad_enabled() and at_once < m.shape[-2]:
+    at_once = rows_at_once(N * module.linear_out.weight.shape[1] * z.element_size(), z.device)
+    if at_once is not None and at_once < max(axis.lengths(N)):
         return _outer_by_rows(module, m, z, mask, axis, at_once), m
     found: tuple[Tensor, Tensor] | None = None
     if axis.all_have(N):

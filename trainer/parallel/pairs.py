@@ -10,10 +10,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evofeed.kernels import transition_of, triangle_attention_of, triangle_multiplication_of
+from evofeed.kernels import (
+    attention_of,
+    pair_bias_of,
+    transition_of,
+    triangle_attention_of,
+    triangle_multiplication_of,
+)
 from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
+from evofeed.trainer.parallel.rows import rows_at_once, slices
 from evofeed.trainer.parallel.triangle_product import product_of
 
 __all__ = [
@@ -121,6 +128,8 @@ def _attend_start(
 ) -> Tensor:  # fmt: skip
     """z and its attention around the starting node, on rows."""
     N, own = mask.shape[-1], axis.part(mask, -2)
+    if drop is None and _in_parts(z, N):
+        return _attend_in_parts(module, z, own, axis)
     if axis.all_have(N):
         found: Tensor | None = triangle_attention_of(
             module, z, own, OtherRows(axis, N), drop_mask=drop
@@ -139,7 +148,10 @@ def _attend_end(
     N, own = mask.shape[-1], axis.part(mask, -1)
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
     found: Tensor | None = None
-    if axis.all_have(N):
+    if drop is None and _in_parts(z, N):
+        turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
+        found = turned.transpose(-2, -3)
+    elif axis.all_have(N):
         found = triangle_attention_of(
             module, z, own, OtherRows(axis, N), columns=True, drop_mask=drop
         )
@@ -149,6 +161,40 @@ def _attend_end(
         update = plain_attention(module, x, bias, own.transpose(-1, -2), drop)
         found = z + update.transpose(-2, -3)
     return exchange(found, axis, split=-3, join=-2, length=N)
+
+
+def _in_parts(z: Tensor, N: int) -> bool:
+    """Whether what attention keeps of all rows here would be too much; alike on all ranks."""
+    at_once = _attention_rows(z, N)
+    return at_once is not None and at_once * N < z.shape[-2] * z.shape[-3]
+
+
+def _attention_rows(z: Tensor, N: int) -> int | None:
+    return rows_at_once(N * z.shape[-1] * 8 * z.element_size() * z.shape[:-3].numel(), z.device)
+
+
+def _attend_in_parts(module: Any, z: Tensor, mask: Tensor, axis: Axis) -> Tensor:
+    """Rows `[*, n, N, C]`, in any layout, and their attention, some rows at a time."""
+    n, N = z.shape[-3:-1]
+    parts = list(slices(0, n, _attention_rows(z, N) or n))
+    biases, factor = [z.new_empty(*z.shape[:-3], module.mha.no_heads, 0, N)], 1.0
+    for some in parts:
+        rows = z[..., some, :, :].contiguous()
+        made = pair_bias_of(module, rows)
+        factor = 1.0 if made is None else module.mha.c_hidden**0.5
+        plain = module.linear(module.layer_norm(rows)).movedim(-1, -3) if made is None else made[0]
+        biases.append(plain)
+    bias = gather(torch.cat(biases, dim=-2), axis, dim=-2, length=N)
+    del biases
+    found = torch.empty_like(z)
+    for some in parts:
+        rows, own = z[..., some, :, :].contiguous(), mask[..., some, :]
+        new: Tensor | None = attention_of(module, rows, bias, own, bias_scale=factor)
+        if new is None:
+            x = module.layer_norm(rows)
+            new = rows + plain_attention(module, x, bias / factor, own, None)
+        found[..., some, :, :] = new
+    return found
 
 
 def _multiply(

@@ -29,8 +29,7 @@ from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
-from evofeed.trainer.parallel import msa
-from evofeed.trainer.parallel import parallelize as parallel
+from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.parallelize import parallelize
@@ -141,19 +140,20 @@ def fused_block(axis: Axis) -> dict[str, float]:
 
 
 def in_parts(axis: Axis) -> dict[str, float]:
-    """Prediction with outer products and template features in parts, against all at once."""
+    """Prediction with all that is larger than the pairs in parts, against all at once."""
     batch = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
                    no_recycling_iters=1)  # fmt: skip
     whole, shared = small_model().double().eval(), small_model().double().eval()
     parallelize(shared, axis)
-    kept = msa.MOST_OUTER, parallel.MOST_FEATURES
-    msa.MOST_OUTER = 2 * 11 * 64 * 8  # two rows
-    parallel.MOST_FEATURES = 2 * 2 * 11 * 88 * 4
+    kept = rows.ON_CPU
+    rows._budget.cache_clear()
+    rows.ON_CPU = 2000  # bytes: a row or two of everything
     try:
         with torch.no_grad():
             expected, found = whole(batch), shared(batch)
     finally:
-        msa.MOST_OUTER, parallel.MOST_FEATURES = kept
+        rows.ON_CPU = kept
+        rows._budget.cache_clear()
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
     return {name: _difference(found[name], expected[name]) for name in names}
 

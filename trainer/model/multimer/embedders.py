@@ -46,16 +46,19 @@ class InputEmbedderMultimer(InputEmbedder):
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
         """Both representations of `target_feat`, `msa_feat`, `residue_index` and the chain ids."""
         target_feat = batch["target_feat"]
-        return self._embed(target_feat, batch["msa_feat"], self.relpos_of_chains(batch))
+        m = self.msa(target_feat, batch["msa_feat"])
+        return m, self.pairs(target_feat, self.relpos_of(batch))
 
-    def relpos_of_chains(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*B R R c_z"]:
+    def relpos_of(
+        self, batch: Mapping[str, Tensor], rows: slice = slice(None)
+    ) -> Float[Tensor, "*B I R c_z"]:
         """Relative positions of residues and chains, embedded."""
-        dtype = batch["target_feat"].dtype
         if not self.use_chain_relative:
-            return self.relpos(batch["residue_index"], dtype)
-        same_chain, same_entity = _same(batch["asym_id"]), _same(batch["entity_id"])
-        position = _clipped(batch["residue_index"], self.relpos_k, same_chain)
-        copy = _clipped(batch["sym_id"], self.max_relative_chain, same_entity)
+            return super().relpos_of(batch, rows)
+        dtype = batch["target_feat"].dtype
+        same_chain, same_entity = (_same(batch[name], rows) for name in ("asym_id", "entity_id"))
+        position = _clipped(batch["residue_index"], self.relpos_k, same_chain, rows)
+        copy = _clipped(batch["sym_id"], self.max_relative_chain, same_entity, rows)
         features = [
             one_hot(position, 2 * self.relpos_k + 2, dtype),
             same_entity[..., None].to(dtype),
@@ -64,11 +67,11 @@ class InputEmbedderMultimer(InputEmbedder):
         return self.linear_relpos(torch.cat(features, dim=-1))  # type: ignore[no-any-return]
 
 
-def _same(ids: Tensor) -> Tensor:
-    return ids[..., :, None] == ids[..., None, :]
+def _same(ids: Tensor, rows: slice) -> Tensor:
+    return ids[..., rows, None] == ids[..., None, :]
 
 
-def _clipped(numbers: Tensor, most: int, same: Tensor) -> Tensor:
+def _clipped(numbers: Tensor, most: int, same: Tensor, rows: slice) -> Tensor:
     """i - j clipped to +-most, counted from 0; 2 most + 1 where not `same`."""
-    offset = numbers[..., :, None] - numbers[..., None, :]
+    offset = numbers[..., rows, None] - numbers[..., None, :]
     return torch.where(same, offset.clamp(-most, most) + most, 2 * most + 1)
