@@ -9,6 +9,7 @@
 `equal`: loss and gradients of a few blocks at the preset's shapes, on the ranks of the axis and
 on one, in float32 and in bfloat16 (whose own error, against float32 on one GPU, is beside it);
 and of one GPU with itself where the Evoformer's outputs are nudged by a rounding of float32.
+`exchange`: the exchanges of a block by themselves.
 `time`: a whole step, forward, backward, mean of the gradient and update, on one GPU and shared;
 then with the exchanges left out (what they cost beyond what is hidden), with `--more` also by
 NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest rank's.
@@ -23,7 +24,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +95,7 @@ def _through_the_cpu() -> None:
     dist.all_reduce = wrapped(dist.all_reduce)
 
 
-def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
+def equal(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
     """Largest relative differences of loss and gradients, shared against one GPU."""
     chosen = PRESETS[options.preset][0]()
     few = replace(chosen.model.evoformer, no_blocks=min(FEW, chosen.model.evoformer.no_blocks))
@@ -152,7 +153,7 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         all_of = sum(one[n].double().square().sum().item() for n in one if n != "loss")
         return float((of / all_of) ** 0.5)
 
-    return ranks.say(
+    yield ranks.say(
         {
             "part": "equal", "parameters": len(worst) - 1, "ranks": ranks.size,
             "fp32_loss": _difference(ours["loss"], one["loss"], 0.0),
@@ -210,6 +211,8 @@ def timed(
         "median": round(statistics.median(steps), 2), "min": round(min(steps), 2),
         "max": round(max(steps), 2),
     }  # fmt: skip
+    if not beside:
+        found |= {"loss": step.last_loss.tolist(), "gradient_norm": float(step.last_norm)}
     if cuda:
         peak = ranks.slowest([torch.cuda.max_memory_allocated() / 2**30])[0]
         found["peak_gib"] = round(peak, 2)
@@ -238,42 +241,94 @@ def without_exchanges() -> Any:
         PeerMemory._run = through_memory  # type: ignore[method-assign]
 
 
-def times(options: argparse.Namespace, ranks: Ranks) -> list[dict[str, Any]]:
-    """One GPU, shared, shared without exchanges; initial training, then finetuning."""
-    found = []
-
-    def take(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        found.append(timed(options, ranks, *args, **kwargs))
-        return found[-1]
-
+def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """One GPU and shared, of every preset; then shared without exchanges, and by NCCL alone."""
     cpu = options.device == "cpu"
     presets = [options.preset] if cpu else options.presets
     how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
+    axis = replace(ranks.axis, memory=None) if options.nccl else ranks.axis
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for preset in presets:
-        one = take(preset, how, None)
-        if "error" in one:
-            one = take(preset, how.replace("graph", "eager+ckpt"), None)
-        shared = take(preset, how, ranks.axis)
-        if "error" in shared and not cpu:
-            shared = take(preset, how.replace("graph", "eager+ckpt"), ranks.axis)
-        with without_exchanges():
-            silent = take(preset, shared["case"], ranks.axis, beside="without exchanges")
-        if all("step_ms" in case for case in (one, shared, silent)):
-            times = [case["step_ms"]["median"] for case in (one, shared, silent)]
-            found.append(
-                ranks.say(
-                    {
-                        "part": "speed", "preset": preset, "axial": ranks.size,
-                        "against_one": round(times[0] / times[1], 3),
-                        "share_in_exchanges": round(1 - times[2] / times[1], 4),
-                    }
-                )
+        for name, way in (("one", None), ("shared", axis)):
+            case = timed(options, ranks, preset, how, way)
+            if "error" in case and not cpu:
+                yield case
+                case = timed(options, ranks, preset, how.replace("graph", "eager+ckpt"), way)
+            yield case
+            found[preset, name] = case
+        pair = [found[preset, name].get("step_ms", {}).get("median") for name in ("one", "shared")]
+        if all(pair):
+            yield ranks.say(
+                {
+                    "part": "speed", "preset": preset, "axial": ranks.size,
+                    "against_one": round(pair[0] / pair[1], 3),
+                }
             )  # fmt: skip
+    for preset in presets:
+        with without_exchanges():
+            case = found[preset, "shared"]["case"]
+            yield timed(options, ranks, preset, case, axis, beside="without exchanges")
     if not cpu and options.more:
         for preset in presets:
-            take(preset, how, replace(ranks.axis, memory=None), beside="NCCL alone")
-        take(options.presets[0], "fused:bf16:eager:0", ranks.axis)
-    return found
+            yield timed(
+                options, ranks, preset, how, replace(axis, memory=None), beside="NCCL alone"
+            )
+        yield timed(options, ranks, presets[0], "fused:bf16:eager:0", axis)
+
+
+EXCHANGES = {  # of a block at crop 256: shape of a rank's part of two, what is done, axes
+    "MSA to columns": ((1, 64, 256, 256), "exchange", (-2, -3)),
+    "MSA to rows": ((1, 128, 128, 256), "exchange", (-3, -2)),
+    "pairs to columns": ((1, 128, 256, 128), "exchange", (-2, -3)),
+    "triangle b": ((128, 1, 128, 256), "gather", (-2,)),
+    "triangle product": ((128, 1, 256, 256), "reduce", (-2,)),
+    "bias": ((1, 4, 128, 256), "gather", (-2,)),
+}
+
+
+def exchanges(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """Every exchange of a block by itself, by NCCL and through memory: equal, and how fast."""
+    ways = {"nccl": replace(ranks.axis, memory=None), "memory": ranks.axis}
+    for name, (shape, what, dims) in EXCHANGES.items():
+        torch.manual_seed(ranks.rank)
+        x = torch.randn(shape, device=ranks.device).bfloat16()
+        found: dict[str, Any] = {"part": "exchange", "name": name, "mb": x.numel() * 2e-6}
+        made = {}
+        for way, axis in ways.items():
+
+            def call(axis: Axis = axis, what: str = what, dims: Any = dims, x: Any = x) -> Tensor:
+                if what == "exchange":
+                    return collectives.exchanged(x, axis, *dims, axis.size * x.shape[dims[1]])
+                if what == "gather":
+                    return collectives.gathered(x, axis, *dims, axis.size * x.shape[dims[0]])
+                return collectives.reduced(x, axis, *dims)
+
+            made[way] = call()
+            found[f"{way}_us"] = ranks.slowest([_microseconds(call, ranks)])[0]
+        found["largest_difference"] = _difference(made["memory"], made["nccl"], 0.0)
+        yield ranks.say(found)
+
+
+def _microseconds(call: Callable[[], Tensor], ranks: Ranks) -> float:
+    """Of one of many in a recording (on a CPU of one call)."""
+    many = 20
+    if ranks.device.type == "cpu":
+        began = time.perf_counter()
+        call()
+        return 1e6 * (time.perf_counter() - began)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(many):
+            call()
+    graph.replay()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(5):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * start.elapsed_time(end) / (5 * many)
 
 
 def main() -> None:
@@ -286,6 +341,7 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["initial_training", "finetuning"])
     parser.add_argument("--parts", nargs="+", default=["equal", "time"])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--nccl", action="store_true", help="not through the GPUs' own memory")
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU, by gloo")
     parser.add_argument("--more", action="store_true", help="NCCL alone, eager steps")
     options = parser.parse_args()
@@ -298,11 +354,10 @@ def main() -> None:
         "shapes": PRESETS[options.preset][1],
         "nccl": {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}, "found": [],
     }  # fmt: skip
-    parts: dict[str, Callable[..., Any]] = {"equal": equal, "time": times}
-    for part in options.parts:
-        found = parts[part](options, ranks)
-        result["found"] += found if isinstance(found, list) else [found]
-        if ranks.rank == 0:  # a later part that dies loses nothing
+    parts: dict[str, Callable[..., Any]] = {"equal": equal, "time": times, "exchange": exchanges}
+    for found in (row for part in options.parts for row in parts[part](options, ranks)):
+        result["found"].append(found)
+        if ranks.rank == 0:  # a later case that dies loses nothing
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     dist.barrier()

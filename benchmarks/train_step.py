@@ -188,9 +188,9 @@ class Step:
         self.optimizer.zero_grad()
         clock.mark()
         if self.replay:
-            self.replay(batch, clock.mark)
+            self.last_loss = self.replay(batch, clock.mark)
         else:
-            loss, _ = self._forward(batch)
+            loss, self.last_loss = self._forward(batch)
             clock.mark()
             self.optimizer.backward(loss)
         clock.mark()
@@ -198,7 +198,7 @@ class Step:
         if self.axis is not None and self.axis.group is not None:
             dist.all_reduce(self.optimizer.grad)
             self.optimizer.grad.div_(self.axis.size)
-        self.optimizer.step(number)
+        self.last_norm = self.optimizer.step(number)
         clock.mark()
         return clock.milliseconds()
 
