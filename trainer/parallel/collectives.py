@@ -60,7 +60,8 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
     memory = axis.memory_for(x, others * x.shape[split] * receives[0])
     if memory is not None:
-        return memory.exchange(x.contiguous(), split, join, length)
+        mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
+        return mine
     shape = list(x.shape)
     shape[split] = sends[axis.rank]
     shapes = [_with(shape, join, n) for n in receives]
@@ -82,7 +83,8 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     most = lengths[0]
     memory = axis.memory_for(x, most * math.prod(_with(x.shape, dim, 1)))
     if memory is not None:
-        return memory.gather(x.contiguous(), dim, length)
+        whole: Tensor = memory.gather(x.contiguous(), dim, length)
+        return whole
     mine = _padded(x, dim, most).contiguous()
     received = x.new_empty(axis.size * mine.numel())
     _all_gather(received, mine.view(-1), group=axis.group)
@@ -101,7 +103,8 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
         return x
     memory = axis.memory_for(x, x.numel())
     if memory is not None:
-        return memory.reduce(x.contiguous(), dim, out)
+        part: Tensor = memory.reduce(x.contiguous(), dim, out)
+        return part
     lengths = axis.lengths(x.shape[dim])
     most = lengths[0]
     if x.shape[dim] == most * axis.size:

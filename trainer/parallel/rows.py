@@ -113,7 +113,7 @@ def structure_by_rows(module: StructureModule) -> None:
             yield some, type(norm).forward(norm, at_least_float32(z[..., some, :, :]))
 
     module.forward = structure  # type: ignore[method-assign]
-    norm.forward = normalised  # type: ignore[method-assign]
+    norm.forward = normalised  # type: ignore[method-assign, assignment]
     ipa.share = partial(_share, ipa, rows)  # type: ignore[method-assign]
     ipa.forward = partial(_attend, ipa, rows)  # type: ignore[method-assign]
 

@@ -49,7 +49,7 @@ class Prediction:
     Attributes:
         structure: atoms, with pLDDT (0 to 100) as confidence.
         plddt: `[L]`, 0 to 100.
-        distogram: `[L, L, 64]` probabilities of the distance bins.
+        distogram: `[L, L, 64]` probabilities of the distance bins; in float16 above 1,024 residues.
         contacts: `[L, L]` probability that two CB atoms are within 8 Å.
         scores: `ptm`, and of a complex `iptm` and `ranking` (0.8 ipTM + 0.2 pTM), where the model
             has the head.
@@ -147,8 +147,8 @@ _SCORES: Final = {
 def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFold:
     """The model as it predicts a chain, in place: fused on a GPU, shared by the ranks of an axis.
 
-    Of long chains outer products and template features are made a part at a time, as much as
-    fits into 2 GiB each.
+    Of long chains all that is larger than the pairs is made some rows at a time, as many as fit
+    into a 64th of the GPU's memory (`trainer/parallel/rows.py`).
 
     Args:
         model: on its device.
@@ -175,9 +175,7 @@ def predict_structure(
         outputs = model.eval()(batch)
     model.train(training)
     keep = batch["seq_mask"][0].bool().cpu().numpy()
-    logits = _numpy(outputs["distogram_logits"])[keep][:, keep]
-    distogram = np.exp(logits - logits.max(-1, keepdims=True))
-    distogram /= distogram.sum(-1, keepdims=True)
+    distogram = _probabilities(outputs.pop("distogram_logits"))[keep][:, keep]
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     plddt = _numpy(outputs["plddt"])[keep]
     scores = {name: float(outputs[key]) for name, key in _SCORES.items() if key in outputs}
@@ -196,10 +194,20 @@ def predict_structure(
         **ids,
         remark=", ".join(f"{name} {value:.3f}" for name, value in scores.items()),
     )
-    contacts = distogram[..., : int(np.searchsorted(edges, 8.0)) + 1].sum(-1)
+    near = int(np.searchsorted(edges, 8.0)) + 1
+    contacts = distogram[..., :near].sum(-1, dtype=np.float32)
     return Prediction(
         structure=structure, plddt=plddt, distogram=distogram, contacts=contacts, scores=scores
     )
+
+
+def _probabilities(logits: Tensor) -> np.ndarray:
+    """`[L, L, n]` of `[1, L, L, n]`, row by row: in float32 those of long chains fill a machine."""
+    L = logits.shape[1]
+    found = np.empty(logits.shape[1:], np.float16 if L > SHORT else np.float32)
+    for row in range(L):
+        found[row] = torch.softmax(logits[0, row].float(), dim=-1).cpu().numpy()
+    return found
 
 
 def _numpy(value: Tensor) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from evofeed.trainer.log.clock import StepClock
 
 GROUPS: dict[str, str] = {
-    "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo",
+    "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo|^peer_exchange_kernel",
     # C++ names are full of `lambda` and `scalars`.
     "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
     r"^(scalars|square_sum|ratio)_kernel",

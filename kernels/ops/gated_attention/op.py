@@ -148,7 +148,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         )  # fmt: skip
         qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
         del normed
-        if pair is None:
+        if own_bias is None:
             ready = scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype)
         else:
             ready = own_bias if others is None else others.gather(own_bias)
