@@ -112,11 +112,10 @@ def equal(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
 
     def grads(precision: str, axis: Axis | None, nudge: bool = False) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        model = AlphaFold(config).train()
-        with torch.no_grad():  # AF2's start has zeros where gradients should flow
+        with ranks.device, torch.no_grad():  # AF2's start has zeros where gradients should flow
+            model = AlphaFold(config).train()
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        model = model.to(ranks.device)
         if options.device == "cuda":
             from evofeed.kernels import to_fused
 
