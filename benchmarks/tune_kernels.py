@@ -29,6 +29,8 @@ from evofeed.kernels.ops.layer_norm.op import TICKETS, layer_norm, layer_norm_ba
 from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
 from evofeed.kernels.ops.pair_bias.op import pair_bias_with_input
 from evofeed.kernels.ops.softmax.op import masked_softmax
+from evofeed.kernels.ops.swiglu.hopper import launch as swiglu_hopper
+from evofeed.kernels.ops.swiglu.op import SwigluWeights, swiglu_transition
 from evofeed.kernels.ops.transition.op import TransitionWeights, mlp, relu_grad
 from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
 from evofeed.kernels.runtime import projection as proj
@@ -258,6 +260,7 @@ def product_cases() -> Iterator[Case]:
 
         yield Case({"kind": "tile", "op": "relu_grad", "C": 4 * C}, gemm, masked)
     yield from gated_cases()
+    yield from swiglu_cases()
     yield from triangle_cases()
     yield from outer_cases()
     yield from bias_and_softmax_cases()
@@ -318,15 +321,37 @@ def gated_cases() -> Iterator[Case]:
             )  # fmt: skip
 
 
+def swiglu_cases() -> Iterator[Case]:
+    tiles = [Tile(*c) for c in itertools.product((64, 128), (32, 64), (4, 8), (2, 3))]
+
+    def make(backward: bool) -> Any:
+        x = rand(1, 256 * 256, 128).requires_grad_()
+        layers = [rand(512, 128, scale=0.1), rand(512, 128, scale=0.1), rand(128, 512, scale=0.05)]
+        w = SwigluWeights(*norm(128), *layers)
+        if not backward:
+            return lambda _: swiglu_transition(x, w)
+        swiglu_hopper.fits = lambda *_: False  # type: ignore[assignment]  # the one for any card
+        out = swiglu_transition(x, w)
+        grad = torch.randn_like(out)
+        return lambda _: torch.autograd.grad(out, x, grad, retain_graph=True)
+
+    for op in ("swiglu", "swiglu_backward"):
+        backward = op == "swiglu_backward"
+        key = {"kind": "tile", "op": op, "C": 128}
+        yield Case(key, tiles, lambda backward=backward: make(backward))
+
+
 def triangle_cases() -> Iterator[Case]:
     small = [Tile(*c) for c in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2))]
     whole = [Tile(*c) for c in itertools.product((32, 64, 128), (128,), (4, 8, 16), (1, 2))]
+    parts = [Tile(*c) for c in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1,))]
+    lines = [Tile(*c) for c in itertools.product((16, 32, 64, 128), (1,), (4, 8, 16), (1,))]
 
-    def make(backward: bool) -> Any:
-        z = rand(1, 256, 256, 128).requires_grad_()
-        layers = [t for _ in range(4) for t in weights(128, 128)]
-        w = TriangleWeights(*norm(128), *layers, *norm(128), *weights(128, 128), *weights(128, 128))
-        drop = rand(1, 256, 128)
+    def make(backward: bool, C: int = 128) -> Any:
+        z = rand(1, 256, 256, C).requires_grad_()
+        layers = [t for _ in range(4) for t in weights(C, C)]
+        w = TriangleWeights(*norm(C), *layers, *norm(C), *weights(C, C), *weights(C, C))
+        drop = rand(1, 256, C)
 
         def forward() -> Tensor:
             return triangle_multiplication(z, w, outgoing=True, residual=True, drop_mask=drop)
@@ -341,6 +366,11 @@ def triangle_cases() -> Iterator[Case]:
         yield Case(
             {"kind": "tile", "op": op, "C": 128}, whole if "out" in op else small,
             lambda op=op: make("grad" in op),
+        )  # fmt: skip
+    for op in ("columns", "columns_grad", "norm", "norm_grad"):  # between cuBLAS's products
+        yield Case(
+            {"kind": "tile", "op": f"triangle_{op}", "C": 256}, lines if "norm" in op else parts,
+            lambda op=op: make("grad" in op, 256),
         )  # fmt: skip
 
 
