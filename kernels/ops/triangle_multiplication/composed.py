@@ -1,7 +1,7 @@
 """A triangle multiplication's ends with every product by cuBLAS and kernels between them.
 
-For what the fused ends hold badly: 256 channels (their tiles spill registers) and float32 (whose
-products run on the plain units). Everything between two products is one kernel.
+For 256 channels, of which fused ends spill registers and take minutes to compile in float32.
+Everything between two products is one kernel.
 
 Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.
 """

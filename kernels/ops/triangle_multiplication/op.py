@@ -153,7 +153,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         norm_in = (w.norm_in_weight, w.norm_in_bias)
         norm_out = (w.norm_out_weight, w.norm_out_bias)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        in_parts, normed = not on_hopper and _composed(C, E, plan.dtype), None
+        in_parts, normed = not on_hopper and _composed(C, E), None
         if in_parts:
             normed, stats[0] = composed.run_in(z, *norm_in, packed_w, packed_b, mask, ab, plan.eps)
         elif on_hopper:
@@ -218,7 +218,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         dout = dout.contiguous().view(M, C)
         flat = z.view(M, C)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        in_parts = not on_hopper and _composed(C, E, plan.dtype)
+        in_parts = not on_hopper and _composed(C, E)
         if in_parts:
             normed, _, _ = norm_rows(flat, gamma_in, beta_in, plan.eps, plan.dtype)
             dpacked = torch.mm(normed, packed_w.t())  # becomes its gradient
@@ -294,9 +294,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         ]  # fmt: skip
 
 
-def _composed(C: int, E: int, dtype: torch.dtype) -> bool:
+def _composed(C: int, E: int) -> bool:
     """Whether cuBLAS makes the projections too: wide tiles spill registers."""
-    return max(C, E) >= COMPOSED or dtype is torch.float32
+    return max(C, E) >= COMPOSED
 
 
 def _product(ab: Tensor, outgoing: bool) -> Tensor:
