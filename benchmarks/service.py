@@ -76,47 +76,47 @@ def record(number: int) -> ChainRecord:
     )
 
 
-def large_index(seed: int) -> pa.Table:
-    """An index of `ROWS` chains with plausible sizes, laid out in shards."""
+def large_index(seed: int, rows: int = ROWS) -> pa.Table:
+    """An index of so many chains with plausible sizes, laid out in shards."""
     rng = np.random.default_rng(seed)
-    length = np.clip(rng.lognormal(5.4, 0.6, ROWS), 20, 3000).astype(np.int32)
-    depth = np.clip(rng.lognormal(7, 1.2, ROWS), 1, 20_000).astype(np.int32)
+    length = np.clip(rng.lognormal(5.4, 0.6, rows), 20, 3000).astype(np.int32)
+    depth = np.clip(rng.lognormal(7, 1.2, rows), 1, 20_000).astype(np.int32)
     dates = np.array(
         [f"{year}-{month:02d}-15" for year in range(1990, 2026) for month in range(1, 13)]
     )
     methods = np.array(["X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY"])
     nbytes = length.astype(np.int64) * depth // 8 * 5 + 4096
-    shard = np.arange(ROWS) // PER_SHARD
+    shard = np.arange(rows) // PER_SHARD
     before = np.cumsum(nbytes) - nbytes
     names = pa.array([f"{number:064x}.arrow" for number in range(shard[-1] + 1)])
     columns = {
-        "chain_id": pa.array([f"{number:06d}_A" for number in range(ROWS)]),
+        "chain_id": pa.array([f"{number:0{len(str(rows - 1))}d}_A" for number in range(rows)]),
         "shard": pa.DictionaryArray.from_arrays(pa.array(shard.astype(np.int32)), names),
         "offset": before - before[shard * PER_SHARD],
         "nbytes": nbytes,
-        "checksum": rng.integers(0, 2**63, ROWS).astype(np.uint64),
+        "checksum": rng.integers(0, 2**63, rows).astype(np.uint64),
         "num_res": length,
         "num_alignments": depth,
         "num_deletions": depth,
-        "num_templates": rng.integers(0, 21, ROWS).astype(np.int32),
-        "resolution": np.where(rng.random(ROWS) < 0.1, 0, rng.gamma(6, 0.4, ROWS)).astype(
+        "num_templates": rng.integers(0, 21, rows).astype(np.int32),
+        "resolution": np.where(rng.random(rows) < 0.1, 0, rng.gamma(6, 0.4, rows)).astype(
             np.float32
         ),
-        "release_date": pa.array(dates[rng.integers(0, len(dates), ROWS)]),
-        "method": pa.array(methods[rng.integers(0, 3, ROWS)]).dictionary_encode(),
-        "is_distillation": rng.random(ROWS) < 0.4,
-        "has_structure": np.ones(ROWS, bool),
-        "num_unknown": np.zeros(ROWS, np.int32),
-        "max_aa_fraction": rng.random(ROWS).astype(np.float32),
-        "cluster_size": rng.integers(1, 300, ROWS).astype(np.int32),
+        "release_date": pa.array(dates[rng.integers(0, len(dates), rows)]),
+        "method": pa.array(methods[rng.integers(0, 3, rows)]).dictionary_encode(),
+        "is_distillation": rng.random(rows) < 0.4,
+        "has_structure": np.ones(rows, bool),
+        "num_unknown": np.zeros(rows, np.int32),
+        "max_aa_fraction": rng.random(rows).astype(np.float32),
+        "cluster_size": rng.integers(1, 300, rows).astype(np.int32),
         "cost": length.astype(np.int64) * depth,
         "column_offsets": pa.FixedSizeListArray.from_arrays(
-            pa.array(np.zeros(ROWS * (len(COLUMNS) + 1), np.uint32)), len(COLUMNS) + 1
+            pa.array(np.zeros(rows * (len(COLUMNS) + 1), np.uint32)), len(COLUMNS) + 1
         ),
     }
     schema = index_schema()
-    rest = {field.name: np.zeros(ROWS, np.int64) for field in schema if field.name not in columns}
-    return pa.table({field.name: (rest | columns)[field.name] for field in schema})
+    empty = {field.name: np.zeros(rows, np.int64) for field in schema if field.name not in columns}
+    return pa.table({field.name: (empty | columns)[field.name] for field in schema})
 
 
 def timed(function: Callable[[], object], repeats: int) -> Figures:
