@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
+    "tune": ("evofeed.trainer.tune.commands", "tune", "Which settings train fastest here."),
     "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
     "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),

@@ -48,7 +48,7 @@ class RunLog:
         self._folder = folder
         self._file: TextIO | None = None
         self._known: dict[int, dict[str, Any]] = {}
-        self._bar = _bar(steps) if show else None
+        self._bar = bar() if show else None
         self._task = self._bar.add_task("training", total=steps, text="") if self._bar else None
         self._boards, self._samples = boards, samples
 
@@ -137,7 +137,8 @@ def _scalars(line: dict[str, Any], samples: int) -> dict[str, float]:
     return found
 
 
-def _bar(steps: int) -> Any:
+def bar(**options: Any) -> Any:
+    """A progress bar with a text behind it; options are rich's."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -152,4 +153,5 @@ def _bar(steps: int) -> Any:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[text]}"),
+        **options,
     )

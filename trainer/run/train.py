@@ -178,7 +178,7 @@ def _accounted(
         "operators": sampler.result,
         "loader": _stats(loop.loader),
         "parts_by_rank": world.collect(result.parts),
-        "peak_memory_by_rank": world.collect(_peak_memory(world.device)),
+        "peak_memory_by_rank": world.collect(peak_memory(world.device)),
     }
     if world.is_first:
         facts["flops"] = _flops(count_flops, loop.batch_like) if sampler.result else {}
@@ -188,7 +188,7 @@ def _accounted(
     return result
 
 
-def _peak_memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes: most that torch held on this rank's GPU, or of the process without one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -1,0 +1,178 @@
+"""`evofeed tune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evofeed.options import usable_device
+
+
+def tune(
+    config: Annotated[str, typer.Argument(help="A YAML file or a preset's name.")],
+    dataset: Annotated[list[str] | None, typer.Option(help="URI of the dataset; several.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="YAML to write; default: CONFIG.tuned.yaml.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes of a run; default: one a GPU, else one.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a trial that count.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of winner and default.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Tune this setting alone; several: these.")
+    ] = None,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds a trial may take.")] = 300.0,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Try compressed gradients, which change what is learnt.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda; default: GPUs if there are.", callback=usable_device)
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Measure which settings of a run are fastest on this machine, and write them as YAML.
+
+    Axial size, CUDA graphs, recomputation, batch, overlap and, with --lossy, compressed gradients;
+    samples of a step stay the same. Start it once: it starts the ranks itself.
+
+    Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
+    """
+    from evofeed.trainer.run.settings import load_config
+    from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, search
+    from evofeed.trainer.tune.trial import launch
+
+    if not dataset:
+        raise typer.BadParameter("tuning needs --dataset")
+    if "RANK" in os.environ:
+        raise typer.BadParameter("not under torchrun: it starts the ranks itself, see --ranks")
+    run = load_config(config)
+    cards = _cards() if device != "cpu" else 0
+    place = device or ("cuda" if cards else "cpu")
+    ranks = ranks or max(cards, 1)
+    if place == "cuda" and ranks > cards:
+        raise typer.BadParameter(f"--ranks {ranks}, but there are {cards} GPUs")
+    values = alternatives(ranks, place == "cuda", lossy)
+    for name in set(only or values) - set(values):
+        raise typer.BadParameter(f"--only {name}: here there are {', '.join(values)}")
+    values = {name: options for name, options in values.items() if name in (only or values)}
+    target = out or Path(f"{Path(config).stem}.tuned.yaml")
+    if not target.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {target.parent} for {target.name}")
+
+    def measure(settings: Settings) -> Trial:
+        changed = applied(run, settings, ranks)
+        return launch(changed, dataset, steps=steps, ranks=ranks, device=place, limit=limit)
+
+    with _bar(values, rounds, not as_json) as told:
+        found = search(run, measure, values, ranks=ranks, rounds=rounds, told=told)
+    if all(trial.error for _, trial in found.trials):
+        print(json.dumps(_result(found, target)) if as_json else found.trials[0][1].error)
+        raise typer.Exit(1)
+    _write(target, run, applied(run, found.chosen, ranks), _headline(found, place, ranks))
+    if as_json:
+        print(json.dumps(_result(found, target)))
+    else:
+        _show(found, target)
+
+
+def _cards() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _bar(values: Any, rounds: int, show: bool) -> Any:
+    """A progress bar over the trials that are likely; what it gives is told of each."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+
+    from evofeed.trainer.log.runlog import bar
+
+    likely = 1 + sum(len(options) - 1 for options in values.values()) + 2 * rounds
+
+    @contextmanager
+    def shown() -> Any:
+        with bar(console=Console(stderr=True), disable=not show) as progress:
+            task = progress.add_task("trials", total=likely, text="")
+
+            def told(settings: Any, trial: Any) -> None:
+                text = trial.error or f"{_ms(trial)} a step"
+                progress.update(task, advance=1, text=text[:60])
+
+            yield told
+            progress.update(task, total=progress.tasks[0].completed)
+
+    return shown()
+
+
+def _ms(trial: Any) -> str:
+    return f"{statistics.fmean(trial.seconds) * 1e3:.1f} ms"
+
+
+def _headline(found: Any, place: str, ranks: int) -> str:
+    import torch
+
+    name = torch.cuda.get_device_name() if place == "cuda" else "CPU"
+    gain = f"{statistics.median(found.ratios):.3f} of the default's time" if found.ratios else ""
+    kept = found.chosen == found.default
+    said = "the default stays" if kept else gain or "the default did not run"
+    return f"# evofeed tune, {datetime.now(UTC).date()}, {ranks} x {name}: {said}\n"
+
+
+def _write(path: Path, run: Any, tuned: Any, headline: str) -> None:
+    """What differs from the preset, as YAML that `evofeed train` reads."""
+    import yaml
+
+    from evofeed.files import write_atomic
+    from evofeed.trainer.presets import PRESETS
+
+    usual = PRESETS[run.preset]().train.to_dict()
+    values = tuned.to_dict()
+    changed = {name: value for name, value in values.items() if value != usual[name]}
+    plain = json.loads(json.dumps({"preset": run.preset, **changed}))  # tuples are YAML's lists
+    write_atomic(path, headline + yaml.safe_dump(plain, sort_keys=False))
+
+
+def _result(found: Any, target: Path) -> dict[str, Any]:
+    return {
+        "out": str(target),
+        "default": dataclasses.asdict(found.default),
+        "chosen": dataclasses.asdict(found.chosen),
+        "ratio_to_default": statistics.median(found.ratios) if found.ratios else None,
+        "ratios": found.ratios,
+        "trials": [
+            {"settings": dataclasses.asdict(settings), **dataclasses.asdict(trial)}
+            for settings, trial in found.trials
+        ],
+    }
+
+
+def _show(found: Any, target: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [field.name for field in dataclasses.fields(found.default)]
+    table = Table(*columns, "step", "memory", "wait for data")
+    for settings, trial in found.trials:
+        values = [str(getattr(settings, name)) for name in columns]
+        if trial.error:
+            table.add_row(*values, trial.error)
+        else:
+            memory = f"{trial.peak_memory / 2**30:.1f} GiB"
+            table.add_row(*values, _ms(trial), memory, f"{trial.wait_share:.1%}")
+    Console().print(table)
+    if found.chosen == found.default:
+        print(f"{target}: the default, nothing was faster")
+    elif found.ratios:
+        print(f"{target}: {statistics.median(found.ratios):.3f} of the default's time")
+    else:
+        print(f"{target}: the default did not run, this does")

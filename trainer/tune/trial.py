@@ -1,0 +1,131 @@
+"""A few steps of a run, timed, in processes of their own: what fails there fails alone.
+
+    python -m evofeed.trainer.tune.trial TRIAL.json      # by torchrun for several ranks
+
+`TRIAL.json` holds `config`, `dataset`, `steps` and `device`; a line of JSON says what was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.log.runlog import RunLog, read_steps
+from evofeed.trainer.report.run_report import training_seconds
+from evofeed.trainer.run.build import build_loader, build_model, set_precision
+from evofeed.trainer.run.distributed import join_world
+from evofeed.trainer.run.loop import Loop
+from evofeed.trainer.run.settings import from_dict
+from evofeed.trainer.run.train import peak_memory
+from evofeed.trainer.tune.search import Trial
+
+WARM_UP = 3  # steps: kernels compiled, a graph recorded, buffers grown
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launch(
+    config: TrainConfig,
+    dataset: Sequence[str],
+    *,
+    steps: int,
+    ranks: int,
+    device: str,
+    limit: float,
+) -> Trial:
+    """Run a trial in processes of its own; every failure is the trial's error.
+
+    Args:
+        config: the run with the settings to try.
+        dataset: URIs.
+        steps: that count, after `WARM_UP` others.
+        ranks: processes, each with a GPU of this machine where `device` is cuda.
+        device: cpu or cuda.
+        limit: seconds until it is given up.
+    """
+    task = {"config": config.to_dict(), "dataset": list(dataset), "steps": steps, "device": device}
+    start = [sys.executable, "-m"]
+    if ranks > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    environment = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
+    with tempfile.TemporaryDirectory(prefix="evofeed-tune-") as folder:
+        path = Path(folder) / "trial.json"
+        path.write_text(json.dumps(task))
+        process = subprocess.Popen(
+            [*start, "evofeed.trainer.tune.trial", str(path)],
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return Trial(error=f"no end within {limit:.0f} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return _said(output, errors)
+
+
+def _said(output: str, errors: str) -> Trial:
+    """A trial from the lines of its ranks; an error comes before a result."""
+    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    found = min(said, key=lambda line: not line["error"], default=None)
+    if found is None:
+        return Trial(error=(errors.strip().splitlines() or ["it ended without a word"])[-1][:300])
+    return Trial(**found | {"seconds": tuple(found["seconds"])})
+
+
+def run_trial(config: TrainConfig, dataset: Sequence[str], steps: int, device: str) -> Trial:
+    """Some steps of a run, in this process: one rank's part of it."""
+    few = config.replace(
+        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0
+    )
+    with join_world(device, few.axial) as world, contextlib.ExitStack() as cleanup:
+        set_precision(few)
+        model, loss = build_model(few, world.device, None, world.axis)
+        loader = build_loader(few, list(dataset), world)
+        cleanup.callback(getattr(loader, "close", lambda: None))
+        folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="evofeed-trial-")))
+        log = cleanup.enter_context(RunLog(folder, steps=few.steps)) if world.is_first else None
+        TimedLoop(few, model, loss, loader, out=folder, world=world, log=log).run()
+        peak = max(world.collect(peak_memory(world.device)))
+        lines = read_steps(folder)[WARM_UP:]
+    seconds = tuple(training_seconds(line) for line in lines)
+    waited = sum(line["seconds"]["data_wait"] for line in lines)
+    share = waited / sum(seconds) if seconds else 0.0
+    return Trial(seconds=seconds, peak_memory=peak, wait_share=share)
+
+
+class TimedLoop(Loop):
+    """A training loop that leaves no checkpoint behind."""
+
+    def _save(self) -> None:
+        pass
+
+
+def main(task: Mapping[str, Any]) -> int:
+    """A trial from its description; prints what was found, on the first rank or where it failed."""
+    try:
+        found = run_trial(from_dict(task["config"]), task["dataset"], task["steps"], task["device"])
+    except Exception as error:  # whatever it is, it is what this trial found
+        found = Trial(error=f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+    if found.error or os.environ.get("RANK", "0") == "0":
+        print(json.dumps(asdict(found)), flush=True)
+    return int(bool(found.error))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(json.loads(Path(sys.argv[1]).read_text())))
