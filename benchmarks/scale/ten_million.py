@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,10 @@ def driver(folder: Path, num_chains: int, num_units: int) -> Figures:
         )
         for number in range(num_chains)
     ]
-    made = time.perf_counter()
+    made, busy = time.perf_counter(), [time.process_time()]
     plan = make_plan(sources, config, None, KnownInputs(str(folder)))
     planned = time.perf_counter()
+    busy.append(time.process_time())
     ledger = Ledger(str(folder / "ledger.sqlite"))
     where = {"input_uri": str(folder), "dataset_uri": str(folder / "data"), "arguments": {}}
     job = ledger.begin("0" * 64, plan, where, None)
@@ -150,16 +151,18 @@ def driver(folder: Path, num_chains: int, num_units: int) -> Figures:
             None, None, lease, JobHost(),
         )  # fmt: skip
         waiting = deque(unit.unit_id for unit in plan.units[:num_units])
-        start = time.perf_counter()
+        start, busy_at_start = time.perf_counter(), time.process_time()
         one._feed(AtOnce(), waiting)
-        settled = time.perf_counter() - start
+        settled, busy_settling = time.perf_counter() - start, time.process_time() - busy_at_start
         size = (folder / "ledger.sqlite").stat().st_size
     units = len(plan.units)
     return {
         "chains": num_chains, "units": units, "settled_units": min(num_units, units),
         "sources_us_a_chain": round((made - began) / num_chains * 1e6, 2),
+        "plan_cpu_us_a_chain": round((busy[1] - busy[0]) / num_chains * 1e6, 2),
         "plan_us_a_chain": round((planned - made) / num_chains * 1e6, 2),
         "ledger_entry_us_a_unit": round((entered - planned) / units * 1e6, 2),
+        "settle_cpu_ms_a_unit": round(busy_settling / min(num_units, units) * 1e3, 3),
         "settle_ms_a_unit": round(settled / min(num_units, units) * 1e3, 3),
         "units_a_second": round(min(num_units, units) / settled, 1),
         "ledger_bytes_a_chain": round(size / num_chains, 1),
@@ -177,13 +180,13 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
         return pool.apply(function, args)
 
 
-def measured(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+def measured(part: str, options: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(prefix="evofeed-scale-", dir=options.scratch) as folder:
-        yield "driver", apart(driver, Path(folder), options.chains, options.units)
-    with tempfile.TemporaryDirectory(prefix="evofeed-scale-", dir=options.scratch) as folder:
+        if part == "driver":
+            found: Figures = apart(driver, Path(folder), options.chains, options.units)
+            return found
         built = apart(build_index, Path(folder), options.rows)
-        figures = apart(index, Path(folder), options.rows)
-        yield "index", figures | {"build_seconds": round(built, 1)}
+        return apart(index, Path(folder), options.rows) | {"build_seconds": round(built, 1)}
 
 
 def main() -> None:
@@ -193,21 +196,24 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--chains", type=int, default=CHAINS)
     parser.add_argument("--units", type=int, default=UNITS)
+    parser.add_argument("--parts", nargs="+", default=["driver", "index"])
     parser.add_argument("--scratch", type=Path, help="folder for an index of some GB")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="parts that were not measured now stay in it")
     options = parser.parse_args()
-    result: Figures = {
-        "command": f"python benchmarks/scale/ten_million.py --rows {options.rows} "
-        f"--chains {options.chains} --units {options.units}",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("pyarrow", "numpy", "sqlalchemy")},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    for name, figures in measured(options):
-        result[name] = figures
-        print(json.dumps({name: figures}), flush=True)
+    before = options.out and options.out.is_file() and json.loads(options.out.read_text())
+    result: Figures = before or {}
+    for part in options.parts:
+        facts = {
+            "command": f"python benchmarks/scale/ten_million.py --parts {part} --rows "
+            f"{options.rows} --chains {options.chains} --units {options.units}",
+            "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+            "load": os.getloadavg()[0],
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("pyarrow", "numpy", "sqlalchemy")},
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        result[part] = facts | measured(part, options)
+        print(json.dumps({part: result[part]}), flush=True)
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.run_report import training_seconds
@@ -100,7 +101,9 @@ def run_trial(config: TrainConfig, dataset: Sequence[str], steps: int, device: s
         cleanup.callback(getattr(loader, "close", lambda: None))
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="evofeed-trial-")))
         log = cleanup.enter_context(RunLog(folder, steps=few.steps)) if world.is_first else None
-        TimedLoop(few, model, loss, loader, out=folder, world=world, log=log).run()
+        done = TimedLoop(few, model, loss, loader, out=folder, world=world, log=log).run()
+        if done.stopped_by:
+            raise TrainerError(f"stopped by {done.stopped_by}")
         peak = max(world.collect(peak_memory(world.device)))
         lines = read_steps(folder)[WARM_UP:]
     seconds = tuple(training_seconds(line) for line in lines)
