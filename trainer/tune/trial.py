@@ -61,22 +61,18 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="evofeed-tune-") as folder:
         path = Path(folder) / "trial.json"
         path.write_text(json.dumps(task))
-        process = subprocess.Popen(
-            [*start, "evofeed.trainer.tune.trial", str(path)],
-            env=environment,
-            text=True,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            output, errors = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return Trial(error=f"no end within {limit:.0f} s")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        command = [*start, "evofeed.trainer.tune.trial", str(path)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(
+            command, env=environment, text=True, start_new_session=True, **pipes
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                return Trial(error=f"no end within {limit:.0f} s")
+            finally:  # ranks of a launcher that has ended may still be there
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     return _said(output, errors)
 
 
