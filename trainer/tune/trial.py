@@ -62,9 +62,9 @@ def launch(
         path = Path(folder) / "trial.json"
         path.write_text(json.dumps(task))
         command = [*start, "evofeed.trainer.tune.trial", str(path)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipe = subprocess.PIPE
         with subprocess.Popen(
-            command, env=environment, text=True, start_new_session=True, **pipes
+            command, env=environment, text=True, start_new_session=True, stdout=pipe, stderr=pipe
         ) as process:
             try:
                 output, errors = process.communicate(timeout=limit)
