@@ -13,7 +13,7 @@ _HOMES = {
     "ModelConfig": "model.config",
     "Preset": "presets",
     "TrainConfig": "config",
-    "TrainResult": "run.loop",
+    "TrainResult": "run.result",
     "finetuning": "presets",
     "from_openfold_batch": "model.alphafold",
     "initial_training": "presets",

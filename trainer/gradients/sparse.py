@@ -58,8 +58,10 @@ class Sparse(Keeping):
         owed = padded(kept["residual"].add_(part), block).view(-1, block)
         count = max(1, round(block * density_at(step, self.density, self.warmup)))
         places = owed.abs().topk(count, dim=1, sorted=False).indices
-        values = owed.gather(1, places).to(torch.bfloat16)
-        kept["residual"].copy_(owed.scatter_add(1, places, -values.float()).view(-1)[:length])
+        largest = owed.gather(1, places)
+        values = largest.to(torch.bfloat16)
+        left = owed.scatter(1, places, largest - values.float())
+        kept["residual"].copy_(left.view(-1)[:length])
         if "momentum" in kept:
             waits = torch.ones_like(owed).scatter_(1, places, 0.0)
             kept["momentum"].mul_(waits.view(-1)[:length])
@@ -68,7 +70,8 @@ class Sparse(Keeping):
         total = torch.zeros_like(owed)
         for one in self.between.gather(coded.view(-1)).view(torch.int16):  # host by host: same bits
             sent, at = one.view(2, *places.shape)
-            total.scatter_add_(1, at.long() + _BLOCK // 2, sent.view(torch.bfloat16).float())
+            at = at.long() + _BLOCK // 2
+            total.scatter_(1, at, total.gather(1, at) + sent.view(torch.bfloat16).float())
         return total.view(-1)[:length] / self.between.size
 
 

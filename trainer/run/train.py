@@ -34,7 +34,8 @@ from evofeed.trainer.run.build import (
 )
 from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.folder import as_begun, sole_writer
-from evofeed.trainer.run.loop import Loop, LossFunction, TrainResult
+from evofeed.trainer.run.loop import Loop, LossFunction
+from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.stream import Loader
 
 __all__ = ["build_model", "build_plain", "run", "train"]

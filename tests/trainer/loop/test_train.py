@@ -30,7 +30,7 @@ from evofeed.trainer.run.checkpoint import CheckpointWriter, newest_checkpoint
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import find_untouched
-from evofeed.trainer.run.loop import TrainResult
+from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.settings import (
     load_config,
     loader_config,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.run.distributed import join_world
-from evofeed.trainer.run.loop import TrainResult
+from evofeed.trainer.run.result import TrainResult
 from evofeed.trainer.run.train import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
