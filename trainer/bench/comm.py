@@ -152,11 +152,13 @@ class _Bench:
         }
 
     def _rounds(self, loop: Loop) -> list[float]:
-        """Mean seconds of a step, round by round; warmed up by a round, three steps at least."""
+        """Mean seconds of a step, round by round; after a round to warm up, or several."""
         batches, number = self.config.fixed_batches, self.first
         exchange = loop.exchange
+        # A step to compile, one to record and one to be sure, where that is done.
+        warm = 3 if self.world.device.type == "cuda" else 1
         seconds: list[float] = []
-        for turn in range(-math.ceil(3 / batches), self.rounds):
+        for turn in range(-math.ceil(warm / batches), self.rounds):
             if turn == 0:
                 before = exchange.between.sent, exchange.inside.sent
             if loop.world.device.type == "cuda":

@@ -13,7 +13,7 @@ from evofeed.loader import bench_commands
 from evofeed.options import usable_device
 from evofeed.trainer.config import GRADIENTS
 
-__all__ = ["bench_commands"]
+__all__ = ["bench_commands", "table"]
 
 
 def _modes(names: list[str]) -> list[str]:
@@ -65,10 +65,11 @@ def bench_comm(
             gbit=gbit, tell=save,
         )  # fmt: skip
         if world.is_first:
-            typer.echo(json.dumps(found) if as_json else "\n".join(_table(found)))
+            typer.echo(json.dumps(found) if as_json else "\n".join(table(found)))
 
 
-def _table(found: dict[str, Any]) -> list[str]:
+def table(found: dict[str, Any]) -> list[str]:
+    """What `measure` found, in lines for a terminal."""
     alone, together = found["alone"]["step_ms"], found["together"]["step_ms"]
     lines = [
         f"{found['ranks']} x {found['device']}, {found['parameters']:,} parameters",

@@ -131,6 +131,7 @@ def _figures(
         "iterations": facts["steps"],
         "total_seconds": facts["seconds_before_first_wait"] + facts["seconds"],
         "skipped_steps": facts["skipped"],
+        "overflows": facts.get("overflows", []),
     }
 
 
@@ -216,7 +217,7 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("step time p50 / p99", f"{_seconds(step['p50'])} / {_seconds(step['p99'])}"),
         ("time to the first batch", _seconds(figures["first_batch_seconds"])),
         ("wait at an epoch start", _seconds(max(starts)) + " at most" if starts else "one epoch"),
-        ("iterations", f"{figures['iterations']}, {len(figures['skipped_steps'])} skipped"),
+        ("iterations", _iterations(figures)),
         *_early_end(report["run"]),
         ("total", _seconds(figures["total_seconds"])),
         ("samples per second", f"{speed['samples_per_second']:.3g}"),
@@ -250,6 +251,12 @@ def report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"{entry['share']:7.2%}  {_seconds(entry['seconds_per_step'])} a step"
         rows.append((f"  {group} operators", text))
     return rows
+
+
+def _iterations(figures: Mapping[str, Any]) -> str:
+    text = f"{figures['iterations']}, {len(figures['skipped_steps'])} skipped"
+    overflows = len(figures.get("overflows", []))
+    return f"{text}, {overflows} overflowed in float16" if overflows else text
 
 
 def _early_end(run: Mapping[str, Any]) -> list[tuple[str, str]]:

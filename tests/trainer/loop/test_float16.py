@@ -17,6 +17,7 @@ from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.primitives import FLOAT32_IN_FLOAT16
 from evofeed.trainer.model.triangle import TriangleMultiplicationOutgoing
 from evofeed.trainer.presets import tiny
+from evofeed.trainer.report.run_report import report_rows
 from evofeed.trainer.run import precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
@@ -164,3 +165,5 @@ def test_the_run_says_how_often_it_overflowed(tmp_path: Path) -> None:
     run(config, *parts, world=World(), out=tmp_path)
     overflows = json.loads((tmp_path / "run.json").read_text())["overflows"]
     assert overflows and len(overflows) < 6
+    rows = dict(report_rows(json.loads((tmp_path / "report.json").read_text())))
+    assert rows["iterations"] == f"6, 0 skipped, {len(overflows)} overflowed in float16"
