@@ -215,7 +215,7 @@ def with_actors(raw: Path, dataset: Path, acts: dict[str, str], **changes: Any) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "discover", actors)
         patch.setattr(driver, "make_plan", planning(driver.make_plan))
-        patch.setattr(driver._Driver, "_changed", planning(driver._Driver._changed))
+        patch.setattr(driver.Driver, "_changed", planning(driver.Driver._changed))
         return on_ray(raw, dataset, **changes)
 
 
