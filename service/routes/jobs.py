@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query, Request
+from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 
-from evofeed.service import jobs
-from evofeed.service.auth import Principal, is_alive
+from evofeed.service.auth import Principal
 from evofeed.service.body import Body
 from evofeed.service.clock import iso, iso_or_none
 from evofeed.service.job_config import (
@@ -38,8 +33,6 @@ Attempt = Annotated[
 Offset = Annotated[int, Query(ge=0, le=10**9, description="entries to pass over")]
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="job id")]
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
-_POLL_SECONDS = 0.5
-_QUIET_SECONDS = 10.0
 
 
 class NewJob(Body):
@@ -181,7 +174,7 @@ def submit_job(
     row = service.jobs.submit(dataset, spec, principal.id, new.message)
     service.scheduler.wake()
     response.headers["Location"] = f"/v1/jobs/{row.id}"
-    return _view(row, dataset, principal)
+    return job_view(row, dataset, principal)
 
 
 @router.get("")
@@ -200,14 +193,14 @@ def list_jobs(
     only = principal.datasets
     found = service.jobs.newest(state=state, only=only, before=before, limit=limit + 1)
     more = found[limit - 1][0].created_at if len(found) > limit else None
-    return JobPage(jobs=[_view(*pair, principal) for pair in found[:limit]], next=more)
+    return JobPage(jobs=[job_view(*pair, principal) for pair in found[:limit]], next=more)
 
 
 @router.get("/{job_id}")
 @scope("read", "jobs")
 def get_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> JobView:
     """One job."""
-    return _view(*owned_job(service, principal, job_id), principal)
+    return job_view(*owned_job(service, principal, job_id), principal)
 
 
 @router.post("/{job_id}/cancel", status_code=202)
@@ -216,7 +209,7 @@ def cancel_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> J
     """Ask a job to stop; units that are done stay done."""
     owned_job(service, principal, job_id)
     service.jobs.cancel(job_id, principal.id)
-    return _view(*service.jobs.get(job_id), principal)
+    return job_view(*service.jobs.get(job_id), principal)
 
 
 @router.post("/{job_id}/retry", status_code=202)
@@ -229,7 +222,7 @@ def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> Jo
         require_movable(policy, row.spec["ref"], principal)
     service.jobs.requeue(job_id, principal.id)
     service.scheduler.wake()
-    return _view(*service.jobs.get(job_id), principal)
+    return job_view(*service.jobs.get(job_id), principal)
 
 
 @router.get("/{job_id}/attempts")
@@ -296,60 +289,6 @@ def get_log(
     return PlainTextResponse(job_log(service, job_id, attempt or row.attempts))
 
 
-@router.get(
-    "/{job_id}/events",
-    response_class=StreamingResponse,
-    responses={
-        200: {
-            "description": "`progress` events with the job, then one `end` event with its state",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
-)
-@scope("read", "jobs")
-def watch_job(
-    request: Request, service: ServiceDep, principal: PrincipalDep, job_id: JobId
-) -> StreamingResponse:
-    """Progress as server-sent events; a stream that has no `end` event was cut off."""
-    owned_job(service, principal, job_id)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(
-        _events(request, service, principal, job_id),
-        headers=headers,
-        media_type="text/event-stream",
-    )
-
-
-async def _events(
-    request: Request, service: Service, principal: Principal, job_id: str
-) -> AsyncIterator[str]:
-    last, quiet, number = "", 0.0, 0
-    while not service.stopping.is_set():
-        try:
-            row, dataset = await run_in_threadpool(service.jobs.get, job_id)
-        except Problem:  # removed with its dataset
-            yield 'event: end\ndata: {"state": "removed"}\n\n'
-            return
-        view = _view(row, dataset, principal).model_dump()
-        text = json.dumps(view | {"updated_at": ""})  # it lives: no news
-        if text != last:
-            number += 1
-            yield f"id: {number}\nevent: progress\ndata: {json.dumps(view)}\n\n"
-            last, quiet = text, 0.0
-        if row.state in jobs.ENDED:
-            yield f"id: {number + 1}\nevent: end\ndata: {json.dumps({'state': row.state})}\n\n"
-            return
-        if quiet >= _QUIET_SECONDS:
-            yield ": still here\n\n"
-            quiet = 0.0
-        await asyncio.sleep(_POLL_SECONDS)
-        quiet += _POLL_SECONDS
-        if await request.is_disconnected():
-            return
-        if not await run_in_threadpool(is_alive, service.database, principal):
-            return  # its token was revoked or has expired: cut off
-
-
 def dead_letters(
     service: Service, row: JobRow, attempt: int | None, offset: int, limit: int
 ) -> DeadLetters:
@@ -389,7 +328,8 @@ def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobR
     return row, dataset
 
 
-def _view(row: JobRow, dataset: DatasetRow, principal: Principal) -> JobView:
+def job_view(row: JobRow, dataset: DatasetRow, principal: Principal) -> JobView:
+    """A job as this principal may see it."""
     return JobView(
         id=row.id,
         dataset=dataset.name,
