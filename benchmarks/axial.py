@@ -41,6 +41,7 @@ from tests.trainer.synthetic_batch import synthetic_batch
 from evofeed.kernels import PeerMemory
 from evofeed.trainer import AlphaFold, AlphaFoldLoss
 from evofeed.trainer.parallel import collectives
+from evofeed.trainer.parallel import parallelize as parallel
 from evofeed.trainer.parallel.axis import Axis, axial_group
 from evofeed.trainer.parallel.parallelize import parallelize
 
@@ -233,11 +234,14 @@ def without_exchanges() -> Any:
     collectives._all_gather = collectives._reduce_scatter = nothing
     dist.all_to_all_single = nothing
     PeerMemory._run = lambda *args: None  # type: ignore[method-assign]
+    look = parallel.checked
+    parallel.checked = lambda axis, device: axis
     try:
         yield
     finally:
         collectives._all_gather, collectives._reduce_scatter, dist.all_to_all_single = kept
         PeerMemory._run = through_memory  # type: ignore[method-assign]
+        parallel.checked = look
 
 
 def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:

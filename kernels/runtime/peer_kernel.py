@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """One kernel for every exchange between GPUs that can read each other's memory.
 
-Half of the programs lay their share of what others want into this GPU's slot and raise a flag at
-every other GPU; the other half wait for those flags and read, while more is being laid out. Slots
-alternate: a GPU whose flags of an exchange are up has finished reading in the one before. Which
-slot it is follows from a count in memory, so recordings may be replayed in any order.
+Each program lays its share of what others want into this GPU's slot, raises a flag at the same
+program of every other GPU, waits for theirs, and reads its share of what they laid out. Slots
+alternate: who has passed the flags of an exchange knows that all have finished reading the one
+before. Which slot it is follows from a count in memory, so recordings may be replayed in any order.
 
 Letters: W the axis that is cut, A before and B behind it in `X`; V the axis that is put
 together, D before and E behind it in `OUT`.
@@ -47,20 +47,15 @@ def _addresses(at, run, stride, VEC: tl.constexpr):
 
 
 @triton.jit
-def _range(count, n, round_, PROGRAMS: tl.constexpr, ROUNDS: tl.constexpr, VEC: tl.constexpr):
-    """From where to where, in groups of VEC, program n works on `count` numbers in a round."""
-    groups = count // VEC
-    share = tl.cdiv(groups, PROGRAMS)
-    some = tl.cdiv(share, ROUNDS)
-    first = n * share + round_ * some
-    return first, tl.minimum(tl.minimum(first + some, (n + 1) * share), groups)
-
-
-@triton.jit
 def _copy(
-    FROM, from_run, from_stride, TO, to_run, to_stride, first, last, VEC: tl.constexpr,
+    FROM, from_run, from_stride, TO, to_run, to_stride, count, VEC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """This program's share of `count` numbers."""
+    groups = count // VEC
+    share = tl.cdiv(groups, tl.num_programs(0))
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, groups)
     for start in range(first, last, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = (at < last)[:, None]
@@ -72,82 +67,73 @@ def _copy(
 def peer_exchange_kernel(
     X, OUT, COUNT, D0, D1, D2, D3, D4, D5, D6, D7, F0, F1, F2, F3, F4, F5, F6, F7,
     A, W, B, D, V, E, others, SLOT,
-    RANK: tl.constexpr, SIZE: tl.constexpr, HOW: tl.constexpr,
-    VEC: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr, PROGRAMS: tl.constexpr,
-    ROUNDS: tl.constexpr, MOST_ROUNDS: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, HOW: tl.constexpr, OWN: tl.constexpr,
+    VEC: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """OUT from all ranks' X, in SIZE slots D and by SIZE flags F.
 
-    PROGRAMS send, as many receive. In an exchange, `others` is the product of all axes but W and V.
+    In an exchange, `others` is the product of all axes but W and V.
     """
     g = tl.program_id(0)
+    programs = tl.num_programs(0)
     count = tl.load(COUNT + g) + 1
     slot = (count & 1) * SLOT
+    mine = _of(RANK, D0, D1, D2, D3, D4, D5, D6, D7) + slot
+    flags = _of(RANK, F0, F1, F2, F3, F4, F5, F6, F7)
     own, n_own = _part(W, RANK, SIZE)
-    if g < PROGRAMS:
-        mine = _of(RANK, D0, D1, D2, D3, D4, D5, D6, D7) + slot
-        for round_ in range(ROUNDS):
-            if HOW == "gather":
-                numel = A * W * B
-                first, last = _range(numel, g, round_, PROGRAMS, ROUNDS, VEC)
-                _copy(X, numel, numel, mine, numel, numel, first, last, VEC, BLOCK)
-            else:
-                for p in tl.static_range(SIZE):
-                    if p != RANK:
-                        start, n = _part(W, p, SIZE)
-                        numel = A * n * B
-                        first, last = _range(numel, g, round_, PROGRAMS, ROUNDS, VEC)
-                        _copy(X + start * B, n * B, W * B, mine + start * A * B, numel, numel,
-                              first, last, VEC, BLOCK)  # fmt: skip
-            tl.debug_barrier()  # all of this program's numbers are written before its flags
-            for p in tl.static_range(SIZE):
-                if p != RANK:
-                    flag = _of(p, F0, F1, F2, F3, F4, F5, F6, F7) + RANK * PROGRAMS + g
-                    tl.atomic_xchg(flag, count * MOST_ROUNDS + round_, sem="release", scope="sys")
+    if HOW == "gather":
+        numel = A * W * B
+        _copy(X, numel, numel, mine, numel, numel, numel, VEC, BLOCK)
+    else:
+        for p in tl.static_range(SIZE):
+            if p != RANK:
+                start, n = _part(W, p, SIZE)
+                numel = A * n * B
+                _copy(X + start * B, n * B, W * B, mine + start * A * B, numel, numel, numel,
+                      VEC, BLOCK)  # fmt: skip
+    tl.debug_barrier()  # all of this program's numbers are written before its flags
+    for p in tl.static_range(SIZE):
+        if p != RANK:
+            theirs = _of(p, F0, F1, F2, F3, F4, F5, F6, F7)
+            tl.atomic_xchg(theirs + RANK * programs + g, count, sem="release", scope="sys")
+    if OWN:
         to, n_to = _part(V, RANK, SIZE)
         if HOW == "exchange":
-            first, last = _range(A * n_own * B, g, 0, PROGRAMS, 1, VEC)
-            _copy(X + own * B, n_own * B, W * B, OUT + to * E, n_to * E, V * E, first, last, VEC,
-                  BLOCK)  # fmt: skip
+            _copy(X + own * B, n_own * B, W * B, OUT + to * E, n_to * E, V * E, A * n_own * B,
+                  VEC, BLOCK)  # fmt: skip
         elif HOW == "gather":
             numel = A * W * B
-            first, last = _range(numel, g, 0, PROGRAMS, 1, VEC)
-            _copy(X, numel, numel, OUT + to * E, n_to * E, V * E, first, last, VEC, BLOCK)
+            _copy(X, numel, numel, OUT + to * E, n_to * E, V * E, numel, VEC, BLOCK)
+    for p in tl.static_range(SIZE):
+        if p != RANK:
+            raised = tl.atomic_add(flags + p * programs + g, 0, sem="acquire", scope="sys")
+            while raised - count < 0:
+                raised = tl.atomic_add(flags + p * programs + g, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if HOW == "reduce":
+        groups = A * n_own * B // VEC
+        share = tl.cdiv(groups, programs)
+        last = tl.minimum((g + 1) * share, groups)
+        for start in range(g * share, last, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            inside = (at < last)[:, None]
+            flat = at[:, None] * VEC + tl.arange(0, VEC)[None, :]
+            total = tl.zeros([BLOCK, VEC], tl.float64 if PRECISE else tl.float32)
+            for p in tl.static_range(SIZE):  # in one order on every GPU
+                if p == RANK:
+                    part = X + own * B + _addresses(at, n_own * B, W * B, VEC)
+                else:
+                    there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7)
+                    part = there + slot + own * A * B + flat
+                total += tl.load(part, mask=inside, other=0.0)
+            tl.store(OUT + flat, total.to(OUT.dtype.element_ty), mask=inside)
     else:
-        r = g - PROGRAMS
-        flags = _of(RANK, F0, F1, F2, F3, F4, F5, F6, F7)
-        for round_ in range(ROUNDS):
-            for p in tl.static_range(SIZE):
-                if p != RANK:
-                    flag, wanted = flags + p * PROGRAMS + r, count * MOST_ROUNDS + round_
-                    raised = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-                    while raised - wanted < 0:
-                        raised = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-            tl.debug_barrier()
-            if HOW == "reduce":
-                first, last = _range(A * n_own * B, r, round_, PROGRAMS, ROUNDS, VEC)
-                for start in range(first, last, BLOCK):
-                    at = start + tl.arange(0, BLOCK)
-                    inside = (at < last)[:, None]
-                    flat = at[:, None] * VEC + tl.arange(0, VEC)[None, :]
-                    total = tl.zeros([BLOCK, VEC], tl.float64 if PRECISE else tl.float32)
-                    for p in tl.static_range(SIZE):  # in one order on every GPU
-                        if p == RANK:
-                            part = X + own * B + _addresses(at, n_own * B, W * B, VEC)
-                        else:
-                            there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
-                            part = there + own * A * B + flat
-                        total += tl.load(part, mask=inside, other=0.0)
-                    tl.store(OUT + flat, total.to(OUT.dtype.element_ty), mask=inside)
-            else:
-                for p in tl.static_range(SIZE):
-                    if p != RANK:
-                        start, n = _part(V, p, SIZE)
-                        there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
-                        numel = D * n * E
-                        if HOW == "exchange":
-                            there += others * n * own
-                        first, last = _range(numel, r, round_, PROGRAMS, ROUNDS, VEC)
-                        _copy(there, numel, numel, OUT + start * E, n * E, V * E, first, last,
-                              VEC, BLOCK)  # fmt: skip
+        for p in tl.static_range(SIZE):
+            if p != RANK:
+                start, n = _part(V, p, SIZE)
+                there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
+                numel = D * n * E
+                if HOW == "exchange":
+                    there += others * n * own
+                _copy(there, numel, numel, OUT + start * E, n * E, V * E, numel, VEC, BLOCK)
     tl.store(COUNT + g, count)

@@ -21,8 +21,7 @@ from evofeed.kernels.runtime.private_apis import peer_buffers
 __all__ = ["PeerMemory", "nbytes"]
 
 SLOT = 64 << 20  # bytes of a slot, of which there are two
-PROGRAMS = 2 if INTERPRETER else 128  # that send; with those that receive, all must run at once
-ROUND, MOST_ROUNDS = 2 << 20, 4  # bytes of a round: what is read while the next is laid out
+PROGRAMS = 2 if INTERPRETER else 128  # all must run at once: fewer than any GPU of a host has SMs
 BLOCK = 1024  # groups of 16 bytes that a program has on their way
 _FLAGS = 4 * MOST_PEERS * PROGRAMS
 
@@ -44,7 +43,7 @@ class PeerMemory:
         self._flags = [buffer[:_FLAGS].view(torch.int32) for buffer in buffers]
         self._slots = [buffer[_FLAGS:] for buffer in buffers]
         self._slot = self._slots[0].numel() // 2
-        self._count = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=buffers[0].device)
+        self._count = torch.zeros(PROGRAMS, dtype=torch.int32, device=buffers[0].device)
         self._typed: dict[torch.dtype, list[Tensor | None]] = {}
 
     @classmethod
@@ -69,18 +68,16 @@ class PeerMemory:
         out = x.new_empty(shape)
         behind = math.prod(x.shape[max(axes) + 1 :])
         around = *_around(x.shape, split), *_around(shape, join)
-        blocks = others * x.shape[split] * length // self._size**2
-        self._run("exchange", x, out, (*around, others), behind, blocks)
+        self._run("exchange", x, out, (*around, others), behind)
         return out
 
-    def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
-        """The whole from everybody's part."""
+    def gather(self, x: Tensor, dim: int, length: int, own: bool = True) -> Tensor:
+        """The whole from everybody's part; where not `own`, its own part is left unwritten."""
         shape = list(x.shape)
         shape[dim] = length
         out = x.new_empty(shape)
         around = _around(shape, dim)
-        sizes = (1, x.numel(), 1, *around, 0)
-        self._run("gather", x, out, sizes, around[2], out.numel() // self._size)
+        self._run("gather", x, out, (1, x.numel(), 1, *around, 0), around[2], own)
         return out
 
     def reduce(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
@@ -89,7 +86,7 @@ class PeerMemory:
         shape[dim] = self._length(shape[dim])
         out = x.new_empty(shape) if out is None else out
         around = _around(x.shape, dim)
-        self._run("reduce", x, out, (*around, 1, 1, 1, 0), around[2], x.numel() // self._size)
+        self._run("reduce", x, out, (*around, 1, 1, 1, 0), around[2])
         return out
 
     def _length(self, whole: int) -> int:
@@ -98,25 +95,19 @@ class PeerMemory:
 
     def _run(
         self, how: str, x: Tensor, out: Tensor, sizes: tuple[int, ...], behind: int,
-        block: int,
+        own: bool = True,
     ) -> None:  # fmt: skip
-        """One launch, alike on all ranks.
-
-        `behind` whole numbers lie together, so wide may an access be; about `block` numbers go
-        from one rank to another.
-        """
-        rounds = max(1, min(MOST_ROUNDS, block * x.element_size() // ROUND))
+        """`behind` whole numbers lie together, on every rank: so wide may an access be."""
         vec = max(1, 16 // x.element_size())
         vec = 1 if behind % vec else vec
         slots = self._of_type(x.dtype)
         spare = [None] * (MOST_PEERS - self._size)
         launch(
-            peer_exchange_kernel, (2 * PROGRAMS,),
+            peer_exchange_kernel, (PROGRAMS,),
             (x, out, self._count, *slots, *spare, *self._flags, *spare, *sizes,
              self._slot // x.element_size()),
-            {"RANK": self._rank, "SIZE": self._size, "HOW": how, "VEC": vec,
-             "BLOCK": BLOCK, "PRECISE": x.dtype is torch.float64, "PROGRAMS": PROGRAMS,
-             "ROUNDS": rounds, "MOST_ROUNDS": MOST_ROUNDS, "num_warps": 8},
+            {"RANK": self._rank, "SIZE": self._size, "HOW": how, "OWN": own, "VEC": vec,
+             "BLOCK": BLOCK, "PRECISE": x.dtype is torch.float64, "num_warps": 8},
         )  # fmt: skip
 
     def _of_type(self, dtype: torch.dtype) -> list[Tensor | None]:

@@ -26,6 +26,7 @@ from evofeed.trainer.model.template import (
     build_template_pair_feat,
 )
 from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import gather
 from evofeed.trainer.parallel.msa import msa_block
 from evofeed.trainer.parallel.pairs import template_block
@@ -43,6 +44,7 @@ def parallelize(model: Model, axis: Axis) -> Model:
     get the same results. The *mean* of their gradients is the gradient of one rank's loss.
     Parameters stay whole on every rank, and their names and values as they are.
     """
+    axis = checked(axis, next(model.parameters()).device)
     for module in model.modules():
         if isinstance(module, MSAStack):
             module.forward = partial(_msa_stack, module, axis)  # type: ignore[method-assign]

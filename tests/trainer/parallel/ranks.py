@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor, nn
 
 from evofeed.cli import main as main_of_evofeed
+from evofeed.kernels import PeerMemory
 from evofeed.store import Dataset
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
@@ -31,6 +32,7 @@ from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
@@ -181,6 +183,19 @@ def products(axis: Axis) -> dict[str, float]:
     return found
 
 
+class Spoilt:
+    """Memory whose sums are a little wrong on one rank."""
+
+    def __init__(self, memory: PeerMemory) -> None:
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def reduce(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+        return self._memory.reduce(x, dim, out) + 0.5 * (dist.get_rank() == 1)
+
+
 def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     """Every exchange through shared memory, and the triangles' products: odd sizes, many types."""
     assert axis.group is not None
@@ -200,6 +215,10 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
             added = whole * (1 + axis.rank)
             expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
             found[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
+    small = (1, 4, 3, 8)
+    found["checked"] = float(checked(axis, whole.device, small) is not axis)
+    spoilt = replace(axis, memory=cast(PeerMemory, Spoilt(axis.memory)))
+    found["spoilt"] = float(checked(spoilt, whole.device, small).memory is not None)
     assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)
     return found
 

@@ -65,9 +65,12 @@ def test_both_ways_to_multiply_triangles_are_the_whole_product(
 def test_exchanges_through_memory_are_those_through_messages(
     found: dict[str, dict[str, float]],
 ) -> None:
-    """Odd sizes and empty parts; bfloat16 of three parts is rounded once, so once is allowed."""
+    """Odd sizes and empty parts; bfloat16 of three parts is rounded once, so once is allowed.
+
+    A run looks before it relies on it, and does not where a sum is wrong.
+    """
     differences = found["memory 3"]
-    assert len(differences) == 20
+    assert len(differences) == 22
     assert {n: d for n, d in differences.items() if not d < (1e-2 if "bf" in n else 1e-6)} == {}
     assert all(d == 0 for n, d in differences.items() if n.startswith(("exchange", "gather")))
 
