@@ -117,10 +117,11 @@ class _Axes:
 
     def drawn(self) -> str:
         """Grid lines with their numbers, and steps below."""
+        ticks = _ticks(self.bottom, self.top)
         lines = "".join(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{self.y(v):.1f}" y2="{self.y(v):.1f}"/>'
-            f'<text x="{_LEFT - 4}" y="{self.y(v) + 4:.1f}" text-anchor="end">{_number(v)}</text>'
-            for v in _ticks(self.bottom, self.top)
+            f'<text x="{_LEFT - 4}" y="{self.y(v) + 4:.1f}" text-anchor="end">{text}</text>'
+            for v, text in zip(ticks, _told_apart(ticks), strict=True)
         )
         steps = [v for v in _ticks(self.left, self.right) if v == int(v)] or [self.left]
         return lines + "".join(
@@ -181,5 +182,14 @@ def _ticks(low: float, high: float) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1_000 <= abs(value) < 100_000 else f"{value:.3g}"
+def _number(value: float, digits: int = 3) -> str:
+    return f"{value:,.0f}" if 1_000 <= abs(value) < 100_000 else f"{value:.{digits}g}"
+
+
+def _told_apart(values: list[float]) -> list[str]:
+    """The numbers with as many digits, from three on, as make each another text."""
+    for digits in range(3, 9):
+        texts = [_number(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts

@@ -148,3 +148,9 @@ def test_a_value_that_is_not_finite_is_a_gap_and_many_steps_become_means_with_th
     many = chart("loss", [Curve(run=0, steps=range(3_000), values=values)])
     assert "<polygon" in many and len(many) < 20_000
     assert chart("loss", [Curve(run=0, steps=[0], values=[None])]) == ""
+
+
+def test_ticks_close_together_have_different_numbers() -> None:
+    close = chart("loss", [Curve(run=0, steps=range(2), values=[3.4701, 3.4703])])
+    ticks = re.findall('text-anchor="end">([^<]*)<', close)
+    assert len(ticks) >= 3 and len(set(ticks)) == len(ticks)
