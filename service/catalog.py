@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -219,13 +220,21 @@ class Catalog:
             ChainMissing: no such chain.
             StoreError: its bytes cannot be had, or are not what they were.
         """
-        view = self.view(name)
-        snapshot = self.snapshot(name, digest)
+        return self._dataset(name, digest)[chain_id]
+
+    def assemblies(self, name: str, digest: str) -> pa.Table:
+        """The table of a snapshot's complexes, empty where it has none.
+
+        Raises:
+            Problem: 404, no such dataset or snapshot.
+            ShardCorrupt: the table is damaged.
+        """
+        return self._dataset(name, digest).assemblies.table
+
+    def _dataset(self, name: str, digest: str) -> Dataset:
+        view, snapshot = self.view(name), self.snapshot(name, digest)
         # Few: the places of a million chains take 100 MB.
-        dataset = self._cached(
-            self._datasets, (view.uri, digest), lambda: view.dataset(snapshot), 4
-        )
-        return dataset[chain_id]
+        return self._cached(self._datasets, (view.uri, digest), lambda: view.dataset(snapshot), 4)
 
     def open_place(self, name: str, digest: str) -> str:
         """Where a dataset is, if that is known and the snapshot is open: nothing is waited for.

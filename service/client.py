@@ -242,6 +242,36 @@ class Client(Requests):
                 return
             search["cursor"] = found["next"]
 
+    def assemblies(
+        self,
+        dataset: str,
+        ref: str = "main",
+        *,
+        where: Mapping[str, Any] | None = None,
+        page: int = 1000,
+        **filters: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Complexes that pass a filter, all from the snapshot that the ref has now.
+
+        Args:
+            dataset: its name.
+            ref: whose snapshot.
+            where: filter on the table's columns.
+            page: rows asked for at once.
+            filters: such as `stoichiometry="A2B2"`, `min_interface=20`, `max_chains=4`.
+        """
+        digest = self.ref(dataset, ref).digest
+        path = f"/v1/datasets/{part(dataset)}/snapshots/{digest}/assemblies"
+        query: dict[str, Any] = {**filters, "limit": page}
+        if where is not None:
+            query["where"] = json.dumps(where)
+        while True:
+            found = self._get(path, **query)
+            yield from found["assemblies"]
+            if found["next"] is None:
+                return
+            query["cursor"] = found["next"]
+
     # jobs
 
     def submit(self, dataset: str, input_uri: str, **options: Any) -> Job:

@@ -36,7 +36,7 @@ class Requests:
         self._patient.close()
 
     def _get(self, path: str, **query: Any) -> Any:
-        text = urlencode({k: v for k, v in query.items() if v is not None})
+        text = urlencode({k: v for k, v in query.items() if v is not None}, doseq=True)
         where = f"{self._base}{path}" + (f"?{text}" if text else "")
         return json.loads(self._checked(self._http.request("GET", where)).body)
 

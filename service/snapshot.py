@@ -167,7 +167,7 @@ class StoreView:
             index=index,
             ordered=is_ordered(index),
             columns=Columns(index),
-            read_index=self._reader(f"snapshots/{digest}/index.arrow"),
+            read_index=self.reader(f"snapshots/{digest}/index.arrow"),
         )
 
     def dataset(self, snapshot: OpenSnapshot) -> Dataset:
@@ -186,7 +186,7 @@ class StoreView:
                     self._shards |= {entry.name: entry for entry in self.manifest(digest).shards}
                     self._seen.add(digest)
         if (entry := self._shards.get(name)) is not None:
-            read = self._reader(shard_key(name))
+            read = self.reader(shard_key(name))
             key, local = shard_key(name), self._storage
             path = local.path(key) if isinstance(local, LocalStorage) else None
             return ShardFile(name, entry.sha256, entry.nbytes, read, path)
@@ -215,7 +215,9 @@ class StoreView:
             first = str(error).strip().splitlines()[0]
             raise StoreError(f"cannot sign: {first}", path=self.uri) from None
 
-    def _reader(self, key: str) -> ReadAt:
+    def reader(self, key: str) -> ReadAt:
+        """Reads spans of a file."""
+
         def read(offset: int, length: int) -> bytearray:
             out = bytearray(length)
             self._storage.read_into(key, offset, memoryview(out))

@@ -1,6 +1,7 @@
 """The routes, one file per noun."""
 
 from evofeed.service.routes import (
+    assemblies,
     chains,
     commits,
     datasets,
@@ -26,6 +27,7 @@ ROUTERS = tuple(
         refs,
         snapshots,
         chains,
+        assemblies,
         shards,
         commits,
         plans,

@@ -7,6 +7,7 @@ import json
 from typing import Annotated, Any
 
 import orjson
+import pyarrow as pa
 from fastapi import Path, Query, Request
 from pydantic import (
     AfterValidator,
@@ -20,6 +21,7 @@ from starlette.responses import Response
 
 from evofeed.service import chains
 from evofeed.service.body import Body
+from evofeed.service.columns import Columns
 from evofeed.service.names import DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import NOT_MODIFIED, immutable_json, json_response
@@ -105,7 +107,7 @@ class ChainQuery(BaseModel):
             if value is not None
         ]
         if self.where is not None:
-            terms.append(_parse(self.where))
+            terms.append(parse_filter(self.where))
         return ChainSearch(
             where={"all": terms} if terms else None,
             columns=self.columns.split(",") if self.columns else None,
@@ -203,8 +205,33 @@ def _page_of_ref(service: Service, name: str, query: RefChainQuery) -> bytes:
 
 def _page(service: Service, name: str, digest: str, search: ChainSearch) -> bytes:
     snapshot = service.catalog.snapshot(name, digest)
-    index, ready = snapshot.index, snapshot.columns
-    query = _query(name, search)
+    columns = chains.columns_of(snapshot.index, search.columns, snapshot.columns.kinds)
+    about = ("chains", name)
+    return page_of(service, about, digest, search, snapshot.index, snapshot.columns, columns)
+
+
+def page_of(
+    service: Service,
+    about: tuple[str, str],
+    digest: str,
+    search: ChainSearch,
+    table: pa.Table,
+    ready: Columns,
+    columns: list[str],
+) -> bytes:
+    """A page as JSON.
+
+    Args:
+        service: signs the cursors.
+        about: what the rows are, which is their name in the answer, and the dataset's name.
+        digest: of the snapshot.
+        search: which rows.
+        table: the snapshot's.
+        ready: its columns, made ready for filters.
+        columns: of each row.
+    """
+    what, name = about
+    query = _query(name, search) if what == "chains" else _query(f"{what} {name}", search)
     start = 0
     if search.cursor:
         start, pinned = service.signer.read(search.cursor, query)
@@ -215,15 +242,14 @@ def _page(service: Service, name: str, digest: str, search: ChainSearch) -> byte
                 "the cursor belongs to another snapshot",
                 next="begin again without a cursor",
             )
-    columns = chains.columns_of(index, search.columns, ready.kinds)
-    found = chains.page(index, search.where, columns, start, search.limit, ready=ready)
+    found = chains.page(table, search.where, columns, start, search.limit, ready=ready)
     more = found.next_row
     rest = {
         "snapshot": digest,
         "next": None if more is None else service.signer.write(more, digest, query),
-        "matched": chains.count(index, search.where) if search.count else None,
+        "matched": chains.count(table, search.where) if search.count else None,
     }
-    return orjson.dumps({"chains": orjson.Fragment(found.json), **rest})
+    return orjson.dumps({what: orjson.Fragment(found.json), **rest})
 
 
 def _answer(request: Request, page: bytes) -> Response:
@@ -235,7 +261,8 @@ def _query(name: str, search: ChainSearch) -> str:
     return json.dumps([name, search.where, search.columns], sort_keys=True)
 
 
-def _parse(text: str) -> Any:
+def parse_filter(text: str) -> Any:
+    """A filter that came as text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
