@@ -354,11 +354,11 @@ def test_a_wrong_cluster_file_is_reported_before_the_work(raw: Path, tmp_path: P
 def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
-    from evofeed.featurize.job import driver
+    from evofeed.featurize.job import drive
     from evofeed.store import DatasetWriter
 
     def act() -> str:
-        honest = driver.publish
+        honest = drive.publish
 
         def late(*args: Any) -> str:  # somebody publishes just before us
             writer = DatasetWriter(str(tmp_path))
@@ -366,7 +366,7 @@ def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
             writer.commit(config={"by": "somebody else"})
             return honest(*args)
 
-        driver.publish = late  # type: ignore[assignment]
+        drive.publish = late  # type: ignore[assignment]
         with pytest.raises(RefConflict, match="run it again to publish"):
             run(raw, tmp_path)
         return Dataset.open(str(tmp_path)).digest
