@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from evofeed.store.change_commands import changes
+from evofeed.store.command_parts import AsJson, RefName, Uri, show, wrong_call
 
 snapshots = typer.Typer(
     add_completion=False,
@@ -17,30 +18,10 @@ snapshots = typer.Typer(
     help="Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
     "Example: evofeed snapshots ls data/",
 )
-Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
-Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
-
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
     "which makes only what is missing; or copy the snapshot from a sound place"
 )
-
-
-@contextlib.contextmanager
-def wrong_call() -> Iterator[None]:
-    """A wrong argument is exit code 2 and one line, not a traceback."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
-        raise typer.Exit(2) from None
-
-
-def show(as_json: bool, values: Any, lines: list[str]) -> None:
-    """Print values for machines, or lines for people."""
-    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
 
 
 @snapshots.command("ls")
@@ -201,110 +182,6 @@ def overlap(
 
 
 @snapshots.command()
-def select(
-    uri: Uri,
-    into: Annotated[str, typer.Argument(help="The ref to make or move.")],
-    snapshot: RefName = "main",
-    released_from: Annotated[str, typer.Option(help="ISO date, the first day.")] = "",
-    released_before: Annotated[str, typer.Option(help="ISO date, the first day too late.")] = "",
-    max_resolution: Annotated[float | None, typer.Option(help="Ångström.")] = None,
-    min_residues: Annotated[int, typer.Option(min=0)] = 0,
-    max_residues: Annotated[int | None, typer.Option(min=1)] = None,
-    min_alignments: Annotated[int, typer.Option(min=0, help="Rows of the alignment.")] = 0,
-    max_aa_fraction: Annotated[
-        float | None, typer.Option(help="Share of the commonest residue; AF2: 0.8.")
-    ] = None,
-    with_structure: Annotated[bool, typer.Option("--with-structure")] = False,
-    apart_from: Annotated[
-        list[str] | None, typer.Option(help="Dataset, or DATASET@REF; repeatable.")
-    ] = None,
-    clusters: Annotated[str, typer.Option(help="Clusters, for --apart-from and sizes.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """The chains that pass limits, under a name of their own; the others with their reasons.
-
-    Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
-    """
-    from evofeed.store import Dataset, Selection, select_chains
-    from evofeed.store.overlap import Clusters
-
-    limits = Selection(
-        released_from=released_from,
-        released_before=released_before,
-        max_resolution=max_resolution,
-        min_residues=min_residues,
-        max_residues=max_residues,
-        min_alignments=min_alignments,
-        max_aa_fraction=max_aa_fraction,
-        with_structure=with_structure,
-    )
-    with wrong_call():
-        others = [Dataset.open(*_at(text)) for text in apart_from or ()]
-        known = Clusters(clusters) if clusters else None
-        made = select_chains(
-            uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known
-        )
-    _parts({into: made}, as_json)
-
-
-@snapshots.command()
-def split(
-    uri: Uri,
-    clusters: Annotated[str, typer.Option(help="`evofeed cluster` writes them.")],
-    share: Annotated[list[str], typer.Option(help="REF=FRACTION, repeatable.")],
-    snapshot: RefName = "main",
-    seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
-
-    Example: evofeed snapshots split data/ --clusters clusters.tsv --share valid=0.1
-    """
-    from evofeed.store import split_chains
-    from evofeed.store.overlap import Clusters
-
-    with wrong_call():
-        shares = {name: float(value) for name, _, value in (s.partition("=") for s in share)}
-        made = split_chains(uri, Clusters(clusters), shares, snapshot=snapshot, seed=seed)
-    _parts(made, as_json)
-
-
-def _at(text: str) -> tuple[str, str]:
-    """Address and ref of `DATASET@REF`, `main` if none is named."""
-    uri, mark, ref = text.rpartition("@")
-    return (uri, ref) if mark and "/" not in ref else (text, "main")
-
-
-def _parts(parts: dict[str, Any], as_json: bool) -> None:
-    rows = {
-        name: {"digest": made.digest, "chains": made.manifest.num_chains}
-        for name, made in parts.items()
-    }
-    lines = [
-        f"{name} -> {row['digest'][:12]}  {row['chains']:,} chains" for name, row in rows.items()
-    ]
-    show(as_json, rows, [*lines, "`evofeed snapshots card` says what was left out and why"])
-
-
-@snapshots.command()
-def tag(
-    uri: Uri,
-    name: Annotated[str, typer.Argument(help="The new ref.")],
-    snapshot: RefName = "main",
-    as_json: AsJson = False,
-) -> None:
-    """Give a snapshot a name that stays.
-
-    Example: evofeed snapshots tag data/ v1
-    """
-    from evofeed.store import tag as put
-
-    with wrong_call():
-        ref = put(uri, name, snapshot)
-    show(as_json, {"name": ref.name, "digest": ref.digest}, [f"{ref.name} -> {ref.digest[:12]}"])
-
-
-@snapshots.command()
 def verify(
     uri: Uri,
     snapshot: RefName = "main",
@@ -327,131 +204,4 @@ def verify(
     raise typer.Exit(1 if faults else 0)
 
 
-@snapshots.command()
-def gc(
-    uri: Uri,
-    delete: Annotated[bool, typer.Option("--delete", help="Really remove.")] = False,
-    grace_days: Annotated[float, typer.Option(min=0, help="Younger files stay.")] = 7,
-    drop_history: Annotated[
-        bool, typer.Option("--drop-history", help="Ancestors of refs may go too.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say which files no ref needs; with --delete, remove them.
-
-    Example: evofeed snapshots gc data/ --delete
-    """
-    from evofeed.store import gc as collect
-
-    with wrong_call():
-        report = collect(
-            uri, dry_run=not delete, grace=grace_days * 86400, keep_history=not drop_history
-        )
-    verb = "removed" if delete else "would remove"
-    lines = [f"{item.nbytes:>12,}  {item.key}" for item in report.removed]
-    lines.append(f"{verb} {len(report.removed)} files, {report.nbytes / 1e6:,.1f} MB")
-    lines.append(f"kept {len(report.young)} younger than {grace_days:g} days")
-    if report.held:
-        lines.append(f"kept {len(report.held)} that a running job may need")
-    show(as_json, report.to_dict(), lines)
-
-
-@snapshots.command()
-def remove(
-    uri: Uri,
-    chain_ids: Annotated[list[str], typer.Argument(help="Chains to leave out.")],
-    ref: Moved = "main",
-    as_json: AsJson = False,
-) -> None:
-    """A new snapshot without some chains.
-
-    Example: evofeed snapshots remove data/ 1abc_A 2xyz_B
-    """
-    from evofeed.store import remove_chains
-
-    with wrong_call():
-        _published(remove_chains(uri, chain_ids, ref=ref), as_json)
-
-
-@snapshots.command()
-def merge(
-    uri: Uri,
-    other: Annotated[str, typer.Argument(help="The dataset to take chains from.")],
-    ref: Moved = "main",
-    as_json: AsJson = False,
-) -> None:
-    """A new snapshot with the chains of another dataset, which are copied.
-
-    Example: evofeed snapshots merge data/ more/
-    """
-    from evofeed.store import merge as join
-
-    with wrong_call():
-        _published(join(uri, other, ref=ref), as_json)
-
-
-@snapshots.command()
-def compact(uri: Uri, ref: Moved = "main", as_json: AsJson = False) -> None:
-    """A new snapshot in which small or half-empty shards are joined.
-
-    Example: evofeed snapshots compact data/
-    """
-    from evofeed.store import compact as rewrite
-
-    with wrong_call():
-        _published(rewrite(uri, ref=ref), as_json)
-
-
-@snapshots.command()
-def copy(
-    uri: Uri,
-    target: Annotated[str, typer.Argument(help="Folder or s3:// address to copy to.")],
-    snapshot: RefName = "main",
-    zstd: Annotated[
-        bool | None,
-        typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a snapshot to another place, as it is or compressed or unpacked.
-
-    Example: evofeed snapshots copy http://host:8461/v1/datasets/pdb data/
-    """
-    from evofeed.store import copy_dataset
-
-    with wrong_call():
-        _published(copy_dataset(uri, target, snapshot=snapshot, zstd=zstd), as_json)
-
-
-@snapshots.command()
-def convert(
-    uri: Uri,
-    files: Annotated[list[str], typer.Argument(help="Feature files: .npz, .pkl[.gz|.xz].")],
-    trusted_pickle: Annotated[
-        bool, typer.Option("--trusted-pickle", help="You made these pickles yourself.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Publish OpenFold raw feature files as a new dataset.
-
-    Example: evofeed snapshots convert data/ features/*.npz
-    """
-    from evofeed.store.convert import convert as publish
-
-    with wrong_call():
-        _published(publish(files, uri, trusted_pickle=trusted_pickle), as_json)
-
-
-def _published(snapshot: Any, as_json: bool) -> None:
-    manifest = snapshot.manifest
-    values = {
-        "digest": snapshot.digest,
-        "chains": manifest.num_chains,
-        "shards": len(manifest.shards),
-        "dropped": list(manifest.dropped),
-    }
-    lines = [f"dropped {item.get('chain_id')}: {item.get('reason')}" for item in manifest.dropped]
-    lines.append(
-        f"{snapshot.digest[:12]}: {manifest.num_chains:,} chains in {len(manifest.shards):,} shards"
-    )
-    show(as_json, values, lines)
+snapshots.add_typer(changes)

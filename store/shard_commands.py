@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.store.commands import AsJson, RefName, Uri, show, wrong_call
+from evofeed.store.command_parts import AsJson, RefName, Uri, show, wrong_call
 
 shards = typer.Typer(
     add_completion=False,

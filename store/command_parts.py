@@ -1,0 +1,32 @@
+"""Options that commands of the store share, and how they print."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["AsJson", "Moved", "RefName", "Uri", "show", "wrong_call"]
+
+Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
+Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
+
+
+@contextlib.contextmanager
+def wrong_call() -> Iterator[None]:
+    """A wrong argument is exit code 2 and one line, not a traceback."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        typer.echo(f"evofeed: {error.args[0] if error.args else error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def show(as_json: bool, values: Any, lines: list[str]) -> None:
+    """Print values for machines, or lines for people."""
+    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(lines))
