@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,9 +102,11 @@ def read_databases(search_db: Sequence[str], template_db: str) -> list[Database]
 
     try:
         found = [Database.parse(text) for text in search_db]
-        return found + ([Database.parse(template_db, is_template=True)] if template_db else [])
+        found += [Database.parse(template_db, is_template=True)] if template_db else []
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    # The programs run in folders of their own.
+    return [dataclasses.replace(one, path=os.path.abspath(one.path)) for one in found]  # noqa: PTH100
 
 
 def read_preset(

@@ -13,6 +13,7 @@ from tests.featurize.search_programs import family, fasta
 from evofeed.errors import InputError
 from evofeed.featurize import search_fasta
 from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.search.commands import read_databases
 from evofeed.store import Dataset
 
 QUERY, *KIN = family(5, 5, 80)
@@ -38,6 +39,14 @@ def test_a_fasta_and_a_database_become_a_dataset(tmp_path: Path, database: str) 
     record = Dataset.open(str(data))["mine"]
     assert record.sequence == QUERY and record.description == "mine words"
     assert record.num_alignments == 5  # the query and its four relatives
+
+
+def test_databases_may_be_named_from_the_folder_one_is_in(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (named,) = read_databases(["pool=database.fasta,max_hits=3"], "")
+    assert (named.name, named.path, named.max_hits) == ("pool", database, 3)
 
 
 def test_a_folder_of_fasta_is_searched_and_the_result_featurized(

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 from tests.service.conftest import Start, work_off
 
 from evofeed.featurize.job import JobHost, run_job
@@ -14,7 +15,7 @@ from evofeed.service.job_config import checked_config, cores
 from evofeed.service.jobs import JobQueue
 from evofeed.service.problems import Problem
 from evofeed.service.scheduler import Scheduler
-from evofeed.service.tables import JobRow
+from evofeed.service.tables import AuditRow, JobRow
 from evofeed.synth import write_synthetic
 
 
@@ -131,6 +132,21 @@ def test_old_jobs_are_forgotten_and_young_ones_are_not(idle, start_any: Start) -
     assert queue.prune(before) == [old]
     assert idle.get(f"/v1/jobs/{old}").status_code == 404
     assert idle.get(f"/v1/jobs/{young}/attempts").json()["attempts"][0]["error"] == "x"
+
+
+def test_old_lines_of_the_audit_are_forgotten_and_that_is_in_it(idle, start_any: Start) -> None:
+    database = start_any.database()
+    submit(idle, Path("/a"))
+    with database.write() as session:
+        lines = list(session.scalars(select(AuditRow).order_by(AuditRow.id)))
+        assert len(lines) >= 2
+        lines[0].at -= 1000
+        before = lines[0].at + 500
+        kept = [line.action for line in lines[1:]]
+    JobQueue(database, 9).prune_audit(before)
+    with database.read() as session:
+        left = list(session.scalars(select(AuditRow).order_by(AuditRow.id)))
+    assert [line.action for line in left] == [*kept, "audit.prune"] and left[-1].subject == "1"
 
 
 def test_two_services_never_run_two_jobs_of_one_dataset(idle, start_any: Start) -> None:
