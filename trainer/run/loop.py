@@ -23,18 +23,9 @@ from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
-from evofeed.trainer.gradients.keeping import collected, described, hand_out
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
 from evofeed.trainer.log.runlog import RunLog, without_nan
-from evofeed.trainer.run.checkpoint import (
-    CHECKPOINTS,
-    RESIDUALS,
-    Checkpoint,
-    CheckpointWriter,
-    newest_checkpoint,
-    restore,
-)
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
@@ -44,6 +35,7 @@ from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast
 from evofeed.trainer.run.result import TrainResult
+from evofeed.trainer.run.saving import Saving
 from evofeed.trainer.run.stream import BatchStream, Loader, num_recycles, sample_names
 from evofeed.trainer.run.telemetry import (
     Names,
@@ -95,7 +87,6 @@ class Loop:
         self._after_backward = after_backward
         self.config, self.model, self.loss, self.world = config, model, loss, world
         self.out, self.log, self.validate, self.watch = out, log, validate, watch
-        self.provenance = dict(provenance or {})
         self.loader = loader
         self.batch_like: dict[str, Tensor] = {}  # the first batch without its values
         on_gpu = world.device.type == "cuda"
@@ -112,7 +103,10 @@ class Loop:
         self.clock = StepClock(world.device)
         self.result = TrainResult(out=out)
         self.stream = BatchStream(loader)
-        self._writer = CheckpointWriter(out / CHECKPOINTS, config.keep_checkpoints)
+        self._saving = Saving(
+            config=config, world=world, optimizer=self.optimizer, exchange=self.exchange,
+            loader=loader, stream=self.stream, result=self.result, provenance=provenance or {},
+        )  # fmt: skip
         self._replay = self._recorder() if recorded else None
         self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
@@ -126,46 +120,14 @@ class Loop:
             facts=lambda: {"loader": _state_of(loader)},
         )
         self._unsynced = False  # this rank's gradient is there, and its alone
-        self._saved = -1
         self._skipped_in_a_row = 0
         self._asked = ""  # a signal reached this rank
         self._stop = ""  # all ranks know, and stop after the same step
 
     def resume(self) -> int:
         """Go on from the newest complete checkpoint, if there is one; returns the next step."""
-        found = newest_checkpoint(self.out / CHECKPOINTS) if self.world.is_first else None
-        found = self.world.share(found)
-        if found is not None:
-            if self.world.is_first:  # the others get the buffers by broadcast
-                restore(found, self.optimizer)
-            self._take(found)
-            before = found.state.get(RESIDUALS, {})
-            first = self.world.is_first and any(before.get("lengths", ()))
-            hand_out(self.exchange, before, found.tensors(RESIDUALS) if first else {})
+        self._saving.resume()
         return self.result.step
-
-    def _take(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
-        if state["seed"] != self.config.seed:
-            raise TrainerError(
-                f"the checkpoint was written with seed {state['seed']}, this run has "
-                f"{self.config.seed}; it would not be the same run",
-                path=str(checkpoint.path),
-            )
-        now = self.loader.state_dict()
-        was, wanted = (one.get("global_batch_size") for one in (state["loader"], now))
-        if was != wanted:
-            raise TrainerError(
-                f"its steps took {was} samples, this run's would take {wanted} (accumulate x ranks "
-                "/ axial x loader.batch_size): with other ranks change accumulate, too",
-                path=str(checkpoint.path),
-            )
-        self.loader.load_state_dict(state["loader"])
-        self.stream.epochs = state["epoch"]
-        self.result.first_step = self.result.step = checkpoint.step
-        self.result.skipped = list(state["skipped"])
-        self.result.overflows = list(state.get("overflows", ()))
-        self.result.checkpoint = checkpoint.path
 
     def run(self) -> TrainResult:
         """Train up to `config.steps`, or until SIGTERM or SIGINT; saves at the end either way."""
@@ -380,7 +342,7 @@ class Loop:
         if config.checkpoint_every and done % config.checkpoint_every == 0:
             self.clock.part("checkpoint")
             self._read()  # its outcome belongs into the checkpoint
-            self._save()
+            self._saving.save()
         self.clock.part("other")
 
     def _validate(self, step: int) -> None:
@@ -393,33 +355,11 @@ class Loop:
         if self.log:
             self.log.values(step, metrics=metrics)
 
-    def _save(self) -> None:
-        if self._saved == self.result.step:
-            return
-        self._saved = self.result.step
-        layout = described(self.exchange)
-        residuals = collected(self.exchange, layout)
-        if not self.world.is_first:
-            return
-        state = {
-            "seed": self.config.seed,
-            "epoch": self.stream.epochs,
-            "skipped": self.result.skipped,
-            "overflows": self.result.overflows,
-            "loader": self.loader.state_dict(),
-            "config": self.config.to_dict(),
-            RESIDUALS: layout,
-            **self.provenance,
-        }
-        self.result.checkpoint = self._writer.save(
-            self.optimizer, self.result.step, state, residuals
-        )
-
     def _finish(self) -> None:
         self._read()
         self.clock.part("checkpoint")
-        self._save()
-        self._writer.wait()
+        self._saving.save()
+        self._saving.wait()
         self.clock.end()
         self._flush()
         self.stream.close()
