@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def _compared(form: str, root: Path, sources: str, args: argparse.Namespace) -> dict[str, Any]:
-    from evofeed.featurize.job.driver import run_job
+    from evofeed.featurize.job.run import run_job
 
     data = root.with_name(f"{form}_shards")
     began = time.perf_counter()

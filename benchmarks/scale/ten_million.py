@@ -91,7 +91,7 @@ def index(folder: Path, rows: int) -> Figures:
 def driver(folder: Path, num_chains: int, num_units: int) -> Figures:
     """A job's plan, its entry in the ledger, and what the driver settles in a second."""
     from evofeed.featurize import FeaturizeConfig
-    from evofeed.featurize.job import drive as driving
+    from evofeed.featurize.job import driver as driving
     from evofeed.featurize.job.host import JobHost
     from evofeed.featurize.job.inputs import KnownInputs
     from evofeed.featurize.job.ledger import Ledger

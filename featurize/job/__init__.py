@@ -6,12 +6,12 @@ from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
     from evofeed.featurize.config import CropConfig, FeaturizeConfig
-    from evofeed.featurize.job.driver import run_job
     from evofeed.featurize.job.host import Entries, JobHost, broken_entries, note_entries
     from evofeed.featurize.job.ledger import Ledger
     from evofeed.featurize.job.options import JobOptions
     from evofeed.featurize.job.places import ledger_url
     from evofeed.featurize.job.report import JobProgress, JobReport
+    from evofeed.featurize.job.run import run_job
 
 __all__ = [
     "CropConfig",
@@ -42,6 +42,6 @@ __getattr__ = names_from(
         "ledger_url": "places",
         "broken_entries": "host",
         "note_entries": "host",
-        "run_job": "driver",
+        "run_job": "run",
     },
 )

@@ -1,165 +1,289 @@
-"""The driver of a job: leases units, hears outcomes, places blame, publishes once.
-
-At-least-once work becomes exactly-once because shards are named by their content,
-the ledger holds one result per unit, and one compare-and-swap publishes them all.
-Killed at any moment and run again, the driver ends with the same snapshot digest.
-"""
+"""A job's units on their way: leased, sent to workers, settled, blamed, published once."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import os
+import secrets
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from evofeed.errors import InputError, JobError
-from evofeed.featurize.clusters import cluster_sizes
+from evofeed.featurize.clusters import NO_CLUSTER
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.discovery import discover, home_of, nothing_usable
 from evofeed.featurize.job import tables as states
-from evofeed.featurize.job.drive import Driver, Progress, lease_name
-from evofeed.featurize.job.host import JobHost
-from evofeed.featurize.job.inputs import KnownInputs
+from evofeed.featurize.job.account import Account
+from evofeed.featurize.job.blame import Blame
+from evofeed.featurize.job.executors import Executor, ExecutorGone, LocalExecutor, Outcome
+from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
+from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
-from evofeed.featurize.job.lock import driving
 from evofeed.featurize.job.options import JobOptions
-from evofeed.featurize.job.places import absolute, ledger_url, relative
-from evofeed.featurize.job.publish import parent_of
-from evofeed.featurize.job.report import JobReport
+from evofeed.featurize.job.places import relative
+from evofeed.featurize.job.publish import drop_joined, missing_shards, publish
+from evofeed.featurize.job.report import JobProgress, JobReport
+from evofeed.featurize.job.tables import JobRow
 from evofeed.featurize.job.template_use import (
-    look_again,
+    outdated,
+    remembered,
+    stamps,
+    template_key,
 )
-from evofeed.featurize.job.units import make_plan
-from evofeed.featurize.job.work import describe
-from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
+from evofeed.featurize.job.units import Plan, Unit, make_plan
+from evofeed.featurize.job.work import UnitResult, UnitTask, expected_memory
+from evofeed.featurize.job.worker import UnitFailed, UnitLost
+from evofeed.featurize.reading import FileRef
+from evofeed.store import Snapshot
+from evofeed.store.inner import Lease
 
-_PATIENCE = 30.0  # seconds to wait for a garbage collection to end
+_TICK = 0.5  # seconds between looks at cancellation
+
+Progress = Callable[[JobProgress], None]
 
 
-def run_job(
-    input_uri: str,
-    dataset_uri: str,
-    *,
-    config: FeaturizeConfig | None = None,
-    crop: CropConfig | None = None,
-    options: JobOptions | None = None,
-    progress: Progress | None = None,
-    discover_args: Mapping[str, Any] | None = None,
-    host: JobHost | None = None,
-    **changes: Any,
-) -> JobReport:
-    """Featurize every chain of an input and publish them as a snapshot of a dataset.
+def lease_name(job_id: str) -> str:
+    """What the leases of a job's drivers are called."""
+    return job_id[:16]
 
-    Run it again with the same arguments after a crash, a cancellation or a repair of
-    the input: finished units are kept, the rest is done.
 
-    Args:
-        input_uri: what `discover` takes.
-        dataset_uri: where shards and snapshot go; made if missing.
-        config: how chains are featurized.
-        crop: what is cut off offline.
-        options: workers, limits, ledger; `**changes` are its fields, for short:
-            `run_job(a, b, executor="local", workers=2)`.
-        progress: called after each unit and about twice a second.
-        discover_args: further arguments of `discover`.
-        host: how the job belongs to the service that runs it.
+class Driver:
+    """A job on its way from its present state to its end."""
 
-    Returns:
-        The report, which is also written as JSON beside the ledger.
+    def __init__(
+        self,
+        ledger: Ledger,
+        job: JobRow,
+        plan: Plan,
+        unusable: list[dict[str, Any]],
+        templates: dict[str, Stamp],
+        known: KnownInputs,
+        config: FeaturizeConfig,
+        crop: CropConfig | None,
+        options: JobOptions,
+        clusters: Mapping[str, int] | None,
+        progress: Progress | None,
+        lease: Lease,
+        host: JobHost,
+    ) -> None:
+        self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
+        self.config, self.crop, self.progress = config, crop, progress
+        self.lease, self.known, self.clusters, self.host = lease, known, clusters, host
+        self.templates = templates  # files that done units were made of, by `template_key`
+        self.units = {unit.unit_id: unit for unit in plan.units}
+        self.run_id = secrets.token_hex(8)
+        self.flying: set[str] = set()
+        self.blame = Blame(ledger, job.job_id, options.deadline)
+        self._last_report = 0.0
+        for unit_id in missing_shards(ledger, job):
+            ledger.give_back(job.job_id, unit_id)
+        self.account = Account(ledger, job, len(plan.sources), unusable)
+        host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
-    Raises:
-        InputError: no chain in the input.
-        JobError: the ledger, Ray or another driver is in the way.
-        StoreError: the dataset cannot be written; everything done so far is kept.
-    """
-    options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
-    config, host = config or FeaturizeConfig(), host or JobHost()
-    input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
-    if options.clusters:
-        options = dataclasses.replace(options, clusters=absolute(options.clusters))
-    problems: list[InputError] = []
-    finder: dict[str, Any] = {
-        name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
-        for name, value in (discover_args or {}).items()
-    }
-    sources = discover(input_uri, problems=problems, **finder)
-    if not sources:
-        raise nothing_usable(problems, input_uri)
-    # Needed at the end only; a file that does not fit is refused now.
-    clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
-    unusable = [_unusable(problem, input_uri) for problem in problems]
-    with contextlib.ExitStack() as stack:
-        ledger = Ledger(ledger_url(options.ledger, dataset_uri))
-        stack.enter_context(contextlib.closing(ledger))
-        root = str(home_of(Path(input_uri)))
-        known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
-        plan = make_plan(sources, config, crop, known)
-        job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
-        stack.enter_context(driving(ledger, job_id))
-        # The same content at another time or place is not to be read again next time.
-        ledger.set_inputs(
-            {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.stamps.get(k)}
+    def run(self) -> JobReport:
+        """From its present state to its end."""
+        job_id = self.job.job_id
+        waiting = deque(row["unit_id"] for row in self.ledger.units(job_id, states.TODO))
+        try:
+            if waiting and self._work(waiting):
+                return self._end(states.CANCELLED, "cancelled; run it again to go on")
+            return self._publish()
+        except ExecutorGone as gone:
+            return self._end(states.FAILED, f"nothing was published: {gone.message}")
+        except KeyboardInterrupt:
+            self._end(states.CANCELLED, "interrupted; run it again to go on")
+            raise
+        except Exception as error:
+            self.ledger.set_job(job_id, state=states.FAILED, message=str(error))
+            raise
+
+    @contextlib.contextmanager
+    def _executor(self) -> Iterator[Executor]:
+        executor: Executor
+        options = self.options
+        if options.on_ray:
+            from evofeed.featurize.job.ray_executor import RayExecutor
+
+            cluster = options.cluster
+            workers = options.workers if cluster else options.num_workers
+            executor = RayExecutor(workers, options.deadline, cluster)
+        else:
+            executor = LocalExecutor(options.num_workers, options.deadline)
+        with contextlib.closing(executor):
+            yield executor
+
+    def _work(self, waiting: deque[str]) -> bool:
+        """Do all units; True if the job was cancelled meanwhile.
+
+        A Ray of our own that dies is started again, once, and after that if the last one has
+        done a unit: whatever kills it may kill every one.
+
+        Raises:
+            ExecutorGone: Ray is, and was not started again.
+        """
+        while True:
+            left = len(waiting)
+            try:
+                with self._executor() as executor:
+                    return self._feed(executor, waiting)
+            except ExecutorGone as gone:
+                for unit_id in sorted(self.flying):  # nobody's fault
+                    self.ledger.give_back(self.job.job_id, unit_id)
+                    waiting.append(unit_id)
+                self.flying.clear()
+                self.blame.forget()
+                if not gone.again or (self.account.restarts and len(waiting) == left):
+                    raise
+                self.account.restarts += 1
+
+    def _feed(self, executor: Executor, waiting: deque[str]) -> bool:
+        while waiting or self.flying:
+            if self.ledger.job(self.job.job_id).cancel_requested:
+                return True
+            self.lease.renew()
+            while waiting and executor.room() > 0:
+                task = self._task(self.units[waiting.popleft()])
+                self.ledger.lease(self.job.job_id, task.unit_id)
+                executor.submit(task)
+                self.flying.add(task.unit_id)
+            outcomes = executor.wait(_TICK)
+            for outcome in outcomes:
+                self.flying.remove(outcome.unit_id)
+                waiting.extend(self._settle(outcome))
+            self._tell(force=bool(outcomes))
+        return False
+
+    def _task(self, unit: Unit) -> UnitTask:
+        """What is left of a unit; suspects first, so that poison shows before work is done."""
+        known = {c["chain_id"]: c["dead"] for c in self.ledger.chains(self.job.job_id, dead=None)}
+        chain_ids = [chain_id for chain_id in unit.chain_ids if not known.get(chain_id, False)]
+        chain_ids.sort(key=lambda chain_id: chain_id not in known)
+        if suspect := self.blame.suspect(unit.unit_id):
+            chain_ids = [suspect]
+        return UnitTask(
+            unit_id=unit.unit_id,
+            dataset_uri=self.job.dataset_uri,
+            sources=tuple(self.plan.sources[chain_id] for chain_id in chain_ids),
+            config=self.config,
+            crop=self.crop,
+            memory=self.options.memory,
+            expected_memory=expected_memory(unit.largest, unit.cost),
+            run=self.run_id,
         )
-        lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
-        arguments = {
-            "config": dataclasses.asdict(config),
-            "crop": dataclasses.asdict(crop) if crop else None,
-            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
-            "discover": finder,
-            "root": root,
+
+    def _settle(self, outcome: Outcome) -> list[str]:
+        """Enter an outcome into the ledger; returns the unit if it must be done again."""
+        if isinstance(outcome, UnitFailed):
+            self.ledger.give_back(self.job.job_id, outcome.unit_id)
+            raise outcome.error
+        if isinstance(outcome, UnitResult):
+            if self.blame.was_trial(outcome.unit_id):
+                return [outcome.unit_id]
+            read = {
+                key: dataclasses.replace(self.plan.inputs[key], sha256=digest)
+                for key, digest in outcome.inputs.items()
+                if key in self.plan.inputs
+            }
+            used = stamps(outcome.templates)
+            read |= {key: stamp for key, stamp in used.items() if self.templates.get(key) != stamp}
+            self.templates |= used
+            result = self._localised(outcome)
+            self.ledger.finish(self.job.job_id, result, read)
+            self.host.found(broken_entries(result.failures) + note_entries(result.notes))
+            return []
+        assert isinstance(outcome, UnitLost)  # this job sends no other tasks
+        self.account.lost_workers += 1
+        chain_ids = tuple(s.chain_id for s in self._task(self.units[outcome.unit_id]).sources)
+        self.blame.lost(outcome, chain_ids)
+        return [outcome.unit_id]
+
+    def _localised(self, result: UnitResult) -> UnitResult:
+        """Paths as the user knows them: relative to the input, the same on every machine."""
+        failures = tuple(
+            {**failure, "path": relative(failure["path"], self.job.input_uri)}
+            for failure in result.failures
+        )
+        shard = result.shard and {
+            **result.shard,
+            "templates": remembered(result.templates, self.known),
         }
-        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
-        if host.retry:
-            ledger.retry(job_id)
-        job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
-        done = ledger.units(job_id, states.DONE)
-        stale, templates = look_again(done, known, config)
-        for unit_id in stale:
-            ledger.give_back(job_id, unit_id)
-        ledger.set_inputs({k: s for k, s in templates.items() if s != known.stamps.get(k)})
-        driver = Driver(
-            ledger,
-            job,
-            plan,
-            unusable,
-            templates,
-            known,
-            config,
-            crop,
-            options,
-            clusters,
-            progress,
-            lease,
-            host,
-        )
-        return driver.run()
+        return dataclasses.replace(result, failures=failures, shard=shard)
 
-
-@contextlib.contextmanager
-def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
-    """Keep garbage collection from shards that only the ledger knows."""
-    storage, name = open_storage(dataset_uri), lease_name(job_id)
-    storage.delete(f"leases/gc-{name}")  # of an earlier driver of this job, which is dead
-    with hold(storage, "job", name) as lease:
-        if at_work := wait_for_none(storage, "gc", _PATIENCE):
-            other, until = at_work.popitem()
-            raise JobError(
-                f"garbage is being collected in this dataset: run it again when that is over; if "
-                f"it died, remove leases/gc-{other} or wait {until - time.time():.0f} s",
-                path=dataset_uri,
+    def _publish(self) -> JobReport:
+        broken, total = self.account.broken(), self.account.total
+        if len(broken) == total:
+            return self._end(states.FAILED, f"all {total} chains are broken, nothing to publish")
+        if len(broken) > self.options.max_broken * total:
+            return self._end(
+                states.FAILED,
+                f"{len(broken)} of {total} chains are broken, more than max_broken "
+                f"{self.options.max_broken:g} allows: repair them or raise it, and run again; "
+                "what is done is kept",
             )
-        yield lease
+        if changed := self._changed():
+            what = f"{len(changed)} inputs changed while the job ran, {changed[0]} for one"
+            return self._end(states.FAILED, f"{what}: run it again; what did not change is kept")
+        done = self.ledger.units(self.job.job_id, states.DONE)
+        if units := outdated(done, self.known, self._template_content):
+            what = f"template files of {len(units)} units changed while the job ran"
+            return self._end(states.FAILED, f"{what}: run it again; the other units are kept")
+        settings = {"featurize": dataclasses.asdict(self.config)}
+        settings |= {"crop": dataclasses.asdict(self.crop)} if self.crop else {}
+        snapshot = publish(
+            self.ledger,
+            self.job,
+            broken,
+            settings,
+            self.options,
+            self.clusters,
+            self.host.move,
+        )
+        values = {"state": states.PUBLISHED, "snapshot": snapshot.digest, "message": ""}
+        self.ledger.set_job(self.job.job_id, **values)
+        drop_joined(self.ledger, self.job, lease_name(self.job.job_id))
+        return self._end(states.PUBLISHED, "", snapshot)
 
+    def _changed(self) -> list[str]:
+        """Inputs that came, went or are not as they were when the plan was made.
 
-def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
-    """An input that `discover` could not make a chain of, as an entry of the report."""
-    path = relative(problem.path, input_uri)
-    return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
+        Their units are to be done again, for what was read may not be what their name says.
+        """
+        before, sources = self.plan.inputs, list(self.plan.sources.values())
+        known = KnownInputs(self.known.root, before)
+        plan = make_plan(sources, self.config, self.crop, known)
+        for unit_id in sorted(self.units.keys() - {unit.unit_id for unit in plan.units}):
+            self.ledger.give_back(self.job.job_id, unit_id)
+        missing = Stamp("", 0, 0)
+        return sorted(
+            relative(path_of(key), self.job.input_uri) or ""
+            for key in before.keys() | plan.inputs.keys()
+            if before.get(key, missing).name != plan.inputs.get(key, missing).name
+        )
 
+    def _template_content(self, ref: FileRef) -> str:
+        stamp = self.templates.get(template_key(ref))
+        return stamp.sha256 if stamp is not None and stamp.still(ref) else ""
 
-def _sha(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def _end(self, state: str, message: str, snapshot: Snapshot | None = None) -> JobReport:
+        if state != states.PUBLISHED:
+            self.ledger.set_job(self.job.job_id, state=state, message=message)
+        report = self.account.report(state, message, self.options.ref, snapshot)
+        report = dataclasses.replace(report, notes=self._with_unclustered(report))
+        report.write()
+        return report
+
+    def _with_unclustered(self, report: JobReport) -> dict[str, list[str]]:
+        """A report's notes, and one for each chain that is in no cluster of the file given."""
+        broken = {chain["chain_id"] for chain in report.broken}
+        notes = dict(report.notes)
+        for chain_id, size in (self.clusters or {}).items():
+            if size == NO_CLUSTER and chain_id not in broken:
+                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of --clusters"]
+        return dict(sorted(notes.items()))
+
+    def _tell(self, force: bool) -> None:
+        """Tell the progress, at most about twice a second unless something happened."""
+        now = time.monotonic()
+        if self.progress is not None and (force or now - self._last_report >= _TICK):
+            self._last_report = now
+            self.progress(self.account.progress())

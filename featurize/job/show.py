@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from evofeed.featurize.check import CheckReport
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
-from evofeed.featurize.job.driver import run_job
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.report import JobProgress, JobReport
+from evofeed.featurize.job.run import run_job
 
 _SHOWN = 5
 

@@ -11,7 +11,7 @@ from tests.featurize.search_programs import family, fasta, require_programs
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, check_input
 from evofeed.featurize.clusters import cluster_sizes
-from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.job.run import run_job
 from evofeed.store import Dataset
 from evofeed.store.overlap import Clusters, overlap
 

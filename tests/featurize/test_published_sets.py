@@ -21,7 +21,7 @@ from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.chain import sequence_aatype
 from evofeed.featurize.clusters import cluster_sizes
 from evofeed.featurize.crop import cut_window
-from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.job.run import run_job
 from evofeed.residues import RESTYPES
 from evofeed.store import Dataset, DatasetWriter
 

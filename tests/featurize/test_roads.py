@@ -9,7 +9,7 @@ import pytest
 
 from evofeed.errors import InputError
 from evofeed.featurize import FeaturizeConfig, check_input, discover, featurize_chain
-from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.job.run import run_job
 
 A, B = "ACDEF", "GHIKLM"
 COMPLEX = (

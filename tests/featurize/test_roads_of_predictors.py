@@ -15,7 +15,7 @@ from tests.featurize.test_roads import A, B, write
 
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, discover, featurize_chain
-from evofeed.featurize.job.driver import run_job
+from evofeed.featurize.job.run import run_job
 from evofeed.featurize.roads.tables import chai_name
 from evofeed.store import Dataset
 

@@ -27,7 +27,7 @@ from tests.featurize.job.stage import (
 
 from evofeed.errors import DatasetMissing
 from evofeed.featurize import discover
-from evofeed.featurize.job import drive, ledger, publish, work
+from evofeed.featurize.job import driver, ledger, publish, work
 from evofeed.store import Dataset, writer
 from evofeed.store.storage import LocalStorage
 
@@ -121,7 +121,7 @@ FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("a worker after its shard", work, "write_shard", "after", 1),
     ("a file before it is written", LocalStorage, "put", "before", 5),
     ("a file after it is written", LocalStorage, "put", "after", 5),
-    ("publishing begins", drive, "publish", "before", 1),
+    ("publishing begins", driver, "publish", "before", 1),
     ("units not joined", publish, "join_chains", "before", 1),
     ("units joined, ledger does not know", publish, "join_chains", "after", 1),
     ("units joined, not published", ledger.Ledger, "set_home", "after", 1),
@@ -129,10 +129,10 @@ FAULT_POINTS: list[tuple[str, Any, str, str, int]] = [
     ("index and manifest written", writer, "write_snapshot", "after", 1),
     ("ref not moved", LocalStorage, "swap", "before", 1),
     ("ref moved, ledger does not know", LocalStorage, "swap", "after", 1),
-    ("published, ledger does not know", drive, "publish", "after", 1),
+    ("published, ledger does not know", driver, "publish", "after", 1),
     ("published, shards of units still there", publish, "sweep", "before", 1),
     ("some shards of units are gone", LocalStorage, "delete", "after", 4),
-    ("all over but for the report", drive, "drop_joined", "after", 1),
+    ("all over but for the report", driver, "drop_joined", "after", 1),
 ]
 
 
@@ -197,7 +197,7 @@ def test_two_drivers_do_not_run_one_job(
 
     def act() -> None:
         mark = fast_path / "mark"
-        pid = start_driver(raw, fast_path, lambda: hold_still(mark, drive, "publish"))
+        pid = start_driver(raw, fast_path, lambda: hold_still(mark, driver, "publish"))
         wait_until(lambda: list(fast_path.glob("leases/job-*")))
         lock._PATIENCE = 0.3
         with pytest.raises(JobError, match="another process"):
@@ -281,7 +281,7 @@ def test_status_tells_a_job_whose_driver_was_killed_from_a_running_one(
 
     def act() -> tuple[str, str]:
         mark = fast_path / "mark"
-        pid = start_driver(raw, fast_path, lambda: hold_still(mark, drive, "publish"))
+        pid = start_driver(raw, fast_path, lambda: hold_still(mark, driver, "publish"))
         wait_until(lambda: list(fast_path.glob("shards/*.arrow")))
         book = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
         alive = commands._status(book, book.jobs()[0])["state"]

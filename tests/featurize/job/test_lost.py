@@ -12,7 +12,7 @@ from tests.featurize.job.stage import checksums, run
 
 from evofeed.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, Ledger, drive
+from evofeed.featurize.job import JobReport, Ledger, driver
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
 from evofeed.featurize.job.tables import CHAINS, JOBS, UNITS
@@ -49,7 +49,7 @@ class Fateful:
 
 def fated(raw: Path, dataset: Path, fate: Fate, **changes: Any) -> JobReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drive, "LocalExecutor", lambda workers, deadline: Fateful(fate))
+        patch.setattr(driver, "LocalExecutor", lambda workers, deadline: Fateful(fate))
         return run(raw, dataset, **changes)
 
 

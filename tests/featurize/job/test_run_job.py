@@ -257,12 +257,12 @@ def test_garbage_collection_meanwhile_takes_nothing_from_a_running_job(
 
 def test_a_job_does_not_begin_while_garbage_is_collected(raw: Path, tmp_path: Path) -> None:
     from evofeed.errors import JobError
-    from evofeed.featurize.job import driver
+    from evofeed.featurize.job import run as running
     from evofeed.store import leases
     from evofeed.store.opening import open_storage
 
     def act() -> None:
-        driver._PATIENCE = 0.3
+        running._PATIENCE = 0.3
         with (
             leases.hold(open_storage(str(tmp_path)), "gc", "one"),
             pytest.raises(JobError, match="garbage is being collected"),
@@ -354,11 +354,11 @@ def test_a_wrong_cluster_file_is_reported_before_the_work(raw: Path, tmp_path: P
 def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
     raw: Path, tmp_path: Path
 ) -> None:
-    from evofeed.featurize.job import drive
+    from evofeed.featurize.job import driver
     from evofeed.store import DatasetWriter
 
     def act() -> str:
-        honest = drive.publish
+        honest = driver.publish
 
         def late(*args: Any) -> str:  # somebody publishes just before us
             writer = DatasetWriter(str(tmp_path))
@@ -366,7 +366,7 @@ def test_a_ref_that_somebody_moved_is_not_overwritten_until_asked_again(
             writer.commit(config={"by": "somebody else"})
             return honest(*args)
 
-        drive.publish = late  # type: ignore[assignment]
+        driver.publish = late  # type: ignore[assignment]
         with pytest.raises(RefConflict, match="run it again to publish"):
             run(raw, tmp_path)
         return Dataset.open(str(tmp_path)).digest

@@ -1,0 +1,165 @@
+"""A job from its input to its published snapshot: found, planned, entered in the ledger, driven.
+
+At-least-once work becomes exactly-once because shards are named by their content,
+the ledger holds one result per unit, and one compare-and-swap publishes them all.
+Killed at any moment and run again, the driver ends with the same snapshot digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evofeed.errors import InputError, JobError
+from evofeed.featurize.clusters import cluster_sizes
+from evofeed.featurize.config import CropConfig, FeaturizeConfig
+from evofeed.featurize.discovery import discover, home_of, nothing_usable
+from evofeed.featurize.job import tables as states
+from evofeed.featurize.job.driver import Driver, Progress, lease_name
+from evofeed.featurize.job.host import JobHost
+from evofeed.featurize.job.inputs import KnownInputs
+from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.lock import driving
+from evofeed.featurize.job.options import JobOptions
+from evofeed.featurize.job.places import absolute, ledger_url, relative
+from evofeed.featurize.job.publish import parent_of
+from evofeed.featurize.job.report import JobReport
+from evofeed.featurize.job.template_use import (
+    look_again,
+)
+from evofeed.featurize.job.units import make_plan
+from evofeed.featurize.job.work import describe
+from evofeed.store.inner import Lease, hold, open_storage, wait_for_none
+
+_PATIENCE = 30.0  # seconds to wait for a garbage collection to end
+
+
+def run_job(
+    input_uri: str,
+    dataset_uri: str,
+    *,
+    config: FeaturizeConfig | None = None,
+    crop: CropConfig | None = None,
+    options: JobOptions | None = None,
+    progress: Progress | None = None,
+    discover_args: Mapping[str, Any] | None = None,
+    host: JobHost | None = None,
+    **changes: Any,
+) -> JobReport:
+    """Featurize every chain of an input and publish them as a snapshot of a dataset.
+
+    Run it again with the same arguments after a crash, a cancellation or a repair of
+    the input: finished units are kept, the rest is done.
+
+    Args:
+        input_uri: what `discover` takes.
+        dataset_uri: where shards and snapshot go; made if missing.
+        config: how chains are featurized.
+        crop: what is cut off offline.
+        options: workers, limits, ledger; `**changes` are its fields, for short:
+            `run_job(a, b, executor="local", workers=2)`.
+        progress: called after each unit and about twice a second.
+        discover_args: further arguments of `discover`.
+        host: how the job belongs to the service that runs it.
+
+    Returns:
+        The report, which is also written as JSON beside the ledger.
+
+    Raises:
+        InputError: no chain in the input.
+        JobError: the ledger, Ray or another driver is in the way.
+        StoreError: the dataset cannot be written; everything done so far is kept.
+    """
+    options = JobOptions(**{**(options.to_dict() if options else {}), **changes})
+    config, host = config or FeaturizeConfig(), host or JobHost()
+    input_uri, dataset_uri = absolute(input_uri), absolute(dataset_uri)  # to be run from anywhere
+    if options.clusters:
+        options = dataclasses.replace(options, clusters=absolute(options.clusters))
+    problems: list[InputError] = []
+    finder: dict[str, Any] = {
+        name: absolute(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+        for name, value in (discover_args or {}).items()
+    }
+    sources = discover(input_uri, problems=problems, **finder)
+    if not sources:
+        raise nothing_usable(problems, input_uri)
+    # Needed at the end only; a file that does not fit is refused now.
+    clusters = cluster_sizes(options.clusters, sources) if options.clusters else None
+    unusable = [_unusable(problem, input_uri) for problem in problems]
+    with contextlib.ExitStack() as stack:
+        ledger = Ledger(ledger_url(options.ledger, dataset_uri))
+        stack.enter_context(contextlib.closing(ledger))
+        root = str(home_of(Path(input_uri)))
+        known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
+        plan = make_plan(sources, config, crop, known)
+        job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
+        stack.enter_context(driving(ledger, job_id))
+        # The same content at another time or place is not to be read again next time.
+        ledger.set_inputs(
+            {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.stamps.get(k)}
+        )
+        lease = stack.enter_context(_undisturbed(dataset_uri, job_id))
+        arguments = {
+            "config": dataclasses.asdict(config),
+            "crop": dataclasses.asdict(crop) if crop else None,
+            "options": {**options.to_dict(), "ledger": ""},  # its URL may hold a password
+            "discover": finder,
+            "root": root,
+        }
+        where = {"input_uri": input_uri, "dataset_uri": dataset_uri, "arguments": arguments}
+        if host.retry:
+            ledger.retry(job_id)
+        job = ledger.begin(job_id, plan, where, parent_of(dataset_uri, options.ref))
+        done = ledger.units(job_id, states.DONE)
+        stale, templates = look_again(done, known, config)
+        for unit_id in stale:
+            ledger.give_back(job_id, unit_id)
+        ledger.set_inputs({k: s for k, s in templates.items() if s != known.stamps.get(k)})
+        driver = Driver(
+            ledger,
+            job,
+            plan,
+            unusable,
+            templates,
+            known,
+            config,
+            crop,
+            options,
+            clusters,
+            progress,
+            lease,
+            host,
+        )
+        return driver.run()
+
+
+@contextlib.contextmanager
+def _undisturbed(dataset_uri: str, job_id: str) -> Iterator[Lease]:
+    """Keep garbage collection from shards that only the ledger knows."""
+    storage, name = open_storage(dataset_uri), lease_name(job_id)
+    storage.delete(f"leases/gc-{name}")  # of an earlier driver of this job, which is dead
+    with hold(storage, "job", name) as lease:
+        if at_work := wait_for_none(storage, "gc", _PATIENCE):
+            other, until = at_work.popitem()
+            raise JobError(
+                f"garbage is being collected in this dataset: run it again when that is over; if "
+                f"it died, remove leases/gc-{other} or wait {until - time.time():.0f} s",
+                path=dataset_uri,
+            )
+        yield lease
+
+
+def _unusable(problem: InputError, input_uri: str) -> dict[str, Any]:
+    """An input that `discover` could not make a chain of, as an entry of the report."""
+    path = relative(problem.path, input_uri)
+    return {**describe(problem), "chain_id": problem.item or path or "?", "path": path}
+
+
+def _sha(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
