@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
@@ -322,4 +323,5 @@ def expected(
     if len(digests) > 1 or "*" in digests:
         found = known_ref(view, ref)
         return found if found and (found in digests or "*" in digests) else _NO_DIGEST
-    return digests[0] if digests and digests[0] else _NO_DIGEST
+    known = digests and re.fullmatch("[0-9a-f]{64}", digests[0])  # no other text is in a database
+    return digests[0] if known else _NO_DIGEST

@@ -96,7 +96,7 @@ def test_every_route_wants_its_scope_and_no_other_will_do(guarded) -> None:
         if path in PUBLIC:
             continue
         jobs = "/jobs" in path and (method != "GET" or path.endswith("/log"))
-        jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result"))
+        jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result", "/template"))
         needed = {NEEDS.get((method, path)) or ("jobs" if jobs else "read")}
         if method in ("PUT", "POST", "DELETE") and WRITES.fullmatch(path):
             needed = {"publish"}

@@ -269,6 +269,18 @@ def test_a_ref_that_was_deleted_past_the_service_is_missed_in_its_history(placed
         assert moves[1] == (at, "", "store") and moves[0][:2] == (None, at)
 
 
+def test_a_ref_is_not_deleted_by_what_is_no_digest(placed: Any) -> None:
+    http, _, start = placed
+    text = create_token(start.database(), label="w", scopes=["publish"])[1]
+    with client_of(placed) as client:
+        at = client.ref("demo").digest
+        for tag in ("0" * 198, "x", ""):
+            head = {"If-Match": f'"{tag}"', "Authorization": f"Bearer {text}"}
+            answer = http.delete("/v1/datasets/demo/refs/main", headers=head)
+            assert answer.status_code == 412, answer.text
+        assert client.ref("demo").digest == at
+
+
 def test_policies_and_scopes_hold_for_commits(placed: Any) -> None:
     http, _, start = placed
     with client_of(placed) as client:

@@ -28,6 +28,7 @@ from tests.featurize.job.stage import (
 from evofeed.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, Ledger, driver, ray_executor, ray_start
+from evofeed.featurize.job import run as beginning
 from evofeed.featurize.job.ray_executor import RayExecutor
 from evofeed.featurize.job.work import expected_memory
 from evofeed.store import Dataset
@@ -213,8 +214,8 @@ def with_actors(raw: Path, dataset: Path, acts: dict[str, str], **changes: Any) 
         return harmlessly
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "discover", actors)
-        patch.setattr(driver, "make_plan", planning(driver.make_plan))
+        patch.setattr(beginning, "discover", actors)
+        patch.setattr(beginning, "make_plan", planning(beginning.make_plan))
         patch.setattr(driver.Driver, "_changed", planning(driver.Driver._changed))
         return on_ray(raw, dataset, **changes)
 
