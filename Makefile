@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes of pytest; one that has finished takes over tests of another.
-PROCESSES ?= 2
+# Processes of pytest, for two cores: some tests wait. One that has finished takes over tests of another.
+PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 .PHONY: help demo test test-fast test-gpu check fix setup bench clean
