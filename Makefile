@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
+# Where this is set, every process that starts compiles all of torch again: two seconds each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-fast test-gpu check fix setup bench clean
 
 help: ## this list
