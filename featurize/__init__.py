@@ -5,17 +5,13 @@ from typing import TYPE_CHECKING
 from evofeed.lazy import names_from
 
 if TYPE_CHECKING:
-    from evofeed.featurize.assemblies import (
-        AssemblySource,
-        assembly_sources,
-        featurize_assembly,
-    )
+    from evofeed.featurize.assemblies import featurize_assembly
+    from evofeed.featurize.assembly_inputs import AssemblySource, assembly_sources
     from evofeed.featurize.chain import featurize_chain
     from evofeed.featurize.check import CheckReport, check_input
     from evofeed.featurize.config import CropConfig, FeaturizeConfig, InputCaps
     from evofeed.featurize.crop import crop_record
     from evofeed.featurize.discovery import discover
-    from evofeed.featurize.openfold_multimer import to_openfold_multimer
     from evofeed.featurize.openfold_raw import to_openfold_raw
     from evofeed.featurize.reading import FileRef
     from evofeed.featurize.search import SearchConfig, SearchOptions, run_search, search_fasta
@@ -41,14 +37,13 @@ __all__ = [
     "run_search",
     "search_fasta",
     "stage_input",
-    "to_openfold_multimer",
     "to_openfold_raw",
 ]
 
 __getattr__ = names_from(
     __name__,
     {
-        "AssemblySource": "assemblies",
+        "AssemblySource": "assembly_inputs",
         "ChainSource": "sources",
         "CheckReport": "check",
         "CropConfig": "config",
@@ -57,7 +52,7 @@ __getattr__ = names_from(
         "InputCaps": "config",
         "SearchConfig": "search",
         "SearchOptions": "search",
-        "assembly_sources": "assemblies",
+        "assembly_sources": "assembly_inputs",
         "check_input": "check",
         "crop_record": "crop",
         "discover": "discovery",
@@ -66,7 +61,6 @@ __getattr__ = names_from(
         "run_search": "search",
         "search_fasta": "search",
         "stage_input": "stage",
-        "to_openfold_multimer": "openfold_multimer",
         "to_openfold_raw": "openfold_raw",
     },
 )

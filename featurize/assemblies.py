@@ -3,84 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.errors import InputError
 from evofeed.features import ChainRecord
+from evofeed.featurize.assembly_inputs import AssemblySource
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.pairing import pairing_record, pairing_ref
-from evofeed.featurize.reading import plain, read_bytes
-from evofeed.featurize.roads.colabfold import assembly_in, chain_letter
+from evofeed.featurize.reading import read_bytes
+from evofeed.featurize.roads.colabfold import chain_letter
 from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
 from evofeed.interfaces import interface_residues
 
-__all__ = ["AssemblySource", "assembly_sources", "featurize_assembly"]
+__all__ = ["featurize_assembly"]
 
 MAX_CHAINS: Final = 512
 """More chains than this are no complex to train on: a capsid is left out, with this reason."""
 MAX_RESIDUES: Final = 50_000
 """Residues of all chains, likewise."""
 
-_NUCLEIC: Final = re.compile(rb"poly(?:deoxy)?ribonucleotide")
 _DEFAULT: Final = FeaturizeConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class AssemblySource:
-    """A complex to featurize.
+class _Member(NamedTuple):
+    """A chain of a complex: its id, sources of its sequence by preference, and the sequence."""
 
-    Attributes:
-        assembly_id: of the record: the entry, or the name of its file.
-        chains: those of its chains that have files, in the order of their ids.
-        copies: how often each is there, where the input says so; empty: the structure says, or
-            each is there once.
-    """
-
-    assembly_id: str
-    chains: tuple[ChainSource, ...]
-    copies: tuple[int, ...] = ()
-
-
-def assembly_sources(sources: Iterable[ChainSource], fasta: str = "") -> list[AssemblySource]:
-    """The complexes that chains come from, by name.
-
-    Chains of one mmCIF or PDB file are one, and those of one ColabFold a3m of a complex. Chains
-    that are alone are none.
-
-    Args:
-        sources: as `discover` found them.
-        fasta: the FASTA file they all come from, which is then one complex.
-    """
-    groups: dict[tuple[str, str], list[ChainSource]] = {}
-    for source in sources:
-        if (key := _home(source, fasta)) is not None:
-            groups.setdefault(key, []).append(source)
-    found = []
-    for (name, path), chains in sorted(groups.items()):
-        first = assembly_in(Path(path)) if chains[0].structure != path and not fasta else None
-        found.append(AssemblySource(name, tuple(chains), first.copies if first else ()))
-    return found
-
-
-def _home(source: ChainSource, fasta: str) -> tuple[str, str] | None:
-    """Name and file of the complex that a chain is of."""
-    if fasta:
-        return plain(Path(fasta).name).rpartition(".")[0], fasta
-    for ref in source.alignments:
-        if ref.part.startswith("complex "):
-            return ref.plain_name.removesuffix(".a3m"), str(ref.path)
-    if source.structure is not None and source.structure_span is None:
-        return source.entry_id, source.structure
-    return None
+    name: str
+    sources: tuple[ChainSource, ...]
+    sequence: str = ""
 
 
 def featurize_assembly(
@@ -92,13 +50,13 @@ def featurize_assembly(
 
     Args:
         source: its chains.
-        record_of: the chain record of an id, such as `dataset.__getitem__`.
+        record_of: the chain record of an id, such as `dataset.__getitem__`; KeyError where
+            there is none.
         config: as the chains were made with.
 
     Raises:
-        InputError: a chain of the structure has no alignment here, an alignment to pair is
-            missing or broken, it has too many chains, or there is only one of them.
-        KeyError: a chain is not among the records.
+        InputError: a chain has no record or, in a structure, no alignment here, an alignment to
+            pair is missing or broken, it has too many chains, or there is only one of them.
     """
     try:
         return _assembly(source, record_of, config).validate()
@@ -110,39 +68,31 @@ def featurize_assembly(
 def _assembly(
     source: AssemblySource, record_of: Callable[[str], ChainRecord], config: FeaturizeConfig
 ) -> AssemblyRecord:
-    dropped: list[str] = []
-    structure = None if source.copies else _structure(source, config, dropped)
-    named = _named_chains(source, record_of) if structure is None else None
-    members = _chains_of(structure, source) if structure else named or []
+    if source.fault:
+        raise InputError(source.fault)
+    dropped = list(source.notes)
+    structure = _structure(source, config, dropped)
+    _check_number(sum(source.copies) if structure is None else len(structure.sequences))
+    members = _named_chains(source) if structure is None else _chains_of(structure, source)
+    _check_number(len(members))
     if len(members) < 2:
         raise InputError("one chain: it is a sample of its own, and no complex")
-    if len(members) > MAX_CHAINS:
-        raise InputError(f"{len(members)} chains, more than {MAX_CHAINS}: left out")
-    entities: dict[str, list[str]] = {}
-    sources: dict[str, ChainSource] = {}
-    records: dict[str, ChainRecord] = {}
-    for name, chain, sequence in members:
-        if sequence not in records:
-            records[sequence], sources[sequence] = record_of(chain.chain_id), chain
-            if records[sequence].sequence != sequence:
-                raise InputError(
-                    f"chain {name} has another sequence than the record {chain.chain_id}: "
-                    "featurize it again"
-                )
-        entities.setdefault(sequence, []).append(name)
-    total = sum(len(sequence) * len(names) for sequence, names in entities.items())
+    twice = [name for name, times in Counter(m.name for m in members).items() if times > 1]
+    if twice:
+        raise InputError(f"several chains are called {', '.join(twice)}: give each an id")
+    names, sources, records = _entities(members, record_of, dropped)
+    total = sum(len(sequence) * len(found) for sequence, found in names.items())
     if total > MAX_RESIDUES:
         raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
     pairing = [
-        _pairing(records[sequence], sources[sequence], config) if len(entities) > 1 else None
-        for sequence in entities
+        _pairing(records[sequence], sources[sequence], config) if len(names) > 1 else None
+        for sequence in names
     ]
-    copies = tuple(tuple(names) for names in entities.values())
-    chains = tuple(records[sequence] for sequence in entities)
+    copies = tuple(tuple(found) for found in names.values())
     positions, mask = _coordinates(structure, copies, dropped) if structure else (None, None)
     record = AssemblyRecord(
         assembly_id=source.assembly_id,
-        chains=chains,
+        chains=tuple(records.values()),
         pairing=tuple(pairing),
         copies=copies,
         all_atom_positions=positions,
@@ -151,7 +101,7 @@ def _assembly(
         release_date=structure.release_date if structure else "",
         method=structure.method if structure else "",
         is_distillation=source.chains[0].is_distillation,
-        dropped=tuple(dropped),
+        dropped=tuple(dict.fromkeys(dropped)),
     )
     if positions is None or mask is None:
         return record
@@ -159,61 +109,104 @@ def _assembly(
     return dataclasses.replace(record, num_interface=len(near))
 
 
+def _check_number(chains: int) -> None:
+    if chains > MAX_CHAINS:
+        raise InputError(f"{chains} chains, more than {MAX_CHAINS}: left out")
+
+
+def _entities(
+    members: Sequence[_Member], record_of: Callable[[str], ChainRecord], dropped: list[str]
+) -> tuple[dict[str, list[str]], dict[str, ChainSource], dict[str, ChainRecord]]:
+    """Chain ids, source and record of each distinct sequence, in the order of first sight."""
+    names: dict[str, list[str]] = {}
+    sources: dict[str, ChainSource] = {}
+    records: dict[str, ChainRecord] = {}
+    for member in members:
+        sequence = member.sequence
+        if sequence not in records:
+            chain, record = _record(member, record_of, dropped)
+            sequence = record.sequence
+            if sequence not in records:
+                sources[sequence], records[sequence] = chain, record
+        names.setdefault(sequence, []).append(member.name)
+    return names, sources, records
+
+
+def _record(
+    member: _Member, record_of: Callable[[str], ChainRecord], dropped: list[str]
+) -> tuple[ChainSource, ChainRecord]:
+    """The first source of a chain's sequence that has a record."""
+    lost = []
+    for chain in member.sources:
+        try:
+            record = record_of(chain.chain_id)
+        except KeyError as error:
+            lost.append(f"chain {chain.chain_id} has no record: {error}")
+            continue
+        if member.sequence and record.sequence != member.sequence:
+            raise InputError(
+                f"chain {member.name} has another sequence than the record {chain.chain_id}: "
+                "featurize it again"
+            )
+        dropped += [f"{why}; {chain.chain_id} has the same sequence" for why in lost]
+        return chain, record
+    raise InputError("; ".join(lost))
+
+
 def _structure(
     source: AssemblySource, config: FeaturizeConfig, dropped: list[str]
 ) -> Structure | None:
-    ref = source.chains[0].structure_ref()
+    first = source.chains[0]
+    ref = None if source.copies and not first.assembly else first.structure_ref()
     if ref is None:
         return None
-    data = read_bytes(ref, config.caps)
-    if _NUCLEIC.search(data):
-        dropped.append("nucleic acids in the entry: only its protein chains are taken")
-    return parse_structure(
-        data,
+    structure = parse_structure(
+        read_bytes(ref, config.caps),
         ref.plain_name,
         path=ref.path,
         config=config,
-        is_distillation=source.chains[0].is_distillation,
+        is_distillation=first.is_distillation,
     )
+    dropped += [f"left out: {other}" for other in structure.left_out]
+    return structure
 
 
-def _chains_of(structure: Structure, source: AssemblySource) -> list[tuple[str, ChainSource, str]]:
-    """Name, files and sequence of every protein chain of a structure, in the file's order.
+def _chains_of(structure: Structure, source: AssemblySource) -> list[_Member]:
+    """Every protein chain of a structure, in the file's order.
 
-    A chain without files takes those of a chain with the same sequence.
+    A chain takes the files of any chain with its sequence, those with alignments first.
     """
     by_name = {chain.author_chain: chain for chain in source.chains}
-    by_sequence: dict[str, ChainSource] = {}
+    by_sequence: dict[str, list[ChainSource]] = {}
     for name, chain in by_name.items():
         if name in structure.sequences:
-            by_sequence.setdefault(structure.sequences[name], chain)
-    found, missing = [], []
-    for name, sequence in structure.sequences.items():
-        own = by_sequence.get(sequence)
-        if own is None:
-            missing.append(name)
-        else:
-            found.append((name, own, sequence))
+            by_sequence.setdefault(structure.sequences[name], []).append(chain)
+    for chains in by_sequence.values():
+        chains.sort(key=lambda chain: not (chain.alignments or chain.alignment_dir))
+    missing = [n for n, sequence in structure.sequences.items() if sequence not in by_sequence]
     if missing:
         raise InputError(
             f"no alignment of chain {', '.join(missing)}, nor of one with its sequence: "
             "a complex without some of its chains is left out",
             path=source.chains[0].structure,
         )
-    return found
+    return [
+        _Member(name, tuple(by_sequence[sequence]), sequence)
+        for name, sequence in structure.sequences.items()
+    ]
 
 
-def _named_chains(
-    source: AssemblySource, record_of: Callable[[str], ChainRecord]
-) -> list[tuple[str, ChainSource, str]]:
-    """The chains of an input without structure; copies are named by letters."""
-    found: list[tuple[str, ChainSource, str]] = []
-    for number, chain in enumerate(source.chains):
-        copies = source.copies[number] if source.copies else 1
-        for _ in range(copies):
-            name = chain_letter(len(found)) if source.copies else chain.chain_id
-            found.append((name, chain, record_of(chain.chain_id).sequence))
-    return found
+def _named_chains(source: AssemblySource) -> list[_Member]:
+    """The chains of an input without structure; copies without names get letters."""
+    if not source.copies:
+        return [_Member(chain.chain_id, (chain,)) for chain in source.chains]
+    letters = (chain_letter(number) for number in itertools.count())
+    names = source.names or [[next(letters) for _ in range(n)] for n in source.copies]
+    return [
+        _Member(name, (chain,))
+        for chain, own in zip(source.chains, names, strict=True)
+        for name in own
+    ]
 
 
 def _pairing(record: ChainRecord, source: ChainSource, config: FeaturizeConfig) -> ChainRecord:
@@ -231,8 +224,13 @@ def _coordinates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions and masks of all copies, each its own."""
     chains = [structure.chain(name) for names in copies for name in names]
+    others = [text.removeprefix("chain ") for text in structure.left_out]  # said once
     for chain in chains:
-        dropped += [f"chain {chain.chain_id}: {note}" for note in chain.notes]
+        dropped += [
+            f"chain {chain.chain_id}: {note}"
+            for note in chain.notes
+            if not any(other in note for other in others)
+        ]
         if not chain.mask.any():
             dropped.append(f"chain {chain.chain_id}: no atom is known")
     positions = np.concatenate([chain.positions for chain in chains]).astype(np.float32)

@@ -23,14 +23,17 @@ def assemblies(
 ) -> None:
     """Add the complexes of INPUT to the snapshot of DATASET that holds its chains.
 
-    A complex is an mmCIF or PDB entry of several chains, ColabFold's a3m of a complex, or a FASTA
-    file of several sequences. One that lacks a chain is left out and listed, in the manifest too.
+    A complex is an mmCIF or PDB entry of several chains, ColabFold's a3m of a complex, a job of
+    AlphaFold 3, Protenix or Boltz, or a FASTA file of several sequences. One that lacks a chain is
+    left out and listed, in the manifest too.
     Featurizing the chains again keeps those whose chains are still there, and lists the others.
 
     Example: evofeed assemblies raw/ data/
     """
-    from evofeed.errors import InputError
-    from evofeed.featurize.assemblies import assembly_sources, featurize_assembly
+    from evofeed.errors import ChainMissing, InputError
+    from evofeed.features import ChainRecord
+    from evofeed.featurize.assemblies import featurize_assembly
+    from evofeed.featurize.assembly_inputs import assembly_sources
     from evofeed.featurize.config import FeaturizeConfig
     from evofeed.featurize.discovery import discover
     from evofeed.store import Dataset, add_assemblies
@@ -42,16 +45,22 @@ def assemblies(
     problems: list[InputError] = []
     found = discover(input_uri, structure_dir=structures or None, problems=problems)
     fasta = input_uri if Path(input_uri).suffix in (".fasta", ".fa", ".faa") else ""
-    sources = assembly_sources(found, fasta)
+    sources = assembly_sources(found, fasta, problems)
     dropped: list[dict[str, Any]] = []
 
     made = 0
+    why = {one.get("chain_id"): one.get("reason", "") for one in dataset.manifest.dropped}
+
+    def record_of(chain_id: str) -> ChainRecord:
+        if chain_id not in dataset and chain_id in why:
+            raise ChainMissing(f"it was left out when the chains were made: {why[chain_id]}")
+        return dataset[chain_id]
 
     def records() -> Any:
         nonlocal made
         for source in _shown(sources, quiet=as_json):
             try:
-                yield featurize_assembly(source, dataset.__getitem__, config)
+                yield featurize_assembly(source, record_of, config)
                 made += 1
             except (InputError, KeyError) as error:
                 dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
@@ -60,13 +69,20 @@ def assemblies(
             raise InputError(f"no complex in it can be used{first}", path=input_uri)
 
     snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)
-    report = {"snapshot": snapshot.digest, "assemblies": made, "dropped": dropped}
+    report = {
+        "snapshot": snapshot.digest,
+        "assemblies": made,
+        "dropped": dropped,
+        "faults": [str(problem) for problem in problems],
+    }
     if as_json:
         print(json.dumps(report))
         return
     print(f"{made} complexes in snapshot {snapshot.digest[:12]}, {len(dropped)} left out")
     for one in dropped:
         print(f"  {one['assembly_id']}: {one['reason']}")
+    for fault in report["faults"]:
+        print(f"  broken input: {fault}")
 
 
 def _shown(sources: list[Any], *, quiet: bool) -> Any:

@@ -250,7 +250,9 @@ def once(sources: Iterable[ChainSource], faults: list[InputError], place: str) -
     seen: dict[str, ChainSource] = {}
     for source in sources:
         if source.chain_id in seen:
-            where = source.fasta or source.alignment_dir or source.structure or place
+            where = (
+                source.assembly or source.fasta or source.alignment_dir or source.structure or place
+            )
             faults.append(
                 InputError("there twice: give each a name", path=where, item=source.chain_id)
             )

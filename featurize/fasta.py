@@ -8,6 +8,8 @@ from typing import Final
 from evofeed.errors import InputError
 from evofeed.featurize.config import InputCaps
 
+BASES: Final = "the bases of"
+"""How the complaint about a nucleic acid begins."""
 _SHORTEST_DNA: Final = 10
 """Fewer letters than these say nothing: `GATTACA` may be a peptide."""
 
@@ -88,7 +90,7 @@ def _complaint(sequence: str, caps: InputCaps) -> str:
         )
     if sequence.isascii() and sequence.isalpha():
         bases = nucleic_acid(sequence)
-        return f"the bases of {bases}: only proteins are featurized" if bases else ""
+        return f"{BASES} {bases}: only proteins are featurized" if bases else ""
     bad = next(c for c in sequence if not (c.isascii() and c.isalpha()))
     what = {
         ":": "it joins the chains of a complex: give each chain a record of its own",

@@ -20,7 +20,13 @@ from evofeed.featurize.atom_table import read_atom_sites
 from evofeed.featurize.bcif import read_bcif
 from evofeed.featurize.confidence import with_confidence
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.polymers import Polymer, polymers_of_atoms, protein_polymers, values_of
+from evofeed.featurize.polymers import (
+    Polymer,
+    other_polymers,
+    polymers_of_atoms,
+    protein_polymers,
+    values_of,
+)
 from evofeed.featurize.structure import Chain, Structure
 
 _RESOLUTIONS: Final = (
@@ -165,6 +171,7 @@ def _structure(
         resolution=_resolution(block),
         sequences=letters,
         place=place,
+        left_out=other_polymers(block, letters),
     )
 
 

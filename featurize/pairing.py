@@ -30,12 +30,15 @@ NAMES: Final = (
 def pairing_ref(source: ChainSource, config: FeaturizeConfig) -> FileRef | None:
     """A chain's alignment to pair; None if it has none.
 
-    The rows of ColabFold's a3m of a complex are paired already: row by row of that file.
+    The rows of ColabFold's a3m of a complex are paired already, row by row of that file, and
+    those of Boltz's and Chai's tables by their keys.
     """
     refs = {ref.plain_name: ref for _, ref in source.alignment_files(config)}
     for ref in refs.values():
         if ref.part.startswith("complex "):
             return ref._replace(part=ref.part.replace("complex ", "paired "))
+        if ref.part in ("table csv", "table pqt"):
+            return ref._replace(part=f"{ref.part} paired")
     names = NAMES[:1] if config.hit_names == "openfold" else NAMES
     return next((refs[name] for name in names if name in refs), None)
 
@@ -65,8 +68,8 @@ def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) ->
             path=ref.path,
             item=chain.chain_id,
         )
-    paired = ref.part.startswith("paired ")
-    merged = merge([msa], species=_species(msa, config, paired), unique=not paired)
+    named = ref.part.startswith("paired ") or ref.part.endswith(" paired")
+    merged = merge([msa], species=_species(msa, config, named), unique=not named)
     return ChainRecord.of_query(
         chain.chain_id,
         chain.sequence,
@@ -84,9 +87,9 @@ def pairing_record(chain: ChainRecord, ref: FileRef, config: FeaturizeConfig) ->
     ).validate()
 
 
-def _species(msa: Msa, config: FeaturizeConfig, paired: bool) -> list[str]:
+def _species(msa: Msa, config: FeaturizeConfig, named: bool) -> list[str]:
     headers = msa.descriptions()
-    if paired:  # the first is the query; others are named by their row in the file
+    if named:  # the first is the query; others are named by their partners' row or key
         return ["", *(header.split("\t")[0] for header in headers[1:])]
     if config.hit_names == "openfold":
         return [species_of(header) for header in headers]

@@ -100,6 +100,7 @@ def parse_pdb(
         sequences={name: part.sequence for name, part in proteins.items()},
         place=place,
         kind="pdb",
+        left_out=tuple(f"chain {other}" for other in others),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,22 @@ class _Proteins:
         if entity in self.entities:
             return "polypeptide" in self.entities[entity]
         return is_amino_acid(name)
+
+
+def other_polymers(block: Any, known: Collection[str]) -> tuple[str, ...]:
+    """The author's chains of `_entity_poly` that are not among `known`, by kind, in words."""
+    found: dict[str, list[str]] = {}
+    kinds, strands = (values_of(block, f"_entity_poly.{x}") for x in ("type", "pdbx_strand_id"))
+    for number, kind in enumerate(kinds):
+        chains = strands[number].split(",") if len(strands) == len(kinds) else []
+        names = [chain.strip() for chain in chains if chain.strip() not in UNSET]
+        if names or "nucleotide" in kind:
+            found.setdefault(kind, []).extend(name for name in names if name not in known)
+    return tuple(
+        f"chain {', '.join(names) or '?'} ({kind}{', without atoms' if 'peptide' in kind else ''})"
+        for kind, names in found.items()
+        if names or "nucleotide" in kind
+    )
 
 
 def _members(block: Any, path: str, config: FeaturizeConfig) -> dict[str, list[str]]:

@@ -60,6 +60,8 @@ class ChainSource:
         is_distillation: the structure is a prediction; its B factors are pLDDT.
         release_date, resolution, method: of its entry, as a list of the input tells them;
             they count where the structure's own file does not say.
+        assembly: file of the job whose complex it is a chain of.
+        copies: its ids there, one a copy.
         notes: what its input holds that is left out, in words; they come into the record.
     """
 
@@ -80,6 +82,8 @@ class ChainSource:
     release_date: str = ""
     resolution: float = 0.0
     method: str = ""
+    assembly: str = ""
+    copies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -158,6 +162,7 @@ class ChainSource:
                 **values,
                 "alignments": tuple(FileRef(*ref) for ref in values.get("alignments", ())),
                 "notes": tuple(values.get("notes", ())),
+                "copies": tuple(values.get("copies", ())),
                 "structure_span": (span[0], span[1]) if span else None,
             }
         )

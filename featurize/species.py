@@ -25,8 +25,9 @@ def organism_of(header: str) -> str:
     return match["taxid"] if match else species_of(header)
 
 
-# Protenix: `UniRef100_UPI00186459A6_118141/`, the taxon behind the accession.
-_PROTENIX: Final = re.compile(r"UniRef(?:100|90|50)_[A-Za-z0-9-]+_(?P<taxid>[0-9]+)/?$")
+# Protenix: `UniRef100_UPI00186459A6_118141/`, the taxon behind the accession; of ColabFold's paired
+# rows `UniRef100_A0A009_12/1-90`, the number of the row.
+_PROTENIX: Final = re.compile(r"UniRef(?:100|90|50)_[A-Za-z0-9-]+_(?P<taxid>[0-9]+)(?:/\S*)?$")
 
 
 def pairing_species(header: str) -> str:

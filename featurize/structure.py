@@ -58,6 +58,7 @@ class Structure:
         sequences: by author's chain id, in the order of the file.
         place: makes the chain of an author's id; `chain` keeps what it made.
         kind: format of the file.
+        left_out: its polymers that are no protein chain here, in words.
     """
 
     file_id: str
@@ -68,6 +69,7 @@ class Structure:
     place: Callable[[str], Chain]
     kind: Literal["mmcif", "pdb", "proteinnet", "arrays"] = "mmcif"
     is_deposition: bool = False
+    left_out: tuple[str, ...] = ()
     _placed: dict[str, Chain] = field(default_factory=dict)
 
     @property

@@ -125,8 +125,9 @@ def _polymers(entry: Entry, kinds: list[list[str]]) -> str:
 
 
 def _label(number: int) -> str:
-    """`label_asym_id` of a chain: A, B, C in order, whatever the authors say."""
-    return chr(ord("A") + number - 1)
+    """`label_asym_id` of a chain: A, B, ..., Z, AA in order, whatever the authors say."""
+    before, letter = divmod(number - 1, 26)
+    return (_label(before) if before else "") + chr(ord("A") + letter)
 
 
 _ATOM_SITE = "loop_\n" + "".join(

@@ -1,8 +1,8 @@
 """Job files of structure predictors: AlphaFold 3 and Protenix JSON, Boltz YAML.
 
 All of them list the molecules of a complex under `sequences`. Each protein in them is a
-chain, `<name>_<id>`, with the alignment that is written in the file or named by it; what
-else is there (ligands, nucleic acids, copies, pairing alignments, templates) is noted.
+chain, `<name>_<id>`, with the alignments that are written in the file or named by it; what
+else is there (ligands, nucleic acids, copies, templates) is noted. A job is one complex, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 _HEAD_BYTES: Final = 1 << 16
+_MOST_COPIES: Final = 100_000
+"""Copies of a molecule whose ids are written out."""
+_NAMED_COPIES: Final = 20
+_PAIRED: Final = "uniprot_hits.a3m"
+"""What an alignment to pair is called here: AlphaFold 3 pairs its rows by UniProt's species."""
 _PROTEINS: Final = ("protein", "proteinChain")
 _IS_JOB: Final = re.compile(rb"""(?m)^sequences:|["']sequences["']\s*:""")
 
@@ -52,23 +57,24 @@ def from_job(path: Path, beside: Beside) -> list[ChainSource]:
 
 
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
-    """The alignment written into a JSON file: `unpairedMsa` of one protein.
+    """The alignment written into a JSON file: `unpairedMsa` of one protein, or `pairedMsa`.
 
     Args:
         data: the JSON.
-        argument: number of the job and of the molecule in it, from 0.
+        argument: number of the job and of the molecule in it, from 0, and the field.
         path: for errors.
 
     Raises:
         InputError: it is not there.
     """
-    number, index = map(int, argument.split())
+    job, protein, name = argument.split()
+    number, index = int(job), int(protein)
     try:
         jobs = json.loads(data)
         (molecule,) = (jobs if isinstance(jobs, list) else [jobs])[number]["sequences"][
             index
         ].values()
-        return _text(molecule["unpairedMsa"]).encode()
+        return _text(molecule[name]).encode()
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"no alignment of molecule {index + 1}: {error!r}", path=path) from None
 
@@ -113,7 +119,9 @@ def _proteins(
         chain_id = f"{entry}_{ids[0]}"
         refs, notes = _alignments(body, number, index, chain_id, path, beside)
         if len(ids) > 1:
-            notes.append(f"{len(ids)} copies in the complex: {', '.join(ids)}")
+            more = ", ..." if len(ids) > _NAMED_COPIES else ""
+            first = ", ".join(ids[:_NAMED_COPIES])
+            notes.append(f"{len(ids)} copies in the complex: {first}{more}")
         if others:
             notes.append(no_protein(others))
         source = beside.source(
@@ -123,17 +131,26 @@ def _proteins(
             description=chain_id,
             alignments=refs,
             notes=tuple(notes),
+            assembly=str(path),
+            copies=tuple(ids),
         )
         if source is not None:
             yield source
+        else:
+            beside.faults[-1].item = entry
 
 
 def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
     """Chain ids of a molecule; where a file only counts copies, the letters that are next."""
     given = body.get("id")
+    if isinstance(given, list) and not given:
+        raise ValueError("an empty list of ids")
     if given is not None:
         return [_text(one) for one in (given if isinstance(given, list) else [given])]
-    return [chain_letter(taken + copy) for copy in range(int(body.get("count", 1)))]
+    count = int(body.get("count", 1))
+    if not 1 <= count <= _MOST_COPIES:
+        raise ValueError(f"count {count}: want 1 to {_MOST_COPIES}")
+    return [chain_letter(taken + copy) for copy in range(count)]
 
 
 def _alignments(
@@ -144,7 +161,13 @@ def _alignments(
     refs: list[FileRef] = []
     if body.get("unpairedMsa"):
         name = f"{chain_id}_unpaired.a3m"
-        refs.append(FileRef(name, str(path), part=f"job {number} {index}"))
+        refs.append(FileRef(name, str(path), part=f"job {number} {index} unpairedMsa"))
+    if body.get("pairedMsa"):
+        refs.append(FileRef(_PAIRED, str(path), part=f"job {number} {index} pairedMsa"))
+    elif isinstance(paired := body.get("pairedMsaPath"), str) and paired:
+        ref = alignment_named(paired, path)
+        packed = ref.name.removeprefix(ref.plain_name)
+        refs.append(ref._replace(name=f"{_PAIRED}{packed}"))
     named = [body.get("unpairedMsaPath"), body.get("msa")]
     folder = body["msa"].get("precomputed_msa_dir") if isinstance(body.get("msa"), dict) else None
     if folder:
@@ -153,8 +176,6 @@ def _alignments(
         refs += [pairing] if pairing.nbytes() else []
     for name in (name for name in named if isinstance(name, str) and name not in ("", "empty")):
         refs.append(alignment_named(name, path))
-    if body.get("pairedMsa") or body.get("pairedMsaPath"):
-        notes.append("pairedMsa: for pairing the chains of a complex, not read")
     if body.get("templates"):
         notes.append(f"{len(body['templates'])} templates given with the sequence, not read")
     return tuple(refs), notes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+LEFT_OUT: Final = "no protein, left out"
+"""How the note on what is beside the proteins begins."""
 _BOLTZ: Final = ("protein", "rna", "dna", "ccd", "smiles")
 _CHAI: Final = ("protein", "rna", "dna", "ligand", "glycan")
 
@@ -41,4 +43,4 @@ def is_other(molecule: Molecule | None) -> bool:
 def no_protein(others: Iterable[Molecule]) -> str:
     """A note on what is beside the proteins of an entry."""
     listed = ", ".join(f"{molecule.name} ({molecule.kind})" for molecule in others)
-    return f"no protein, left out: {listed}"
+    return f"{LEFT_OUT}: {listed}"

@@ -14,6 +14,7 @@ from evofeed.featurize.sources import is_alignment
 
 SUFFIXES: Final = (".csv", ".aligned.pqt")
 _HEAD_BYTES: Final = 4096
+_NO_KEY: Final = ("", "-1", "nan")
 
 
 def alignment_file(path: Path) -> FileRef | None:
@@ -66,19 +67,35 @@ def chai_name(sequence: str) -> str:
 def rows_of(data: bytes, argument: str, path: str) -> bytes:
     """The `sequence` column of a table as a3m, rows without a residue left out.
 
+    Args:
+        data: the table.
+        argument: `csv` or `pqt`; with ` paired` only the query and the rows that name their
+            partners, by Boltz's `key` (a taxon; none is empty or -1) or Chai's `pairing_key`.
+        path: for errors.
+
     Raises:
         MsaError: no such table, or no such column.
     """
     try:
-        if argument == "csv":
-            table = csv.DictReader(io.StringIO(data.decode("utf-8", "replace")))
+        kind, _, paired = argument.partition(" ")
+        if kind == "csv":
+            table = list(csv.DictReader(io.StringIO(data.decode("utf-8", "replace"))))
             rows = [row["sequence"] or "" for row in table]
+            keys = [row["key"] for row in table] if paired else []
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            rows = pq.read_table(pa.BufferReader(data), columns=["sequence"])[0].to_pylist()
+            names = ["sequence", "pairing_key"] if paired else ["sequence"]
+            columns = pq.read_table(pa.BufferReader(data), columns=names)
+            rows = columns["sequence"].to_pylist()
+            keys = columns["pairing_key"].to_pylist() if paired else []
     except (KeyError, IndexError, OSError, ValueError, csv.Error) as error:
         raise MsaError(f"no table of aligned sequences: {error!r}", path=path) from None
+    if paired:
+        named = [("" if key is None else str(key).strip()) for key in keys]
+        pairs = list(zip(named, rows, strict=True))
+        known = [(k, row) for k, row in pairs[1:] if k not in _NO_KEY and row.strip("-")]
+        return "".join(f">{k}\n{row}\n" for k, row in [("query", rows[0]), *known]).encode()
     kept = [row for row in rows if row.strip("-")]
     return "".join(f">row{number}\n{row}\n" for number, row in enumerate(kept)).encode()

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.conftest import golden_files
 
@@ -229,3 +231,91 @@ def test_the_command_adds_complexes_and_lists_what_is_left_out(
     dataset = Dataset.open(tmp_path / "data")
     assert dataset.digest == report["snapshot"] and list(dataset.assemblies) == ["dimer"]
     assert dataset.manifest.config["assemblies"]["dropped"] == report["dropped"]
+
+
+def job_folder(folder: Path, job: object) -> AssemblyRecord:
+    folder.mkdir(exist_ok=True)
+    (folder / "job.json").write_text(json.dumps(job))
+    return featurized(folder)
+
+
+def test_alphafold_3s_job_is_a_complex_paired_by_species(tmp_path: Path) -> None:
+    paired = f">q\n{QUERY_A}\n>tr|A0A000|A0A000_HUMAN/1-9\nMKVLAAGIC-\n"
+    (tmp_path / "b.a3m").write_text(f">q\n{QUERY_B}\n>tr|B0A000|B0A000_MOUSE/1-9\nGSTWYRRKL-\n")
+    one = {"id": ["A", "D"], "sequence": QUERY_A, "unpairedMsa": "", "pairedMsa": paired}
+    two = {"id": "B", "sequence": QUERY_B, "pairedMsaPath": "b.a3m"}
+    other = {"dna": {"id": "C", "sequence": "GATTACA"}}
+    made = job_folder(
+        tmp_path, {"name": "x", "sequences": [{"protein": one}, other, {"protein": two}]}
+    )
+    assert made.assembly_id == "x" and made.stoichiometry == "A2B"
+    assert made.copies == (("A", "D"), ("B",))
+    assert [rows.msa_species for rows in made.pairing if rows] == [("", "HUMAN"), ("", "MOUSE")]
+    assert [chain.num_alignments for chain in made.chains] == [1, 1]  # of pairs, nothing else
+    assert made.dropped == ("no protein, left out: C (dna)",)
+
+
+def test_protenixs_job_counts_copies_and_pairs_by_taxon(tmp_path: Path) -> None:
+    (tmp_path / "msa").mkdir()
+    (tmp_path / "msa" / "non_pairing.a3m").write_text(f">q\n{QUERY_A}\n")
+    (tmp_path / "msa" / "pairing.a3m").write_text(
+        f">q\n{QUERY_A}\n>UniRef100_A0A000_9606/\nMKVLAAGIC-\n>UniRef100_B0A_7/1-9\nMKVLAAGI--\n"
+    )
+    chains = [
+        {"proteinChain": {"sequence": QUERY_A, "count": 2, "msa": {"precomputed_msa_dir": "msa"}}},
+        {"proteinChain": {"sequence": QUERY_B, "count": 1}},
+    ]
+    made = job_folder(tmp_path, [{"name": "p", "sequences": chains}])
+    assert made.copies == (("A", "B"), ("C",))
+    assert made.pairing[0] is not None and made.pairing[0].msa_species == ("", "9606", "7")
+
+
+def test_boltzs_keys_and_chais_are_what_pairs_their_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        f"key,sequence\n,{QUERY_A}\n9606,MKVLAAGIC-\n7,MKVLAAGIC-\n-1,MKVLAAG---\n,MKV-------\n"
+    )
+    columns = {"sequence": [QUERY_B, "GSTWYRRKL-", "GST-------"], "pairing_key": ["", "9606", ""]}
+    pq.write_table(pa.table(columns), tmp_path / "b.aligned.pqt")
+    (tmp_path / "x.yaml").write_text(f"""sequences:
+  - protein: {{id: [A, B], sequence: {QUERY_A}, msa: a.csv}}
+  - protein: {{id: C, sequence: {QUERY_B}, msa: b.aligned.pqt}}
+""")
+    made = featurized(tmp_path)
+    assert made.stoichiometry == "A2B" and made.copies == (("A", "B"), ("C",))
+    one, two = made.pairing
+    assert one is not None and one.msa_species == ("", "9606", "7")  # alike, of two taxa
+    assert two is not None and two.msa_species == ("", "9606")
+    assert [chain.num_alignments for chain in made.chains] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ([["A", "B"], ["B"]], "x: several chains are called B"),
+        ([["A"], ["A"]], "x_A is broken: there twice"),
+        ([["A"], ["?"]], "one chain of it|is no chain id"),
+        ([[f"A{n}" for n in range(600)], ["B"]], "601 chains, more than 512"),
+    ],
+)
+def test_a_job_whose_chains_are_amiss_is_no_complex(
+    tmp_path: Path, ids: list[list[str]], match: str
+) -> None:
+    chains = [
+        {"protein": {"id": own, "sequence": letters}}
+        for own, letters in zip(ids, (QUERY_A, QUERY_B), strict=True)
+    ]
+    (tmp_path / "job.json").write_text(json.dumps({"name": "x", "sequences": chains}))
+    problems: list[InputError] = []
+    found = discover(tmp_path, problems=problems)
+    (source,) = assembly_sources(found, problems=problems)
+    records = {one.chain_id: featurize_chain(one) for one in found}
+    with pytest.raises(InputError, match=match):
+        featurize_assembly(source, records.__getitem__)
+
+
+@pytest.mark.parametrize("count", [0, -3, 10**9])
+def test_a_job_with_an_absurd_number_of_copies_is_a_fault(tmp_path: Path, count: int) -> None:
+    chain = {"proteinChain": {"sequence": QUERY_A, "count": count}}
+    (tmp_path / "job.json").write_text(json.dumps([{"name": "x", "sequences": [chain]}]))
+    with pytest.raises(InputError, match=f"count {count}: want 1 to"):
+        discover(tmp_path)

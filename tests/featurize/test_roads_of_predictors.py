@@ -49,7 +49,7 @@ def test_alphafold_3_inputs(tmp_path: Path, whole: bool) -> None:
     assert featurize_chain(two).num_alignments == 2  # of three rows two are alike
     notes = " | ".join(featurize_chain(one).dropped)
     for part in (
-        "pairedMsa",
+        "uniprot_hits.a3m: for pairing",
         "1 templates given",
         "2 copies in the complex: A, B",
         "L (ligand), R",

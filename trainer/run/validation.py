@@ -17,6 +17,7 @@ from evofeed.trainer.losses.chain_labels import flat_batch, with_assigned_truth
 from evofeed.trainer.losses.dockq import dockq
 from evofeed.trainer.losses.lddt import lddt
 from evofeed.trainer.losses.metrics import structure_metrics, superpose
+from evofeed.trainer.losses.violation import find_structural_violations, violation_metrics
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.precision import autocast
 from evofeed.trainer.run.settings import loader_config, loss_config
@@ -47,7 +48,7 @@ class Validator:
         self.model, self.world, self._batches = model, world, batches
         self._picture = picture if world.is_first else None
         self._precision = config.precision
-        self._max_chains = loss_config(config).max_chains
+        self._loss = loss_config(config)
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
@@ -67,13 +68,18 @@ class Validator:
         device = self.world.device.type
         with autocast(self._precision, device):
             outputs = self.model(batch)
-        batch = with_assigned_truth(outputs, batch, self._max_chains)
+        batch = with_assigned_truth(outputs, batch, self._loss.max_chains)
         atoms = (
             outputs["final_atom_positions"], batch["all_atom_positions"], batch["all_atom_mask"],
         )  # fmt: skip
         if first and self._picture and atoms[0][0].isfinite().all():
             save_traces(atoms[0][0], atoms[1][0], atoms[2][0], self._picture)
         metrics = structure_metrics(*atoms)
+        atom14 = outputs["sm"]["positions"][-1].float()
+        violations = find_structural_violations(batch, atom14, self._loss)
+        finite = atom14.flatten(1).isfinite().all(1)  # of nan every comparison is false
+        for name, value in violation_metrics(batch, atom14, violations).items():
+            metrics[name] = value.where(finite, torch.nan)
         if "asym_id" in batch:
             metrics |= complex_metrics(outputs, batch)
         return {name: value.float().mean() for name, value in metrics.items()}

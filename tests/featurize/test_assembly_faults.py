@@ -1,0 +1,198 @@
+"""Complexes of bad input: what is left out is listed with its reason, what stays is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.cli import main
+from evofeed.errors import InputError
+from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
+from evofeed.featurize.job.run import run_job
+from evofeed.residues import RESTYPES
+from evofeed.store import Dataset
+from evofeed.synth.mmcif import Entry, Model, mmcif
+
+DNA = """loop_
+_entity_poly.entity_id
+_entity_poly.type
+_entity_poly.pdbx_strand_id
+1 polypeptide(L) A
+2 polydeoxyribonucleotide D
+3 polyribonucleotide R,S
+4 polypeptide(L) C
+#
+"""
+
+
+def chain(name: str, sequence: str, shift: float = 0.0, unseen: tuple[int, ...] = ()) -> Model:
+    """A chain with atoms at places that tell it from all others."""
+    length = len(sequence)
+    atoms = np.arange(length * 14 * 3).reshape(length, 14, 3) % 97 / 10.0 + shift
+    resolved = np.ones(length, bool)
+    resolved[list(unseen)] = False
+    aatype = np.array([RESTYPES.index(letter) for letter in sequence])
+    return Model(
+        author_id=name, aatype=aatype, atoms=atoms, resolved=resolved, first_number=5,
+        selenium=False,
+    )  # fmt: skip
+
+
+def entry(folder: Path, name: str, chains: list[Model], *aligned: str, extra: str = "") -> str:
+    """An entry's mmCIF file, and alignments of some of its chains; returns its text."""
+    text = mmcif(
+        Entry(
+            entry_id=name, method="X-RAY DIFFRACTION", resolution=2.0,
+            release_date="2001-01-01", num_models=1, chains=tuple(chains),
+        )
+    )  # fmt: skip
+    (folder / "mmcif").mkdir(parents=True, exist_ok=True)
+    (folder / "mmcif" / f"{name}.cif").write_text(text + extra)
+    letters = {one.author_id: "".join(RESTYPES[code] for code in one.aatype) for one in chains}
+    for author in aligned:
+        home = folder / "alignments" / f"{name}_{author}"
+        home.mkdir(parents=True)
+        (home / "uniref90_hits.a3m").write_text(f">q\n{letters[author]}\n")
+    return text
+
+
+def complex_of(folder: Path) -> AssemblyRecord:
+    """The one complex of a folder."""
+    problems: list[InputError] = []
+    found = discover(folder, problems=problems)
+    (assembly,) = assembly_sources(found, problems=problems)
+    records = {source.chain_id: featurize_chain(source) for source in found}
+    return featurize_assembly(assembly, records.__getitem__)
+
+
+def test_dna_and_rna_are_listed_and_the_protein_chains_keep_names_and_numbers(
+    tmp_path: Path,
+) -> None:
+    one, two = chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)
+    entry(tmp_path, "1dna", [one, two], "A", "C", extra=DNA)
+    made = complex_of(tmp_path)
+    assert made.copies == (("A",), ("C",)) and made.stoichiometry == "AB"
+    assert "left out: chain D (polydeoxyribonucleotide)" in made.dropped
+    assert "left out: chain R, S (polyribonucleotide)" in made.dropped
+    assert set(made.asym_id()) == {1, 2}
+    assert [c.residue_index.tolist() for c in made.chains] == [list(range(10))] * 2
+    assert made.all_atom_positions is not None
+    ca = made.all_atom_positions[:, 1]
+    assert ca == pytest.approx(np.concatenate([one.atoms[:, 1], two.atoms[:, 1]]), abs=1e-3)
+
+
+def test_copies_with_different_missing_residues_are_one_entity_each_with_its_own(
+    tmp_path: Path,
+) -> None:
+    copies = [
+        chain("A", QUERY_A, unseen=(0, 1)),
+        chain("B", QUERY_A, shift=3.0, unseen=(8, 9)),
+        chain("C", QUERY_A, shift=6.0, unseen=tuple(range(1, 10))),
+    ]
+    entry(tmp_path, "1gap", copies, "A")
+    made = complex_of(tmp_path)
+    assert made.stoichiometry == "A3" and made.copies == (("A", "B", "C"),)
+    assert made.all_atom_mask is not None and made.all_atom_positions is not None
+    seen = made.all_atom_mask[:, 1].reshape(3, 10) > 0
+    assert np.array_equal(seen, [copy.resolved for copy in copies])
+    assert made.all_atom_positions[10, 1] == pytest.approx(copies[1].atoms[0, 1], abs=1e-3)
+
+
+def test_an_entry_of_sixty_chains_is_one_complex(tmp_path: Path) -> None:
+    names = [f"{a}{b}" for a in "ABCDEF" for b in "0123456789"]
+    entry(tmp_path, "1big", [chain(name, QUERY_A, shift=n) for n, name in enumerate(names)], "A0")
+    made = complex_of(tmp_path)
+    assert made.stoichiometry == "A60" and made.copies == (tuple(names),)
+    assert made.all_atom_positions is not None
+    first = made.all_atom_positions[::10, 1, 0]
+    assert np.diff(first) == pytest.approx(np.ones(59), abs=2e-3)
+    assert made.num_interface == 600
+
+
+def test_an_entry_of_more_chains_than_a_capsid_may_have_is_refused(tmp_path: Path) -> None:
+    entry(tmp_path, "1cap", [chain(f"A{n}", "MK") for n in range(513)], "A0")
+    with pytest.raises(InputError, match=r"^1cap: 513 chains, more than 512: left out"):
+        complex_of(tmp_path)
+
+
+@pytest.mark.parametrize("copies", [10**9, 10**30])
+def test_no_number_of_copies_takes_memory(tmp_path: Path, copies: int) -> None:
+    (tmp_path / "huge.a3m").write_text(f"#10\t{copies}\n>q\n{QUERY_A}\n")
+    with pytest.raises(InputError, match=f"{copies} chains, more than 512"):
+        complex_of(tmp_path)
+
+
+def test_another_copys_alignment_is_taken_where_one_is_broken(tmp_path: Path) -> None:
+    entry(tmp_path, "1abc", [chain("A", QUERY_A), chain("B", QUERY_A)], "A", "B")
+    found = discover(tmp_path)
+    (assembly,) = assembly_sources(found)
+    records = {"1abc_B": featurize_chain(found[1])}
+    made = featurize_assembly(assembly, records.__getitem__)
+    assert made.chains[0].chain_id == "1abc_B" and made.copies == (("A", "B"),)
+    assert "1abc_A has no record" in made.dropped[0] and "1abc_B has the same" in made.dropped[0]
+
+
+def test_chains_without_any_alignment_are_paired_by_their_queries_alone(tmp_path: Path) -> None:
+    entry(tmp_path, "1abc", [chain("A", QUERY_A), chain("B", QUERY_B)])
+    made = complex_of(tmp_path)
+    assert [rows.num_alignments if rows else 0 for rows in made.pairing] == [1, 1]
+    assert all("only the query is paired" in rows.dropped[0] for rows in made.pairing if rows)
+    assert all("the MSA is the query alone" in " ".join(c.dropped) for c in made.chains)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (">dna\nGATTACAGATTACA\n", "no protein, left out: dna"),
+        (">bad\n\n", "bad is broken: a header without residues"),
+        (f">two\n{QUERY_A}\n", "two is broken: there twice"),
+    ],
+)
+def test_a_fasta_with_a_broken_record_is_no_complex_and_with_a_dna_says_so(
+    tmp_path: Path, text: str, want: str
+) -> None:
+    path = fasta_folder(tmp_path)
+    path.write_text(path.read_text() + text)
+    problems: list[InputError] = []
+    found = discover(path, problems=problems)
+    (source,) = assembly_sources(found, str(path), problems)
+    records = {one.chain_id: featurize_chain(one) for one in found}
+    if "left out" in want:
+        made = featurize_assembly(source, records.__getitem__)
+        assert made.num_chains == 3 and want in made.dropped[0]
+    else:
+        with pytest.raises(InputError, match=f"^pair: {want}"):
+            featurize_assembly(source, records.__getitem__)
+
+
+def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, data = tmp_path / "raw", str(tmp_path / "data")
+    pair = [chain("A", QUERY_A), chain("B", QUERY_B)]
+    entry(raw, "1ok", pair, "A", "B")
+    entry(raw, "2bad", pair, "A", "B")
+    entry(raw, "3half", pair, "A")
+    entry(raw, "4torn", pair, "A", "B")
+    (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
+    (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
+    run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
+    with pytest.raises(SystemExit) as ended:
+        main(["assemblies", str(raw), data, "--json"])
+    assert not ended.value.code
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["assemblies"] == 1 and report["faults"] == []
+    why = {one["assembly_id"]: one["reason"] for one in report["dropped"]}
+    assert list(why) == ["2bad", "3half", "4torn"]
+    assert "2bad_B" in why["2bad"] and "3 columns" in why["2bad"]
+    assert "no alignment of chain B" in why["3half"]
+    assert "uniprot_hits.sto" in why["4torn"] and "2 columns" in why["4torn"]
+    dataset = Dataset.open(data)
+    assert list(dataset.assemblies) == ["1ok"]
+    assert dataset.manifest.config["assemblies"]["dropped"] == report["dropped"]
