@@ -69,7 +69,7 @@ def assemblies(
             raise InputError(f"no complex in it can be used{first}", path=input_uri)
 
     snapshot = add_assemblies(dataset, records(), ref=ref, dropped=dropped)
-    report = {
+    report: dict[str, Any] = {
         "snapshot": snapshot.digest,
         "assemblies": made,
         "dropped": dropped,
