@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -24,23 +25,22 @@ _ABOUT = (
 )
 
 
-def create_app(settings: ServiceSettings | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings | None = None, shared: Path | None = None) -> FastAPI:
     """The service as an ASGI application.
 
     Args:
         settings: how it runs; read from `EVOFEED_*` variables if None.
+        shared: folder in which the workers of one service keep what they count together.
 
     Raises:
         ServiceError: the database does not answer or needs migrating.
     """
-    service = Service.start(settings or ServiceSettings())
+    service = Service.start(settings or ServiceSettings(), shared)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.scheduler.start()
-        service.notifier.start()
-        service.tickets.start()
-        yield
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Service]]:
+        service.leader.start()
+        yield {"service": service}
         service.close()
 
     app = FastAPI(

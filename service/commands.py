@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address, 127.0.0.1 if not given.")] = None,
     port: Annotated[
         int | None, typer.Option(help="Port, 8461 if not given; 0 picks a free one.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that answer, 1 if not given.")
     ] = None,
     auth: Annotated[
         bool,
@@ -47,7 +50,8 @@ def serve(
     """
     from evofeed.service.settings import load_settings
 
-    changes = {"host": host, "port": port, "datasets": _pairs(dataset or [])}
+    changes: dict[str, Any] = {"host": host, "port": port, "workers": workers}
+    changes["datasets"] = _pairs(dataset or [])
     settings = load_settings(**{name: value for name, value in changes.items() if value})
     if not auth:
         settings = settings.with_changes(auth="off")
@@ -66,10 +70,15 @@ def serve(
 
 def _run(settings: ServiceSettings, as_json: bool) -> None:
     """Serve until SIGINT or SIGTERM, then stop cleanly with exit code 0; at once at the second."""
-    from evofeed.service.server import serving
-
     logging.basicConfig(level=settings.log_level, format="%(message)s")
     token = _start_token(settings)
+    if settings.workers > 1:
+        from evofeed.service.workers import serve_workers
+
+        serve_workers(settings, lambda url: _announce(settings, url, token, as_json))
+        return
+    from evofeed.service.server import serving
+
     stop = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     with contextlib.ExitStack() as patient:

@@ -26,8 +26,6 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _POSTGRES: dict[str, Any] = {
     "pool_pre_ping": True,
     "pool_timeout": 5,
-    "pool_size": 10,
-    "max_overflow": 10,
     "connect_args": {
         "connect_timeout": 5,
         "keepalives_idle": 5,
@@ -41,18 +39,24 @@ _POSTGRES: dict[str, Any] = {
 class Database:
     """Sessions on one database.
 
+    Args:
+        url: where it is.
+        workers: processes like this one: a PostgreSQL has connections for all of them together.
+
     Raises:
         ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, workers: int = 1) -> None:
         self._url = parse_url(url)
         if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
             self._url = self._url.set(drivername="postgresql+psycopg")
         self.is_sqlite = self._url.drivername == "sqlite"
         if self.is_sqlite:
             self._make_folder()
-        options: dict[str, Any] = {} if self.is_sqlite else _POSTGRES
+        half = max(2, 10 // workers)
+        pool = {"pool_size": half, "max_overflow": half}
+        options: dict[str, Any] = {} if self.is_sqlite else _POSTGRES | pool
         self.engine = create_engine(self._url, **options)
         self._watch: sqlite3.Connection | None = None
         self._watching = threading.Lock()

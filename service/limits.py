@@ -1,16 +1,14 @@
-"""How often a principal may ask: a token bucket each, in memory."""
+"""How often a principal may ask: a token bucket each, in memory that workers may share."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
+from evofeed.service.buckets import Bucket, Buckets, OwnBuckets, SharedBuckets
 from evofeed.service.problems import Problem
-
-_MAX_BUCKETS = 10_000  # principals remembered; the longest silent ones are forgotten first
 
 
 class RateLimiter:
@@ -19,15 +17,19 @@ class RateLimiter:
     Args:
         rate: requests a second; 0 refuses nothing.
         burst: requests at once.
+        file: of buckets that workers share; None: they are this process's own.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+        self,
+        rate: float,
+        burst: int,
+        file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._buckets: Buckets = OwnBuckets() if file is None or not rate else SharedBuckets(file)
 
     def spend(self, principal: str) -> None:
         """Take one request from a principal's bucket.
@@ -47,9 +49,8 @@ class RateLimiter:
         """`RateLimit-*` of a principal; none where nothing is limited."""
         if not self._rate:
             return {}
-        with self._lock:
-            level, then = self._buckets.get(principal, (float(self._burst), self._clock()))
-            level = min(float(self._burst), level + (self._clock() - then) * self._rate)
+        with self._buckets:
+            level = self._level(principal, self._clock())
         return {
             "RateLimit-Limit": str(self._burst),
             "RateLimit-Remaining": str(max(0, math.floor(level))),
@@ -60,15 +61,16 @@ class RateLimiter:
         """Requests left in the bucket; below 0 what is missing for this one, not taken."""
         if not self._rate:
             return 0.0
-        with self._lock:
+        with self._buckets:
             now = self._clock()
-            level, then = self._buckets.pop(principal, (float(self._burst), now))
-            level = min(float(self._burst), level + (now - then) * self._rate)
+            level = self._level(principal, now)
             left = level - 1.0
-            self._buckets[principal] = (left if left >= 0 else level, now)
-            if len(self._buckets) > _MAX_BUCKETS:
-                self._buckets.popitem(last=False)
+            self._buckets.put(principal, Bucket(left if left >= 0 else level, now))
         return left
+
+    def _level(self, principal: str, now: float) -> float:
+        bucket = self._buckets.find(principal) or Bucket(float(self._burst), now)
+        return min(float(self._burst), bucket.level + (now - bucket.then) * self._rate)
 
     def _refusal(self, seconds: float) -> Problem:
         wait = max(1, math.ceil(seconds))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
+METRICS: Final = "metrics"
+"""Folder in which workers count, below the one they share; PROMETHEUS_MULTIPROC_DIR names it to
+the library, which reads that as it is imported."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The service's own registry: nothing global, so that two services can share a process."""
+    """The service's own registry: nothing global, so that two services can share a process.
 
-    def __init__(self) -> None:
+    Args:
+        folder: where all workers of the service count, those that died included; whichever of
+            them is asked tells the sums.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self.registry = CollectorRegistry()
         self._found: dict[tuple[str, str, int], tuple[Any, Any, Any]] = {}
         self.requests = Counter(
@@ -37,8 +48,9 @@ class Metrics:
             ["status"],
             registry=self.registry,
         )
-        self.datasets = Gauge("evofeed_datasets", "Datasets registered.", registry=self.registry)
-        self.jobs = Gauge("evofeed_jobs", "Jobs by state.", ["state"], registry=self.registry)
+        newest: Any = {"registry": self.registry, "multiprocess_mode": "mostrecent"}
+        self.datasets = Gauge("evofeed_datasets", "Datasets registered.", **newest)
+        self.jobs = Gauge("evofeed_jobs", "Jobs by state.", ["state"], **newest)
 
     def request(self, endpoint: str, method: str, status: int, seconds: float, sent: int) -> None:
         """Count one answered request."""
@@ -61,4 +73,8 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        if self._folder is None:
+            return generate_latest(self.registry)
+        everybody = CollectorRegistry()
+        MultiProcessCollector(everybody, path=str(self._folder))  # type: ignore[no-untyped-call]
+        return generate_latest(everybody)

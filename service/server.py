@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import tempfile
 import threading
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 from pydantic import SecretStr
 
 from evofeed.errors import ServiceError
 from evofeed.service.app import create_app
-from evofeed.service.protocol import punctual
+from evofeed.service.protocol import PunctualConfig
 from evofeed.service.settings import ServiceSettings
 
 _START_SECONDS = 30.0
@@ -52,22 +50,6 @@ def base_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def make_server(app: FastAPI) -> uvicorn.Server:
-    """A server for `app`, without signal handlers of its own choosing."""
-    config = uvicorn.Config(
-        app,
-        http=punctual(app.state.service.settings.request_seconds),
-        access_log=False,  # it would log query strings; `Edge` writes the access lines
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
-        ws="none",
-    )
-    logging.getLogger("uvicorn.access").disabled = True
-    return uvicorn.Server(config)
 
 
 @contextmanager
@@ -103,12 +85,11 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
             )
         listener = stack.enter_context(closing(listen(what.host, what.port)))
         app = create_app(what)
-        server = make_server(app)
+        server = uvicorn.Server(PunctualConfig(app, what.request_seconds))
         thread = _start(server, listener)
         try:
             yield base_url(listener)
         finally:
-            app.state.service.stopping.set()  # event streams end, so the server can
             server.should_exit = True
             thread.join()
 

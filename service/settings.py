@@ -52,6 +52,8 @@ class ServiceSettings(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=8461, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that answer on that port; one of them runs jobs, webhooks and tickets."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names clients may use; empty: any, or only loopback names when auth is off."""
     auth: Literal["auto", "on", "read", "off"] = "auto"
@@ -68,7 +70,8 @@ class ServiceSettings(BaseSettings):
     request_seconds: float = Field(default=30.0, gt=0)
     """Seconds a request may take before it is answered with 503; streams may go on."""
     heavy_requests: int = Field(default=16, ge=1)
-    """Filters, statistics, plans and diffs that one caller may have waiting or running."""
+    """Filters, statistics, plans and diffs that one caller may have waiting or running, in each
+    worker."""
     grace_seconds: float = Field(default=600.0, ge=0)
     """Seconds for which shards, indexes and manifests go on being served to known tokens while
     the database is away."""

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy.exc import IntegrityError
@@ -16,8 +17,9 @@ from evofeed.service.cursor import CursorSigner
 from evofeed.service.database import Database
 from evofeed.service.find import Finder
 from evofeed.service.jobs import JobQueue
+from evofeed.service.leader import Leader
 from evofeed.service.limits import RateLimiter
-from evofeed.service.metrics import Metrics
+from evofeed.service.metrics import METRICS, Metrics
 from evofeed.service.noticed import Noticed
 from evofeed.service.packed import Kept
 from evofeed.service.scheduler import Scheduler
@@ -51,35 +53,44 @@ class Service:
     scheduler: Scheduler
     notifier: Notifier
     tickets: Tickets
+    leader: Leader
     packed: Kept[str]
     answers: Kept[tuple[str, str, str, bytes]]
     stopping: threading.Event
 
     @classmethod
-    def start(cls, settings: ServiceSettings) -> Service:
+    def start(cls, settings: ServiceSettings, shared: Path | None = None) -> Service:
         """Open the database, bring an embedded one up to date, register the datasets.
+
+        Args:
+            settings: how it runs.
+            shared: folder of what its workers count together; None where there is one.
 
         Raises:
             ServiceError: the database does not answer, or its tables are old
                 (PostgreSQL is only migrated by `evofeed serve --migrate`).
         """
-        database = Database(settings.url)
+        database = Database(settings.url, settings.workers)
         try:
             if database.is_sqlite:
                 database.upgrade()
             else:
                 database.require_current()
-            return cls._on(database, settings)
+            return cls._on(database, settings, shared)
         except BaseException:
             database.close()
             raise
 
     @classmethod
-    def _on(cls, database: Database, settings: ServiceSettings) -> Service:
+    def _on(cls, database: Database, settings: ServiceSettings, shared: Path | None) -> Service:
         catalog = Catalog(database, grace=settings.grace_seconds)
         for name, uri in settings.datasets.items():
             catalog.register(name, uri, replace=True)
         jobs = JobQueue(database, settings.max_queued_jobs)
+        scheduler = Scheduler(jobs, settings)
+        notifier = Notifier(database, settings.webhook_hosts)
+        tickets = Tickets(settings, database)
+        buckets = [None if shared is None else shared / f"{n}.buckets" for n in range(3)]
         return cls(
             settings=settings,
             database=database,
@@ -88,15 +99,16 @@ class Service:
             noticed=Noticed(catalog, database),
             authority=Authority(database, settings.grace_seconds),
             work=Work(settings.request_seconds, settings.heavy_requests),
-            limiter=RateLimiter(settings.rate_per_second, settings.rate_burst),
-            failures=RateLimiter(_FAILURES, _FAILURES_AT_ONCE),
-            noted=RateLimiter(1 / 60, 5),
+            limiter=RateLimiter(settings.rate_per_second, settings.rate_burst, buckets[0]),
+            failures=RateLimiter(_FAILURES, _FAILURES_AT_ONCE, buckets[1]),
+            noted=RateLimiter(1 / 60, 5, buckets[2]),
             signer=CursorSigner(_cursor_key(database)),
-            metrics=Metrics(),
+            metrics=Metrics(None if shared is None else shared / METRICS),
             jobs=jobs,
-            scheduler=Scheduler(jobs, settings),
-            notifier=Notifier(database, settings.webhook_hosts),
-            tickets=Tickets(settings),
+            scheduler=scheduler,
+            notifier=notifier,
+            tickets=tickets,
+            leader=Leader(settings.home, (scheduler, notifier, tickets)),
             packed=Kept(32 << 20),
             answers=Kept(64 << 20),
             stopping=threading.Event(),
@@ -106,9 +118,7 @@ class Service:
         """Interrupt the jobs, let go of files and connections."""
         self.stopping.set()
         self.work.close()
-        self.scheduler.close()
-        self.notifier.close()
-        self.tickets.close()
+        self.leader.close()
         self.catalog.close()
         self.database.close()
 

@@ -304,6 +304,25 @@ class DeliveryRow(Base):
     outcome: Mapped[str] = mapped_column(Text, default="")
 
 
+class TicketRow(Base):
+    """Sequences handed in to be searched; `place` stands for the cache with their alignments."""
+
+    __tablename__ = "tickets"
+    __table_args__ = (Index("ix_tickets_state", "place", "state"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    place: Mapped[str] = mapped_column(String(64), primary_key=True)
+    principal: Mapped[str] = mapped_column(String(128))
+    names: Mapped[list[str]] = mapped_column(JSON)  # the numbers that clients give them
+    sequences: Mapped[list[str]] = mapped_column(JSON)
+    mode: Mapped[str] = mapped_column(String(40))  # as the protocol has it
+    state: Mapped[str] = mapped_column(String(16))
+    message: Mapped[str] = mapped_column(Text, default="")
+    charged: Mapped[int] = mapped_column(default=0)  # sequences that count against a quota
+    made_at: Mapped[float]
+    taken_at: Mapped[float] = mapped_column(default=0.0)
+
+
 class SecretRow(Base):
     """Secrets the service makes for itself, such as the cursor key."""
 

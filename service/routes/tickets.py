@@ -13,7 +13,7 @@ from evofeed.errors import InputError
 from evofeed.service.auth import LOCAL, Principal
 from evofeed.service.problems import Problem
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.tickets import COMPLETE, Ticket
+from evofeed.service.ticket_queue import COMPLETE, Ticket
 
 router = make_router("", "tickets")
 

@@ -25,6 +25,7 @@ from tests.service.conftest import Start
 from evofeed.featurize.search.pairing import pair
 from evofeed.service import ServiceSettings
 from evofeed.service.auth import create_token
+from evofeed.service.database import Database
 from evofeed.service.tickets import Tickets
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
@@ -167,24 +168,30 @@ def test_tickets_are_taken_in_turns_and_outlive_the_service(
     tmp_path: Path, databases: dict[str, str]
 ) -> None:
     settings = ServiceSettings(home=tmp_path, msa_databases=databases, msa_workers=1)
-    tickets = Tickets(settings)
-    tickets.open()
+    database = tickets_database(tmp_path)
+    tickets = Tickets(settings, database)
     busy = [tickets.submit("busy", FAMILIES[n][0], "all", None).id for n in range(3)]
     late = tickets.submit("late", FAMILIES[3][0], "all", None).id
     assert tickets.get(late, "busy") is None
     tickets.close()
-    again = Tickets(settings)
-    again.open()
-    order = [ticket.id for ticket in again.next_batch() or ()]
+    again = Tickets(settings, database)
+    order = [ticket.id for ticket in again.queue.take()]
     assert sorted(order) == sorted([*busy, late])
     assert order.index(late) <= 1  # not behind all of the other's
     again.close()
-    third = Tickets(settings)
+    third = Tickets(settings, database)
     third.start()
     while (ticket := third.get(late, "late")) is None or ticket.state != "COMPLETE":
         time.sleep(0.05)
     assert len(third.result(ticket)) > 100
     third.close()
+    database.close()
+
+
+def tickets_database(folder: Path) -> Database:
+    database = Database(f"sqlite:///{folder / 'tickets.sqlite3'}")
+    database.upgrade()
+    return database
 
 
 def test_what_cannot_be_searched_is_refused_in_the_clients_words(
@@ -200,19 +207,21 @@ def test_what_cannot_be_searched_is_refused_in_the_clients_words(
 
 
 def test_a_quota_is_sequences_within_a_day(tmp_path: Path, databases: dict[str, str]) -> None:
-    tickets = Tickets(ServiceSettings(home=tmp_path, msa_databases=databases, msa_max_waiting=2))
-    tickets.open()
+    settings = ServiceSettings(home=tmp_path, msa_databases=databases, msa_max_waiting=2)
+    database = tickets_database(tmp_path)
+    tickets = Tickets(settings, database)
     tickets.submit("me", FAMILIES[0][0], "all", 2)
     tickets.submit("me", FAMILIES[1][0], "all", 2)
     with pytest.raises(Exception, match="tickets of yours wait") as caught:
         tickets.submit("me", FAMILIES[2][0], "all", 9)
     assert caught.value.status == 429 and int(caught.value.headers["Retry-After"]) > 0
-    tickets.next_batch()
+    tickets.queue.take()
     with pytest.raises(Exception, match="2 sequences a day") as caught:
         tickets.submit("me", FAMILIES[2][0], "all", 2)
     assert int(caught.value.headers["Retry-After"]) > 80_000
     tickets.submit("you", FAMILIES[2][0], "all", 2)
     tickets.close()
+    database.close()
 
 
 def test_who_asks_too_often_is_told_when_to_come_back(
