@@ -6,6 +6,8 @@ the dtype it is given, float64 included.
 
 from evofeed.kernels.ops.adaptive_norm.reference import adaptive_norm
 from evofeed.kernels.ops.attention.reference import biased_attention
+from evofeed.kernels.ops.conditioned_attention.reference import conditioned_attention
+from evofeed.kernels.ops.conditioned_transition.reference import conditioned_transition
 from evofeed.kernels.ops.gated_attention.reference import gated_attention
 from evofeed.kernels.ops.global_attention.reference import global_column_attention
 from evofeed.kernels.ops.layer_norm.reference import layer_norm
@@ -20,6 +22,8 @@ from evofeed.kernels.ops.weighted_average.reference import weighted_average
 __all__ = [
     "adaptive_norm",
     "biased_attention",
+    "conditioned_attention",
+    "conditioned_transition",
     "gated_attention",
     "global_column_attention",
     "layer_norm",

@@ -1,7 +1,7 @@
-"""Fused forwards of the attentions that AF3's trunk adds to AF2's, for all three projects.
+"""Fused forwards of the attention of tokens with pair bias of Boltz, OpenFold3 and Protenix.
 
-Pair-weighted averaging of the MSA, and attention of tokens with pair bias: of the single track,
-and of the diffusion transformer, whose noise copies share one z and so one bias.
+Of the single track, and of the diffusion transformer, whose noise copies share one z and so one
+bias.
 
 Letters: B batch, R copies that share a bias, N tokens, H heads.
 """
@@ -9,20 +9,26 @@ Letters: B batch, R copies that share a bias, N tokens, H heads.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.attention.op import MAX_HEAD_WIDTH, biased_attention
-from evofeed.kernels.ops.pair_bias.op import pair_bias
-from evofeed.kernels.ops.weighted_average.op import (
-    AverageWeights,
-    weighted_average,
-    weighted_average_fits,
+from evofeed.kernels.ops.conditioned_attention.op import (
+    ConditionedAttentionWeights,
+    conditioned_attention,
+    conditioned_attention_fits,
 )
+from evofeed.kernels.ops.pair_bias.op import pair_bias
 from evofeed.kernels.runtime.backend import usable
+from evofeed.kernels.swap.af3_conditioned import (
+    adaptive_eps,
+    adaptive_trouble,
+    adaptive_weights,
+)
 from evofeed.kernels.swap.forms import (
     children_trouble,
     has,
@@ -30,70 +36,9 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.modules import four_axes, shaped
+from evofeed.kernels.swap.modules import four_axes
 
-__all__ = ["rule"]
-
-# norm of m, norm of z, values, gate, pair weights, output: Boltz, OpenFold3, Protenix
-AVERAGES = (
-    ("norm_m", "norm_z", "proj_m", "proj_g", "proj_z", "proj_o"),
-    ("layer_norm_m", "layer_norm_z", "linear_v", "linear_g", "linear_z", "linear_o"),
-    ("layernorm_m", "layernorm_z", "linear_no_bias_mv", "linear_no_bias_mg", "linear_no_bias_z",
-     "linear_no_bias_out"),
-)  # fmt: skip
-
-
-# --- pair-weighted averaging ----------------------------------------------------------------------
-
-
-class FusedPairWeightedAveraging(Recordable):
-    """Forward of all three; Protenix's takes no mask."""
-
-    def forward(self: Any, m: Tensor, z: Tensor, *positional: Any, **options: Any) -> Tensor:
-        """As the original's."""
-        norm_m, norm_z, v, g, pair, o = _named(self, _average_names(self))
-        mask = positional[0] if positional else options.get("mask")
-        weights = AverageWeights(norm_m.weight, norm_m.bias, v.weight, g.weight, o.weight)
-        flat, pairs = four_axes(m), four_axes(z)
-        late = len(positional) > 1 or flat.shape[0] != pairs.shape[0]
-        heads = pairs.new_empty((1, pair.weight.shape[0], 1, 1))
-        if late or not weighted_average_fits(flat, heads, weights):
-            return super().forward(m, z, *positional, **options)  # type: ignore[misc,no-any-return]
-        bias = pair_bias(pairs, norm_z.weight, norm_z.bias, pair.weight, norm_z.eps).float()
-        if mask is not None:
-            masked = self.inf * (mask.expand(z.shape[:-1]).float() - 1)
-            bias = bias + masked.reshape(pairs.shape[:-1])[:, None]
-        update = weighted_average(flat, torch.softmax(bias, -1), weights, eps=norm_m.eps)
-        return shaped(update, m)
-
-
-def _average_names(module: nn.Module) -> tuple[str, ...]:
-    return next(names for names in AVERAGES if has(module, *names))
-
-
-def _named(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
-    return [getattr(module, name) for name in names]
-
-
-def _average_trouble(module: Any, names: tuple[str, ...]) -> str | None:
-    masked = names is not AVERAGES[2]
-    arguments = ("m", "z", "mask") if masked else ("m", "z")
-    trouble = children_trouble(module, names) or signature_trouble(module, *arguments)
-    if trouble or (masked and not isinstance(getattr(module, "inf", None), float | int)):
-        return trouble or "has no inf"
-    norm_m, norm_z, v, g, pair, o = _named(module, names)
-    (K, C), (H, C_z) = v.weight.shape, pair.weight.shape
-    if K % H:
-        return "has heads of several widths"
-    return linear_trouble(
-        [
-            ("the values' layer", v, K, C, False),
-            ("the gate's layer", g, K, C, False),
-            ("the pairs' layer", pair, H, C_z, False),
-            ("the last layer", o, C, K, False),
-        ]
-    ) or norm_trouble([("the norm of m", norm_m, C), ("the norm of z", norm_z, C_z)])
-
+__all__ = ["is_plain", "rule", "shared_bias", "token_attention", "token_weights"]
 
 # --- attention with pair bias ---------------------------------------------------------------------
 
@@ -157,6 +102,65 @@ class FusedBoltzPairBiasAttention(Recordable):
         return out
 
 
+class Parts(NamedTuple):
+    """What OpenFold3's and Protenix's attention of tokens is made of."""
+
+    norm: Any  # of a; adaptive where there is a `last`
+    norm_z: Any
+    pair: Any
+    mha: Any
+    heads: int
+    last: Any  # the layer of the gate that s gives, or None
+
+
+def parts_of(module: Any) -> Parts:
+    """The parts, by either project's names."""
+    m = module
+    if hasattr(m, "mha"):
+        last = m.linear_ada_out if m.use_ada_layer_norm else None
+        return Parts(m.layer_norm_a, m.layer_norm_z, m.linear_z, m.mha, m.mha.no_heads, last)
+    last, heads = m.linear_a_last if m.has_s else None, m.attention.num_heads
+    return Parts(m.layernorm_a, m.layernorm_z, m.linear_nobias_z, m.attention, heads, last)
+
+
+def token_weights(norm: Any, layers: Sequence[Any], last: Any) -> ConditionedAttentionWeights:
+    """Parameters of an attention of tokens whose `layers` are q, k, v, g and o."""
+    q, k, v, g, o = layers
+    parts = (q.weight, q.bias, k.weight, v.weight, g.weight, o.weight)
+    if last is None:
+        return ConditionedAttentionWeights(norm.weight, *parts, norm.bias)
+    w = adaptive_weights(norm)
+    return ConditionedAttentionWeights(
+        w.norm_weight, *parts, None, w.gate, w.gate_bias, w.shift, last.weight, last.bias
+    )
+
+
+def token_attention(
+    module: Any, a: Tensor, s: Tensor | None, z: Tensor, mask: Tensor | None,
+    residual: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """Fused attention of either project, or None where it does not fit."""
+    parts, sizes = parts_of(module), shared_bias(a.shape[:-2], z.shape[:-3])
+    if sizes is None or not usable(a, z, mask):
+        return None
+    mha = parts.mha
+    layers = (mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, mha.linear_o)
+    weights, rows = token_weights(parts.norm, layers, parts.last), (*sizes, a.shape[-2])
+    tokens, of_s = a.reshape(*rows, -1), None
+    if parts.last is not None:
+        assert s is not None
+        of_s = s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
+    if not conditioned_attention_fits(tokens, of_s, weights, parts.heads):
+        return None
+    bias = _bias_of(z, parts.norm_z, parts.pair)
+    keys = None if mask is None else mask.expand(a.shape[:-1]).reshape(rows)
+    eps = parts.norm.eps if parts.last is None else adaptive_eps(parts.norm)
+    out = conditioned_attention(
+        tokens, of_s, weights, parts.heads, bias=bias, mask=keys, residual=residual, eps=eps
+    )
+    return out.reshape(a.shape)
+
+
 class FusedPairBiasAttention(Recordable):
     """Forward of OpenFold3's `AttentionPairBias`, with or without adaptive norms."""
 
@@ -165,16 +169,16 @@ class FusedPairBiasAttention(Recordable):
         *positional: Any, **options: Any,
     ) -> Tensor:  # fmt: skip
         """As the original's."""
-        mha, sizes = self.mha, shared_bias(a.shape[:-2], z.shape[:-3])
-        width = mha.linear_q.weight.shape[0] // mha.no_heads
-        if positional or sizes is None or not _fits(a, width, z, mask):
+        out = None if positional else token_attention(self, a, s, z, mask)
+        if out is None:
             return super().forward(a, z, s, mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        a = self.layer_norm_a(a, s) if self.use_ada_layer_norm else self.layer_norm_a(a)
-        bias = _bias_of(z, self.layer_norm_z, self.linear_z)
-        q, k, v = mha.linear_q(a), mha.linear_k(a), mha.linear_v(a)
-        o = _attend(q, k, v, mha.no_heads, bias, mask, sizes)
-        out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
-        return torch.sigmoid(self.linear_ada_out(s)) * out if self.use_ada_layer_norm else out
+        return out
+
+
+def is_plain(positional: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether a call of Protenix's attention asks for all tokens, and out of place."""
+    other = ("n_queries", "n_keys", "inplace_safe", "enable_efficient_fusion")
+    return not positional and not any(options.get(name) for name in other)
 
 
 class FusedProtenixPairBiasAttention(Recordable):
@@ -184,18 +188,11 @@ class FusedProtenixPairBiasAttention(Recordable):
         self: Any, a: Tensor, s: Tensor | None, z: Tensor, *positional: Any, **options: Any
     ) -> Tensor:
         """As the original's."""
-        mha, sizes = self.attention, shared_bias(a.shape[:-2], z.shape[:-3])
-        width = mha.linear_q.weight.shape[0] // mha.num_heads
-        other = ("n_queries", "n_keys", "inplace_safe", "enable_efficient_fusion")
-        changes = positional or any(options.get(name) for name in other)
-        if changes or sizes is None or not _fits(a, width, z):
+        plain = is_plain(positional, options)
+        out = token_attention(self, a, s, z, None) if plain else None
+        if out is None:
             return super().forward(a, s, z, *positional, **options)  # type: ignore[misc,no-any-return]
-        a = self.layernorm_a(a, s) if self.has_s else self.layernorm_a(a)
-        bias = _bias_of(z, self.layernorm_z, self.linear_nobias_z)
-        q, k, v = mha.linear_q(a), mha.linear_k(a), mha.linear_v(a)
-        o = _attend(q, k, v, mha.num_heads, bias, None, sizes)
-        out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
-        return torch.sigmoid(self.linear_a_last(s)) * out if self.has_s else out
+        return out
 
 
 def _boltz_trouble(module: Any) -> str | None:
@@ -244,6 +241,19 @@ def _attention_trouble(mha: Any, heads: Any, channels: int) -> str | None:
     )
 
 
+def _norm_trouble(norm: Any, channels: int, last: Any) -> str | None:
+    """What is unknown of the norm of a, which is adaptive if there is a last gate."""
+    if last is None:
+        return norm_trouble([("the norm of a", norm, channels)])
+    trouble = adaptive_trouble(norm)
+    if trouble:
+        return f"its norm {trouble}"
+    C, K = adaptive_weights(norm).gate.shape
+    if channels != C:
+        return f"its norm has {C} channels, not {channels}"
+    return linear_trouble([("the last gate's layer", last, C, K, True)])
+
+
 def _openfold3_trouble(module: Any) -> str | None:
     adaptive = getattr(module, "use_ada_layer_norm", None)
     if not isinstance(adaptive, bool):
@@ -252,9 +262,11 @@ def _openfold3_trouble(module: Any) -> str | None:
     names |= {"linear_ada_out"} if adaptive else set()
     trouble = children_trouble(module, names) or signature_trouble(module, "a", "z", "s", "mask")
     heads, channels = getattr(module.mha, "no_heads", None), module.mha.linear_q.weight.shape[-1]
+    last = module.linear_ada_out if adaptive and not trouble else None
     return (
         trouble
         or _attention_trouble(module.mha, heads, channels)
+        or _norm_trouble(module.layer_norm_a, channels, last)
         or _pairs_trouble(module.layer_norm_z, module.linear_z, heads)
     )
 
@@ -271,9 +283,11 @@ def _protenix_trouble(module: Any) -> str | None:
     trouble = trouble or (later and signature_trouble(module, *known))
     mha = module.attention
     heads, channels = getattr(mha, "num_heads", None), mha.linear_q.weight.shape[-1]
+    last = module.linear_a_last if adaptive and not trouble else None
     return (
         trouble
         or _attention_trouble(mha, heads, channels)
+        or _norm_trouble(module.layernorm_a, channels, last)
         or _pairs_trouble(module.layernorm_z, module.linear_nobias_z, heads)
     )
 
@@ -283,9 +297,6 @@ def _protenix_trouble(module: Any) -> str | None:
 
 def rule(module: nn.Module) -> type[Fused] | str | None:
     """Which modules are swapped for these: those that are of a known form in every respect."""
-    for names in AVERAGES:
-        if has(module, *names) and not has(module, "mha"):
-            return _average_trouble(module, names) or FusedPairWeightedAveraging
     if has(module, "proj_q", "proj_k", "proj_v", "proj_g", "proj_o", "proj_z"):
         return _boltz_trouble(module) or FusedBoltzPairBiasAttention
     if has(module, "layer_norm_a", "layer_norm_z", "linear_z", "mha"):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
-from evofeed.kernels.swap import af3_attention, af3_blocks, af3_modules, modules
+from evofeed.kernels.swap import af3_attention, af3_averages, af3_blocks, af3_modules, modules
 from evofeed.kernels.swap.forms import children, signature_trouble
 
 __all__ = ["rule"]
@@ -72,6 +72,6 @@ def _is_af2(module: Any) -> bool:
 def _is_fused(module: nn.Module) -> bool:
     if isinstance(module, Fused):
         return True
-    rules = (modules.rule, af3_modules.rule, af3_attention.rule, af3_blocks.rule)
-    answer = next((found for rule in rules if (found := rule(module)) is not None), None)
+    rooms = (modules, af3_modules, af3_averages, af3_attention, af3_blocks)
+    answer = next((found for room in rooms if (found := room.rule(module)) is not None), None)
     return isinstance(answer, type)

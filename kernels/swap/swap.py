@@ -19,8 +19,10 @@ from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
 from evofeed.kernels.fused_module import Fused, Recordable, fuse
 from evofeed.kernels.swap import (
     af3_attention,
+    af3_averages,
     af3_blocks,
     af3_conditioned,
+    af3_diffusion,
     af3_modules,
     af3_stacks,
     blocks,
@@ -39,8 +41,10 @@ Rule = Callable[[nn.Module], "type[Fused] | str | None"]
 RULES: list[Rule] = [
     modules.rule,
     af3_modules.rule,
+    af3_averages.rule,
     af3_attention.rule,
     af3_conditioned.rule,
+    af3_diffusion.rule,
     af3_blocks.rule,
     af3_stacks.rule,
     pair_stacks.rule,

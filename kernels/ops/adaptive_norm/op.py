@@ -1,7 +1,8 @@
 """The adaptive norm of AF3's diffusion transformer as one op.
 
 Both layers of s are one product by cuBLAS; norm, gate and shift of a are one kernel, and so is
-their backward pass. Only the inputs and the statistics of s are kept.
+their backward pass. Only the inputs are kept. The parts serve conditioned attention and
+transitions too.
 
 Letters: M rows, C channels of a, K channels of s.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +29,17 @@ from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project,
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["AdaptiveWeights", "adaptive_norm", "adaptive_norm_fits"]
+__all__ = [
+    "AdaptiveWeights",
+    "Conditions",
+    "adapted",
+    "adapted_grads",
+    "adaptive_norm",
+    "adaptive_norm_fits",
+    "conditions",
+    "fake_grads",
+    "rows_fit",
+]
 
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
@@ -49,6 +60,70 @@ class AdaptiveWeights:
         return self.norm_weight, self.gate, self.gate_bias, self.shift
 
 
+class Conditions(NamedTuple):
+    """What the rows of s `[M, K]` say to those of a."""
+
+    normed: Tensor  # [M, K]
+    layers: Tensor  # [M, 2C]: the gate's before its bias, then the shift
+    stats: Tensor
+
+
+def conditions(
+    s: Tensor, gamma: Tensor, packed: Tensor, eps: float, dtype: torch.dtype
+) -> Conditions:
+    """Norm of s with the scale gamma, and both layers `packed` `[2C, K]` of it."""
+    normed, stats, _ = norm_rows(s, gamma, torch.zeros_like(gamma), eps, dtype)
+    return Conditions(normed, project(normed, packed), stats)
+
+
+def adapted(
+    a: Tensor, layers: Tensor, gate_bias: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
+    """The adaptive norm of rows a `[M, C]`, in `dtype`."""
+    M, C = a.shape
+    out, rows = torch.empty_like(a, dtype=dtype), max(1, AT_ONCE // padded(C))
+    launch(
+        adaptive_norm_kernel, (triton.cdiv(M, rows),), (a, layers, gate_bias, out, M, C, eps),
+        {"BLOCK_M": rows, "BLOCK_C": padded(C), "num_warps": 4},
+    )  # fmt: skip
+    return out
+
+
+def adapted_grads(
+    dx: Tensor, a: Tensor, s: Tensor, of_s: Conditions, gamma: Tensor, gate_bias: Tensor,
+    packed: Tensor, eps: float, later_a: Tensor | None = None, later_s: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of a and s, to which `later_a` and `later_s` are added, and of the parameters.
+
+    Of the scale of the norm of s (`[2K]`, zeros behind), of both layers, of the gate's bias.
+    `of_s.layers` is overwritten. All rows `[M, C]` or `[M, K]`.
+    """
+    M, C = a.shape
+    da, rows = torch.empty_like(a), max(1, AT_ONCE // padded(C))
+    programs = triton.cdiv(M, rows * WALK)
+    partial = torch.empty((programs, C), dtype=torch.float32, device=a.device)
+    launch(
+        adaptive_norm_grad_kernel, (programs,),
+        (dx, a, of_s.layers, gate_bias, later_a, da, partial, M, C, eps, WALK),
+        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_RES": later_a is not None, "num_warps": 4},
+    )  # fmt: skip
+    ds, norm_sums = norm_rows_grad(
+        torch.mm(of_s.layers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
+    )
+    dbias, of_norm = column_sums([partial, norm_sums], gate_bias.dtype, gamma.dtype)
+    return [da, ds, of_norm, weight_grad(of_s.layers, of_s.normed), dbias]
+
+
+def fake_grads(
+    a: Tensor, s: Tensor, gamma: Tensor, gate_bias: Tensor, packed: Tensor
+) -> list[Tensor]:
+    """The shapes of what `adapted_grads` gives, a and s in their own."""
+    return [
+        a.new_empty(a.shape), s.new_empty(s.shape), gamma.new_empty(2 * s.shape[-1]),
+        packed.new_empty(packed.shape), gate_bias.new_empty(gate_bias.shape),
+    ]  # fmt: skip
+
+
 class _AdaptiveNorm(Operator, name="adaptive_norm"):
     options = "float eps, ScalarType dtype"
     kept = (0, 1, 2, 4)  # a, s, gamma, the gate's bias
@@ -56,54 +131,28 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
     @staticmethod
     def forward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
         a, s, gamma, gate, bias, shift = tensors
-        C, packed = a.shape[-1], pack([gate, shift], dtype)
-        normed, stats, _ = norm_rows(
-            s.view(-1, s.shape[-1]), gamma, torch.zeros_like(gamma), eps, dtype
-        )
-        out, M = torch.empty_like(a), a.numel() // C
-        rows = max(1, AT_ONCE // padded(C))
-        launch(
-            adaptive_norm_kernel, (triton.cdiv(M, rows),),
-            (a, project(normed, packed), bias, out, M, C, eps),
-            {"BLOCK_M": rows, "BLOCK_C": padded(C), "num_warps": 4},
-        )  # fmt: skip
-        return [out, packed, stats]
+        packed = pack([gate, shift], dtype)
+        of_s = conditions(s.view(-1, s.shape[-1]), gamma, packed, eps, dtype)
+        out = adapted(a.view(-1, a.shape[-1]), of_s.layers, bias, eps, a.dtype)
+        return [out.view(a.shape), packed]
 
     @staticmethod
     def forward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        a, s, _, gate, _, _ = tensors
+        a, _, _, gate, _, _ = tensors
         C, K = gate.shape
-        return [
-            a.new_empty(a.shape), a.new_empty((2 * C, K), dtype=dtype),
-            a.new_empty((2, s.numel() // K), dtype=torch.float32),
-        ]  # fmt: skip
+        return [a.new_empty(a.shape), a.new_empty((2 * C, K), dtype=dtype)]
 
     @staticmethod
     def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        dout, a, s, gamma, bias, packed, stats = tensors
-        C, flat = a.shape[-1], s.view(-1, s.shape[-1])
-        zeros = torch.zeros_like(gamma)
-        normed, _, _ = norm_rows(flat, gamma, zeros, eps, dtype)
-        layers, da, M = project(normed, packed), torch.empty_like(a), flat.shape[0]
-        rows = max(1, AT_ONCE // padded(C))
-        programs = triton.cdiv(M, rows * WALK)
-        partial = torch.empty((programs, C), dtype=torch.float32, device=a.device)
-        launch(
-            adaptive_norm_grad_kernel, (programs,),
-            (dout.contiguous(), a, layers, bias, da, partial, M, C, eps, WALK),
-            {"BLOCK_M": rows, "BLOCK_C": padded(C), "num_warps": 4},
-        )  # fmt: skip
-        ds, norm_sums = norm_rows_grad(torch.mm(layers, packed), flat, stats, gamma, zeros, None)
-        dbias, of_norm = column_sums([partial, norm_sums], bias.dtype, gamma.dtype)
-        return [da, ds.view(s.shape), of_norm, weight_grad(layers, normed), dbias]
+        dout, a, s, gamma, bias, packed = tensors
+        rows, flat = (t.view(-1, t.shape[-1]) for t in (a, s))
+        of_s, dout = conditions(flat, gamma, packed, eps, dtype), dout.contiguous()
+        da, ds, *rest = adapted_grads(dout, rows, flat, of_s, gamma, bias, packed, eps)
+        return [da.view(a.shape), ds.view(s.shape), *rest]
 
     @staticmethod
     def backward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        _, a, s, gamma, bias, packed, _ = tensors
-        return [
-            a.new_empty(a.shape), s.new_empty(s.shape), gamma.new_empty(2 * s.shape[-1]),
-            packed.new_empty(packed.shape), bias.new_empty(bias.shape),
-        ]  # fmt: skip
+        return fake_grads(*tensors[1:])
 
     @staticmethod
     def gradients(
@@ -114,14 +163,19 @@ class _AdaptiveNorm(Operator, name="adaptive_norm"):
         return [da, ds, of_norm.chunk(2)[0], dgate, dbias, dshift]
 
 
-def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
-    """Whether the fused op takes these: as many rows each, multiples of 8 up to 1024 channels."""
+def rows_fit(a: Tensor, s: Tensor, *others: Tensor | None) -> bool:
+    """Whether the kernels take these: as many rows each, multiples of 8 up to 1024 channels."""
     widths = (a.shape[-1], s.shape[-1])
     return (
         a.shape[:-1] == s.shape[:-1] and a.numel() > 0
         and all(n % 8 == 0 and 16 <= n <= MOST for n in widths)
-        and torch.float64 not in (a.dtype, s.dtype) and usable(a, s, weights.gate)
+        and torch.float64 not in (a.dtype, s.dtype) and usable(a, s, *others)
     )  # fmt: skip
+
+
+def adaptive_norm_fits(a: Tensor, s: Tensor, weights: AdaptiveWeights) -> bool:
+    """Whether the fused op takes these."""
+    return rows_fit(a, s, weights.gate)
 
 
 def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float = 1e-5) -> Tensor:

@@ -37,10 +37,10 @@ def adaptive_norm_kernel(A, GS, BIAS, OUT, M, C, eps, BLOCK_M: tl.constexpr, BLO
 
 @triton.jit
 def adaptive_norm_grad_kernel(
-    DOUT, A, GS, BIAS, DA, PARTIAL, M, C, eps, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    DOUT, A, GS, BIAS, RES, DA, PARTIAL, M, C, eps, tiles_each,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, HAS_RES: tl.constexpr,
 ):  # fmt: skip
-    """DA, and GS becomes its gradient; PARTIAL `[programs, C]`: sums of the gate's rows."""
+    """DA + RES, and GS becomes its gradient; PARTIAL `[programs, C]`: sums of the gate's rows."""
     c = tl.arange(0, BLOCK_C)
     c_in = c < C
     sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
@@ -61,5 +61,7 @@ def adaptive_norm_grad_kernel(
         sums += dg
         mean_d, mean_dx = tl.sum(dx, 1) / C, tl.sum(dx * x, 1) / C
         dx = rstd[:, None] * (dx - mean_d[:, None] - x * mean_dx[:, None])
+        if HAS_RES:
+            dx += tl.load(RES + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(DA + at, dx.to(DA.dtype.element_ty), mask=inside)
     tl.store(PARTIAL + tl.program_id(0).to(tl.int64) * C + c, tl.sum(sums, 0), mask=c_in)

@@ -32,9 +32,10 @@ FEW_NUMBERS = 64
 OURS = re.compile(
     r"Triangle(Attention|Multiplication)|Transition$|OuterProductMean|PairBlock|PairFormerBlock|"
     r"PairformerBlock|PairformerLayer|PairformerNoSeqLayer|PairWeightedAveraging|AttentionPairBias$|"
-    r"MSAModuleBlock|MSALayer|AdaLN|AdaptiveLayerNorm"
+    r"MSAModuleBlock|MSALayer|AdaLN|AdaptiveLayerNorm|ConditionedTransitionBlock|"
+    r"DiffusionTransformer(Block|Layer)"
 )
-"""Classes of which every module is to be fused; `Transition` alone, not a conditioned one."""
+"""Classes of which every module is to be fused."""
 
 
 def _smallest() -> set[Path]:
@@ -115,7 +116,7 @@ def _compare(case: Recorded, floor: float, recorded: dict[str, float] | None = N
     if drawn and torch.cuda.is_available() and "boltz" not in case.meta["cls"]:
         pytest.skip("nn.Dropout draws other masks on a GPU; Boltz draws by torch.rand")
     fused = to_fused(copy.deepcopy(case.module))
-    if OURS.search(type(case.module).__name__) and "Conditioned" not in type(case.module).__name__:
+    if OURS.search(type(case.module).__name__):
         assert isinstance(fused, Fused)
     with contextlib.ExitStack() as stack:
         if drawn:

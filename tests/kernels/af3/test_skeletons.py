@@ -23,11 +23,17 @@ TAKEN = {
     "TriangleMultiplicationIncoming", "OuterProductMean", "Transition", "SwiGLUTransition",
     "PairformerLayer", "PairformerNoSeqLayer", "PairBlock", "TemplatePairBlock", "PairformerBlock",
     "PairWeightedAveraging", "MSAPairWeightedAveraging", "PairFormerBlock", "MSAModuleBlock",
-    "MSALayer", "AdaLN", "AdaptiveLayerNorm",
+    "MSALayer", "AdaLN", "AdaptiveLayerNorm", "ConditionedTransitionBlock",
+    "DiffusionTransformerLayer",
 }  # fmt: skip
 """Classes of the three projects that have a fused form."""
-SOME = {"LayerNorm", "AttentionPairBias"}
+SOME = {"LayerNorm", "AttentionPairBias", "DiffusionTransformerBlock"}
 """Those of which some have: norms with weight and bias, attention that is not in windows."""
+
+PLAIN: dict[str, type[nn.Module]] = {
+    "torch.nn.modules.container.Sequential": nn.Sequential,
+    "torch.nn.modules.linear.Identity": nn.Identity,
+}
 
 
 def _skeleton(tree: dict[str, Any]) -> nn.Module:
@@ -45,6 +51,8 @@ def _skeleton(tree: dict[str, Any]) -> nn.Module:
                 elementwise_affine=shapes.get("weight") is not None,
             )  # fmt: skip
             return made
+        if path in PLAIN:
+            return PLAIN[path]()
         if path not in classes:
 
             def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,6 +88,11 @@ def _skeleton(tree: dict[str, Any]) -> nn.Module:
         above, _, name = entry["name"].rpartition(".")
         modules[entry["name"]] = make(entry)
         modules[above].add_module(name, modules[entry["name"]])
+    for name, same in tree["tied"].items():  # a module in two places is listed once
+        (name, _, last), (same, _, _) = name.rpartition("."), same.rpartition(".")
+        above, _, own = name.rpartition(".")
+        if name not in modules and same in modules and above in modules and last == "weight":
+            modules[above].add_module(own, modules[same])
     return modules[""]
 
 
@@ -99,4 +112,6 @@ def test_every_module_of_a_known_form_is_fused(path: Path) -> None:
     more = {kinds[n].__name__ for n in swapped} - TAKEN
     assert more <= SOME
     assert "AttentionPairBias" in more
+    whole = {"DiffusionTransformerBlock", "DiffusionTransformerLayer"}
+    assert any(kinds[n].__name__ in whole for n in swapped)
     assert {type(m) for m in to_torch(model).modules()} == set(kinds.values())

@@ -15,6 +15,8 @@ from triton.compiler import ASTSource
 
 from evofeed.kernels.ops.adaptive_norm import triton as adaptive
 from evofeed.kernels.ops.attention import triton as attention
+from evofeed.kernels.ops.conditioned_attention import triton as tokens
+from evofeed.kernels.ops.conditioned_transition import triton as conditioned
 from evofeed.kernels.ops.gated_attention import triton as gated
 from evofeed.kernels.ops.swiglu import triton as swiglu
 from evofeed.kernels.ops.triangle_multiplication import composed_triton as composed
@@ -108,7 +110,17 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     found["gated_rows_grad"] = (composed.gated_rows_grad_kernel, plain, row)
     row = {"BLOCK_M": 4, "BLOCK_C": 1024}
     for name in ("adaptive_norm", "adaptive_norm_grad"):
-        found[name] = (getattr(adaptive, f"{name}_kernel"), plain, row)
+        more = {"HAS_RES": True} if "grad" in name else {}
+        found[name] = (getattr(adaptive, f"{name}_kernel"), plain, row | more)
+    row |= {"HAS_MASK": True}
+    found["gated_sum"] = conditioned.gated_sum_kernel, plain, row | {"HAS_RES": True}
+    found["gated_sum_grad"] = conditioned.gated_sum_grad_kernel, plain, row
+    for name in ("conditioned_hidden", "conditioned_hidden_grad"):
+        kernel = getattr(conditioned, f"{name}_kernel")
+        found[name] = kernel, plain, {"BLOCK_M": 16, "BLOCK_N": 256, "THIRD": True}
+    found["gated_heads"] = tokens.gated_heads_kernel, plain, {"BLOCK_M": 4, "BLOCK_K": 1024}
+    row = {"H": 16, "D": 48, "BLOCK_M": 64, "BLOCK_D": 64}
+    found["gated_heads_grad"] = tokens.gated_heads_grad_kernel, plain, row
     tile = DEFAULTS["gated_output"]
     found["gated_output"] = (
         gated.gated_output_kernel, tile,

@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from evofeed.kernels import layer_norm, masked_softmax, pair_bias, to_fused
 from evofeed.kernels.ops.adaptive_norm.op import AdaptiveWeights, adaptive_norm
 from evofeed.kernels.ops.attention.op import biased_attention
+from evofeed.kernels.ops.conditioned_attention.op import (
+    ConditionedAttentionWeights,
+    conditioned_attention,
+)
+from evofeed.kernels.ops.conditioned_transition.op import (
+    ConditionedWeights,
+    conditioned_transition,
+)
 from evofeed.kernels.ops.gated_attention.op import AttentionWeights, gated_attention
 from evofeed.kernels.ops.global_attention.op import global_column_attention
 from evofeed.kernels.ops.outer_product_mean.op import OuterWeights, outer_product_mean
@@ -144,6 +152,37 @@ def _adaptive() -> Case:
     )
 
 
+def _conditioned(third: bool, mask: Tensor | None) -> Case:
+    sides = [(16, 24), (16,), (16, 24), *[(32, 16)] * 2, (16, 32), (16, 24), (16,)]
+    layers = [0.2 * torch.randn(side) for side in [*sides, *[(32, 16)] * third]]
+    return (
+        lambda a, s, *w: conditioned_transition(
+            a, s, ConditionedWeights(*w), mask=mask, residual=mask is not None
+        ),
+        [torch.randn(2, R, 16), torch.randn(2, R, 24), torch.randn(24), *layers],
+    )
+
+
+def _tokens(conditioned: bool) -> Case:
+    """With everything, or with nothing that may be None."""
+    mask = _mask(1, S, R) if conditioned else None
+    core = [(32, 16), (32,), *[(32, 16)] * 3, (16, 32)]
+    of_s = [(16, 24), (16,), (16, 24), (16, 24), (16,)]
+    sides = core + of_s if conditioned else [*core, (16,)]
+    weights = [0.2 * torch.randn(side) for side in sides]
+    given = [torch.randn(1, S, R, 16), torch.randn(24 if conditioned else 16), *weights]
+
+    def call(a: Tensor, norm: Tensor, *rest: Tensor) -> Tensor:
+        if not conditioned:
+            return conditioned_attention(a, None, ConditionedAttentionWeights(norm, *rest), 2)
+        *rest, s, bias = rest
+        w = ConditionedAttentionWeights(norm, *rest[:6], None, *rest[6:])
+        return conditioned_attention(a, s, w, 2, bias=bias, mask=mask, residual=True)
+
+    more = [torch.randn(1, S, R, 24), torch.randn(1, 2, R, R)] if conditioned else []
+    return call, [*given, *more]
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "layer norm": lambda: (layer_norm, [torch.randn(3, 16), *_norm(16)]),
     "layer norm of a view": lambda: (
@@ -176,6 +215,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "swiglu, wide": lambda: _swiglu(256, _mask(2, R)),
     "average": _average,
     "adaptive norm": _adaptive,
+    "conditioned": lambda: _conditioned(True, None),
+    "conditioned, all": lambda: _conditioned(False, _mask(2, R)),
+    "tokens": lambda: _tokens(False),
+    "tokens, conditioned": lambda: _tokens(True),
     "outer": lambda: _outer(False),
     "outer, residual": lambda: _outer(True),
     "pair bias": lambda: (

@@ -72,6 +72,8 @@ def _arguments(function: Any, op: str) -> dict[str, Any]:
                 "transition": "TransitionWeights", "outer_product_mean": "OuterWeights",
                 "triangle_multiplication": "TriangleWeights", "swiglu": "SwigluWeights",
                 "weighted_average": "AverageWeights", "adaptive_norm": "AdaptiveWeights",
+                "conditioned_transition": "ConditionedWeights",
+                "conditioned_attention": "ConditionedAttentionWeights",
             }[op]  # fmt: skip
             cls: Any = getattr(importlib.import_module(f"evofeed.kernels.ops.{op}.op"), kind)
             values["weights"] = cls(*(torch.ones(2, 2) for _ in cls.__slots__))

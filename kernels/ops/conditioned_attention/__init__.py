@@ -1,0 +1,1 @@
+"""Attention of tokens that another tensor conditions: `conditioned_attention`."""

@@ -1,0 +1,326 @@
+"""Attention of tokens with pair bias as one op: AF3's diffusion transformer and single track.
+
+Norm (adaptive where s conditions it), projections, core, gate, output layer, a gate that s
+gives, residual. Copies of the tokens (the diffusion transformer's noise samples) share a bias,
+made once. All products are cuBLAS's. As in `gated_attention` q, k, v and gate are kept, so is the
+result before the last gate.
+
+Letters: B batch, R copies, N tokens, C channels of a, K channels of s, H heads, D head width,
+M = B * R * N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evofeed.kernels.ops.adaptive_norm.op import (
+    AdaptiveWeights,
+    adapted,
+    adapted_grads,
+    conditions,
+    fake_grads,
+    rows_fit,
+)
+from evofeed.kernels.ops.attention.op import (
+    MAX_HEAD_WIDTH,
+    BackwardInputs,
+    MaskTerms,
+    fake_mask,
+    prepare_mask,
+    run_backward,
+    run_forward,
+    scaled_bias,
+)
+from evofeed.kernels.ops.conditioned_attention import reference
+from evofeed.kernels.ops.conditioned_attention.triton import (
+    gated_heads_grad_kernel,
+    gated_heads_kernel,
+)
+from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
+from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
+from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.torch_library import Operator
+
+__all__ = ["ConditionedAttentionWeights", "conditioned_attention", "conditioned_attention_fits"]
+
+AT_ONCE = 4096  # numbers of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionedAttentionWeights:
+    """Parameters; with s `norm_weight` scales the norm of s, without it that of a."""
+
+    norm_weight: Tensor
+    q: Tensor
+    q_bias: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    o: Tensor
+    norm_bias: Tensor | None = None
+    """Without s."""
+    gate: Tensor | None = None
+    """This and what follows: with s, the adaptive norm's layers and that of the last gate."""
+    gate_bias: Tensor | None = None
+    shift: Tensor | None = None
+    last: Tensor | None = None
+    last_bias: Tensor | None = None
+
+    def adaptive(self) -> AdaptiveWeights:
+        """Those of the adaptive norm."""
+        assert self.gate is not None and self.gate_bias is not None and self.shift is not None
+        return AdaptiveWeights(self.norm_weight, self.gate, self.gate_bias, self.shift)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order the operator takes them."""
+        return (
+            self.norm_weight, self.norm_bias, self.gate, self.gate_bias, self.shift, self.q,
+            self.q_bias, self.k, self.v, self.g, self.o, self.last, self.last_bias,
+        )  # fmt: skip
+
+
+def _split(packed: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as views like `[B, R, N, H, D]` of packed rows `[M, 4 H D]`."""
+    B, R, N, H, D = like.shape
+    q, k, v, _ = packed.view(B, R, N, 4, H, D).unbind(3)
+    return q, k, v
+
+
+class _ConditionedAttention(Operator, name="conditioned_attention"):
+    options = "int heads, float eps, bool residual, ScalarType dtype"
+    kept = (0, 1, 4, 5, 7, 16)  # a, s, the norm's weight and bias, both gates' biases
+
+    @staticmethod
+    def forward(
+        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        (
+            a, s, bias, mask, gamma, beta, gate, gate_bias, shift, q, q_bias, k, v, g, o, last,
+            last_bias,
+        ) = tensors  # fmt: skip
+        width, D = q.shape[0], q.shape[0] // heads
+        rows = a.view(-1, a.shape[-1])
+        packed = wl = stats = y = None
+        if s is None:
+            x, stats, _ = norm_rows(rows, gamma, beta, eps, dtype)
+        else:
+            flat, packed, wl = s.view(-1, s.shape[-1]), pack([gate, shift], dtype), None
+            of_s = conditions(flat, gamma, packed, eps, dtype)
+            x = adapted(rows, of_s.layers, gate_bias, eps, dtype)
+        packed_w, wo = pack([q, k, v, g], dtype), pack([o], dtype)
+        qkvg = project(x, packed_w, F.pad(q_bias, (0, 3 * width)))
+        attended = torch.empty((*a.shape[:3], heads, D), dtype=dtype, device=a.device)
+        masked = None if mask is None else prepare_mask(mask, D**-0.5, dtype)
+        ready = scaled_bias(bias, D**-0.5, dtype)
+        lse = run_forward(*_split(qkvg, attended), ready, masked, D**-0.5, attended)
+        update = project(_gated(attended, qkvg[:, 3 * width :]), wo)
+        if s is None:
+            found = rows + update if residual else update.to(a.dtype)
+        else:
+            y, wl = update, pack([last], dtype)
+            found = gated_sum(y, project(flat.to(dtype), wl), last_bias, None, rows, residual)
+        return [
+            found.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, qkvg,
+            attended, lse, y, *(masked or (None, None)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def forward_fake(
+        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        a, s, bias, mask, _, _, _, _, _, q, _, _, _, _, o, last, _ = tensors
+        (B, R, N, C), width = a.shape, q.shape[0]
+        M = B * R * N
+        made = {
+            "ready": None if bias is None else tuple(bias.shape),
+            "packed": None if s is None else (2 * C, s.shape[-1]), "weights": (4 * width, C),
+            "wo": tuple(o.shape), "wl": None if s is None else tuple(last.shape),
+            "stats": (2, M) if s is None else None, "qkvg": (M, 4 * width),
+            "attended": (B, R, N, heads, width // heads), "lse": (B * R, heads, N),
+            "y": None if s is None else (M, C),
+        }  # fmt: skip
+        exact = {"stats", "lse"}
+        masked = None if mask is None else fake_mask(mask, dtype)
+        return [
+            a.new_empty(a.shape),
+            *(
+                None if shape is None
+                else a.new_empty(shape, dtype=torch.float32 if name in exact else dtype)
+                for name, shape in made.items()
+            ),
+            *(masked or (None, None)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def backward(
+        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        (
+            dout, a, s, gamma, beta, gate_bias, last_bias, ready, packed, packed_w, wo, wl, stats,
+            qkvg, attended, lse, y, term, factor,
+        ) = tensors  # fmt: skip
+        rows, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, dout))
+        width = wo.shape[1]
+        later = dout if residual else None
+        of_last: list[Tensor | None] = [None, None]
+        rest: list[Tensor | None]
+        if s is None:
+            dy = dout.to(dtype)
+            x, _, _ = norm_rows(rows, gamma, beta, eps, dtype)
+        else:
+            flat = s.view(-1, s.shape[-1])
+            narrow = flat.to(dtype)
+            dgate = project(narrow, wl)
+            dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, None)
+            of_last = [weight_grad(dgate, narrow), *column_sums([last_sums], last_bias.dtype)]
+            of_s = conditions(flat, gamma, packed, eps, dtype)
+            x = adapted(rows, of_s.layers, gate_bias, eps, dtype)
+        drows, dbias, dwo = _core_grads(
+            dy, wo, qkvg, attended, lse, ready, None if term is None else MaskTerms(term, factor)
+        )
+        dx = torch.mm(drows, packed_w)
+        if s is None:
+            da, norm_sums = norm_rows_grad(dx, rows, stats, gamma, beta, later)
+            rest = [None, *column_sums([norm_sums], gamma.dtype), None, None]
+        else:
+            da, ds, *others = adapted_grads(
+                dx, rows, flat, of_s, gamma, gate_bias, packed, eps, later, torch.mm(dgate, wl)
+            )
+            rest = [ds.view(s.shape), *others]
+        dq_bias = torch.sum(drows[:, :width], 0, dtype=torch.float32)
+        return [da.view(a.shape), *rest, dbias, weight_grad(drows, x), dq_bias, dwo, *of_last]
+
+    @staticmethod
+    def backward_fake(
+        tensors: Sequence[Any], heads: int, eps: float, residual: bool, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        _, a, s, gamma, _, gate_bias, last_bias, ready, packed, packed_w, wo, wl, *_ = tensors
+        of_norm: list[Tensor | None] = [
+            a.new_empty(a.shape), None, gamma.new_empty(2 * a.shape[-1]), None, None,
+        ]  # fmt: skip
+        if s is not None:
+            of_norm = [*fake_grads(a, s, gamma, gate_bias, packed)]
+        return [
+            *of_norm, None if ready is None else ready.new_empty(ready.shape, dtype=torch.float32),
+            packed_w.new_empty(packed_w.shape), wo.new_empty(wo.shape[1], dtype=torch.float32),
+            wo.new_empty(wo.shape),
+            *(None if t is None else t.new_empty(t.shape) for t in (wl, last_bias)),
+        ]  # fmt: skip
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
+    ) -> list[Tensor | None]:
+        da, ds, sums, dpacked, dgate_bias, dbias, dw, dq_bias, dwo, dlast, dlast_bias = found
+        dgamma, dbeta = sums.chunk(2)
+        dgate, dshift = (None, None) if dpacked is None else dpacked.chunk(2)
+        dq, dk, dv, dg = dw.chunk(4)
+        return [
+            da, ds, dbias, None, dgamma, None if kinds[5] is None else dbeta, dgate, dgate_bias,
+            dshift, dq, dq_bias, dk, dv, dg, dwo, dlast, dlast_bias,
+        ]  # fmt: skip
+
+
+def _gated(attended: Tensor, gate: Tensor) -> Tensor:
+    """sigmoid(gate) * attended as rows `[M, H D]`; gate `[M, H D]` may have longer rows."""
+    M, K = gate.shape
+    out, rows = attended.new_empty(M, K), max(1, AT_ONCE // padded(K))
+    launch(
+        gated_heads_kernel, (triton.cdiv(M, rows),), (attended, gate, out, M, K, gate.stride(0)),
+        {"BLOCK_M": rows, "BLOCK_K": padded(K), "num_warps": 4},
+    )  # fmt: skip
+    return out
+
+
+def _core_grads(
+    dy: Tensor, wo: Tensor, qkvg: Tensor, attended: Tensor, lse: Tensor, ready: Tensor | None,
+    mask: MaskTerms | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and gate as rows `[M, 4 H D]`, of the bias, of the output's weight."""
+    B, R, N, H, D = attended.shape
+    (M, width), drows = (dy.shape[0], wo.shape[1]), torch.empty_like(qkvg)
+    do, gated = torch.mm(dy, wo), torch.empty_like(attended)
+    delta = torch.empty((B * R, H, N), dtype=torch.float32, device=dy.device)
+    gate, dgate, rows = qkvg[:, 3 * width :], drows[:, 3 * width :], 64
+    launch(
+        gated_heads_grad_kernel, (triton.cdiv(M, rows), H),
+        (do, attended, gate, dgate, gated, delta, M, N, gate.stride(0), dgate.stride(0)),
+        {"H": H, "D": D, "BLOCK_M": rows, "BLOCK_D": padded(D), "num_warps": 4},
+    )  # fmt: skip
+    dbias = run_backward(BackwardInputs(
+        do.view(attended.shape), *_split(qkvg, attended), ready, mask, lse, delta, D**-0.5,
+        _split(drows, attended),
+    ))  # fmt: skip
+    return drows, dbias, weight_grad(dy, gated.view(M, width))
+
+
+def conditioned_attention_fits(
+    a: Tensor, s: Tensor | None, weights: ConditionedAttentionWeights, heads: int
+) -> bool:
+    """Whether the fused op takes these: `[B, R, N, C]`, heads of 8 to 64 numbers."""
+    width = weights.q.shape[0]
+    return (
+        a.dim() == 4 and 8 <= width // heads <= MAX_HEAD_WIDTH and width <= 1024
+        and (s is None) == (weights.last is None)
+        and rows_fit(a, a if s is None else s, weights.q)
+    )  # fmt: skip
+
+
+def conditioned_attention(
+    a: Tensor,
+    s: Tensor | None,
+    weights: ConditionedAttentionWeights,
+    heads: int,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    residual: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """sigmoid(last(s)) * o(sigmoid(g x) * attention(x)), plus a if `residual`.
+
+    x is the adaptive norm of a conditioned on s; without s it is a's norm, and nothing gates the
+    result.
+
+    Args:
+        a: `[B, R, N, C]`.
+        s: `[B, R, N, K]`, what it is conditioned on, or None.
+        weights: the parameters.
+        heads: H.
+        bias: `[B, H, N, N]`, shared by the R copies, or None.
+        mask: `[B, R, N]`, 1 where a key may be attended to, or None.
+        residual: whether a is added.
+        eps: of the norms.
+
+    Source: AF3 SI, algorithm 24.
+    """
+    (B, R, N, C), op = a.shape, "conditioned_attention"
+    check_type(op, a)
+    for name in ("q", "k", "v", "g"):
+        check_shape(op, f"weights.{name}", getattr(weights, name), weights.q.shape[0], C)
+    check_shape(op, "weights.o", weights.o, C, weights.q.shape[0])
+    check_shape(op, "bias", bias, B, heads, N, N)
+    check_shape(op, "mask", mask, B, R, N)
+    given = (a, s, weights.q, bias, mask)
+    if not (conditioned_attention_fits(a, s, weights, heads) and usable(*given)):
+        check_one_device(op, *given)
+        plain = reference.conditioned_attention(
+            a, s, in_type_of(a, weights), heads, bias=bias, mask=mask, residual=residual, eps=eps
+        )
+        return plain.to(a.dtype)
+    s = None if s is None else s.contiguous()
+    with torch.autocast(a.device.type, enabled=False):
+        return _ConditionedAttention.apply(
+            (heads, eps, residual, compute_dtype(a)), a.contiguous(), s, bias, mask,
+            *weights.tensors(),
+        )  # fmt: skip
