@@ -8,7 +8,7 @@
 rows of the recorded alignments; then templates by hmmsearch in the chains of the recorded mmCIF
 files, and by hhsearch in a database of hh-suite made of them. OpenFold runs `AlignmentRunner.run`
 and `DataPipeline.process_fasta`; ours `search_fasta` and `featurize_chain` with
-`FeaturizeConfig.openfold(realign="kalign")`. Needs hmmer, hhsuite and kalign.
+`FeaturizeConfig.openfold()`. Needs hmmer, hhsuite and kalign.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _ours(given: dict[str, Any]) -> dict[str, Any]:
     from evofeed.featurize import FeaturizeConfig, featurize_chain, search_fasta, to_openfold_raw
     from evofeed.featurize.search import Database, SearchConfig
 
-    config = FeaturizeConfig.openfold(realign="kalign", max_templates=20)
+    config = FeaturizeConfig.openfold(max_templates=20)
     (source,) = search_fasta(
         given["fasta"],
         f"{given['out']}_ours",

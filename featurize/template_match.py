@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from evofeed.errors import TemplateError
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.hits import TemplateHit
-from evofeed.featurize.kalign import kalign_onto
+from evofeed.featurize.realign import onto
 from evofeed.featurize.structure import Structure
 from evofeed.shapes import Int
 
 _MIN_IDENTITY: Final = 0.9
-_NOT_SCORED: Final = re.compile("[^ARNDCQEGHILKMFPSTWYVBZX]")
-_MAX_REALIGNED: Final = 20_000
-"""Residues; the alignment takes memory by the product of the lengths."""
+_REALIGNED: Final = (6, 20_000)
+"""Residues: kalign, so OpenFold, wants 6; the time goes by the product of the lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,11 +63,9 @@ def match_hit(
         letters = "".join(sequence[i] for i in piece.tolist())
         return Match(name, query, piece + offset, letters)
     name = _only_or_named(chain_id, structure, config)
-    if config.realign == "never":
+    if not config.realign:
         raise TemplateError(f"the sequence of {hit.name[:12]!r} is not in its structure")
-    with_kalign = config.realign == "kalign"
-    onto = _realign(sequence, structure.sequences[name], hit.name, with_kalign)
-    template = onto[piece]
+    template = _realign(sequence, structure.sequences[name], hit.name)[piece]
     there = (template >= 0) | config.unmatched_to_last  # -1 is the last one in what follows
     full = structure.sequences[name]
     letters = "".join(full[i] for i in template[there].tolist())
@@ -134,49 +130,22 @@ def _only_or_named(chain_id: str, structure: Structure, config: FeaturizeConfig)
     )
 
 
-def _realign(old: str, new: str, name: str, with_kalign: bool) -> Int[np.ndarray, " P"]:
+def _realign(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
     """Position in `new` of each letter of `old`, -1 where it has none.
 
     Raises:
-        TemplateError: less than 90 % of the shorter one is identical.
+        TemplateError: less than 90 % of the shorter one is identical; they are too short or long.
     """
-    if max(len(old), len(new)) > _MAX_REALIGNED:
-        raise TemplateError(f"{name[:12]!r} is too long to realign: {len(old)} to {len(new)}")
-    onto = kalign_onto(old, new) if with_kalign else _onto(old, new, name)
-    same = sum(i >= 0 and letter == new[i] for letter, i in zip(old, onto.tolist(), strict=True))
+    shortest, longest = _REALIGNED
+    if min(len(old), len(new)) < shortest or max(len(old), len(new)) > longest:
+        raise TemplateError(
+            f"{name[:12]!r} is not realigned: {len(old)} residues to {len(new)}, "
+            f"want {shortest} to {longest}"
+        )
+    facing = onto(old, new)
+    same = sum(i >= 0 and letter == new[i] for letter, i in zip(old, facing.tolist(), strict=True))
     if same / min(len(old), len(new)) < _MIN_IDENTITY:
         raise TemplateError(
             f"{name[:12]!r} is only {same / min(len(old), len(new)):.0%} identical to its structure"
         )
-    return onto
-
-
-def _onto(old: str, new: str, name: str) -> Int[np.ndarray, " P"]:
-    """Position in `new` of each letter of `old` by Biopython's aligner, -1 where it has none."""
-    try:
-        alignment = next(iter(_aligner().align(_scored(old), _scored(new))))
-    except (ValueError, StopIteration, OverflowError):
-        raise TemplateError(f"{name[:12]!r} does not align to its structure") from None
-    onto = np.full(len(old), -1, np.int64)
-    for (a, b), (c, _) in zip(*alignment.aligned, strict=True):
-        onto[a:b] = np.arange(c, c + b - a)
-    return onto
-
-
-def _scored(sequence: str) -> str:
-    """The sequence in the letters of the matrix; selenocysteine and the like are X."""
-    return _NOT_SCORED.sub("X", sequence)
-
-
-@cache
-def _aligner() -> Any:
-    from Bio.Align import PairwiseAligner, substitution_matrices
-
-    make: Any = PairwiseAligner  # untyped
-    load: Any = substitution_matrices.load
-    aligner = make(mode="global")
-    # Of the scores tried these place gaps most often where kalign does (FeaturizeConfig.realign).
-    aligner.substitution_matrix = load("BLOSUM62")
-    aligner.open_gap_score, aligner.extend_gap_score = -10.0, -2.0
-    aligner.end_gap_score = -1.0  # a hit is a piece of its chain
-    return aligner
+    return facing

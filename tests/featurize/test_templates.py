@@ -98,7 +98,7 @@ def test_a_changed_sequence_is_realigned_if_it_is_nearly_the_same() -> None:
     with pytest.raises(TemplateError, match="identical"):
         match_hit(hit(), "A", QUERY, other, CONFIG)
     with pytest.raises(TemplateError, match="not in its structure"):
-        match_hit(hit(), "A", QUERY, other, CONFIG.replace(realign="never"))
+        match_hit(hit(), "A", QUERY, other, CONFIG.replace(realign=False))
     with pytest.raises(TemplateError, match="no protein chain"):
         match_hit(hit(), "Z", QUERY, structure({"A": "GG", "B": "WW"}), CONFIG)
     alone = structure({"A": changed})

@@ -38,7 +38,6 @@ _PROGRAMS = {
     "hhblits": "-h",
     "hhsearch": "-h",
     "mmseqs": "version",
-    "kalign": "--version",
 }
 """Programs of the searches, and the argument that makes each say its version."""
 
