@@ -30,7 +30,7 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
-from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
+from evofeed.trainer.run.nonfinite import NONFINITE, HeldBatches, Pass, keep_step
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast
@@ -111,6 +111,7 @@ class Loop:
         self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
         self._telemetry = Telemetry(one_pass=config.accumulate == 1)
+        self._held = HeldBatches(world.device, config.accumulate)
         self._passes: list[Pass] = []  # of the step whose numbers are under way
         self._watchdog = Watchdog(
             out,
@@ -185,8 +186,7 @@ class Loop:
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
             seed = self._sample_seed(step, micro)
-            # Batches of many passes would fill the GPU: two steps' worth are alive at once.
-            passes.append(Pass(batch=batch if config.accumulate == 1 else {}, seed=seed))
+            passes.append(Pass(batch=self._held.hold(batch), seed=seed))
             torch.manual_seed(seed)
             part = self._backward(batch)
             numbers = part if numbers is None else numbers + part
@@ -320,6 +320,7 @@ class Loop:
             "mean_terms": found.terms,
             "config": self.config.to_dict(),
         }
+        self._held.wait()
         keep_step(
             folder / f"step_{found.step:08d}.rank{self.world.rank}",
             without_nan(entry),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evofeed.errors import CheckpointError
@@ -33,6 +34,40 @@ class Pass:
     """Of its dropout masks."""
 
 
+class HeldBatches:
+    """Batches of a step's passes, held until its numbers are known.
+
+    A GPU's are copied to page-locked memory by a stream of their own, beside the work: those of
+    many passes would fill it. One pass' batch stays where it is; two steps' worth are alive at
+    once.
+
+    Args:
+        device: of the batches.
+        num_passes: of a step.
+    """
+
+    def __init__(self, device: torch.device, num_passes: int) -> None:
+        copied = device.type == "cuda" and num_passes > 1
+        self._stream = torch.cuda.Stream(device) if copied else None
+
+    def hold(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch, or its copy, which is whole after `wait`."""
+        if self._stream is None:
+            return batch
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            copies = {name: value.to("cpu", non_blocking=True) for name, value in batch.items()}
+        for value in batch.values():
+            if value.is_cuda:
+                value.record_stream(self._stream)
+        return copies
+
+    def wait(self) -> None:
+        """Until all copies are whole."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptStep:
     """A step read back from its folder."""
@@ -47,13 +82,12 @@ def keep_step(
 ) -> None:
     """Write a step aside and move it into place.
 
-    Its entry alone if there are many by now, or if its batches were not held: a step of
-    several passes holds none.
+    Its entry alone if there are many by now.
     """
     from safetensors.torch import save_file
 
     kept = len(list(folder.parent.glob("*/model.safetensors")))
-    whole = kept < _KEPT and all(one.batch for one in passes)
+    whole = kept < _KEPT
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -84,8 +118,7 @@ def read_step(folder: Path) -> KeptStep:
         ) from error
     if not entry["whole"]:
         raise CheckpointError(
-            f"a run keeps its first {_KEPT} such steps whole, with accumulate 1, and of this one "
-            f"only {ENTRY}",
+            f"a run keeps its first {_KEPT} such steps whole, and of this one only {ENTRY}",
             path=str(folder),
         )
     passes = tuple(

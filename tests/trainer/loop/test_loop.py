@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
-from evofeed.errors import CheckpointError, TrainerError
+from evofeed.errors import TrainerError
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run import telemetry
@@ -97,12 +97,14 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_written_down(
     assert [entry["finite"] for entry in read_steps(tmp_path)] == [1, 1, 0, 0, 1, 1]
 
 
-def test_a_step_of_several_passes_holds_no_batch(tmp_path: Path) -> None:
+def test_all_passes_of_a_step_are_kept(tmp_path: Path) -> None:
     run = loop(config(2, accumulate=3), tmp_path, loader=TinyLoader(bad=(4,)))
     assert run.run().skipped == [1]
-    assert all(not one.batch for one in run._passes)
-    with pytest.raises(CheckpointError, match="accumulate 1"):
-        read_step(tmp_path / NONFINITE / "step_00000001.rank0")
+    kept = read_step(tmp_path / NONFINITE / "step_00000001.rank0")
+    assert kept.entry["samples"] == ["chain3", "chain4", "chain5"]
+    assert [one.seed for one in kept.passes] == [run._sample_seed(1, k) for k in range(3)]
+    bad = [any(bool(x.isnan().any()) for x in one.batch.values()) for one in kept.passes]
+    assert bad == [False, True, False]
 
 
 def test_a_skipped_step_leaves_weights_moments_and_average_bit_equal(tmp_path: Path) -> None:
