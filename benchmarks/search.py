@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from evofeed.featurize.sources import ChainSource
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYV"
 _CORES = len(os.sched_getaffinity(0))
+_TURNS = 4
 
 
 def main() -> None:
@@ -59,7 +61,6 @@ def main() -> None:
         "command": "python " + " ".join(sys.argv),
         "cpu": platform.processor() or platform.machine(),
         "cores": _CORES,
-        "load_before": os.getloadavg()[0],
         "programs": [version(name) for name in ("jackhmmer", "hhblits", "mmseqs")],
         "date": datetime.date.today().isoformat(),
     }
@@ -85,17 +86,27 @@ def measure(folder: Path, count: int, num_records: int, every: int) -> dict[str,
         assert not report.broken, report.broken[0]
         return time.perf_counter() - began, report
 
+    asked = sequences[::every]
+    halves = asked[::2], asked[1::2]  # before and after ours, since other work comes and goes
+    loads = [os.getloadavg()[0]]
+    before = [_loop(folder, db, halves[0], config) for db in databases]
+    loads.append(os.getloadavg()[0])
     seconds, report = timed(str(folder / "out"))
+    loads.append(os.getloadavg()[0])
     again, known = timed(str(folder / "out"))
     assert known.searched == 0 and known.digest == report.digest
-    loops = {db.name: _loop(folder, db, sequences[::every], config) * every for db in databases}
+    after = [_loop(folder, db, halves[1], config) for db in databases]
+    share = count / len(asked)
+    loops = {db.name: (a + b) * share for db, a, b in zip(databases, before, after, strict=True)}
     return {
         "sequences": count,
         "different": report.num_sequences,
         "searched": report.searched,
         "seconds": round(seconds, 2),
         "loop_seconds": {name: round(value, 2) for name, value in loops.items()},
-        "loop_timed_on_every": every,
+        "loop_timed_on": len(asked),
+        "loop_halves": {"before": round(sum(before), 2), "after": round(sum(after), 2)},
+        "loads": [round(load, 1) for load in [*loads, os.getloadavg()[0]]],
         "faster": round(sum(loops.values()) / seconds, 2),
         "worker_seconds": {d["name"]: d["worker_seconds"] for d in report.databases},
         "cache_ms_per_sequence": round(1e3 * again / report.num_sequences, 3),
@@ -117,21 +128,37 @@ def _cost_of(
 def _cost(
     folder: Path, database: Database, sequences: list[str], config: SearchConfig
 ) -> dict[str, Any]:
-    """What plan, worker, cache and report add to the bare searches, one after another."""
+    """What plan, worker, cache and report add to the bare searches, on processes and on Ray.
+
+    Takes turns, since other work comes and goes. Ray's own start and end, which a search of one
+    sequence shows, are apart: a job of hours has them once.
+    """
     queries = [Query(str(n), s) for n, s in enumerate(sequences)]
-    times: dict[str, list[float]] = {"bare": [], "job": []}
-    for turn in range(3):
-        began = time.perf_counter()
-        search(database, queries, config, lambda: Scratch(600), lambda _: None)
-        times["bare"].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
-        out = str(folder / f"cost{turn}")
-        run_search(chains, out, [database], config=config, options=SearchOptions(workers=1))
-        times["job"].append(time.perf_counter() - began)
-    seconds = {name: [round(value, 3) for value in values] for name, values in times.items()}
-    share = min(times["job"]) / min(times["bare"]) - 1
-    return {"share": round(share, 4), "seconds": seconds, "load": os.getloadavg()[0]}
+    chains = [ChainSource(f"c{n}", sequence=s) for n, s in enumerate(sequences)]
+
+    def job(executor: str, count: int, out: str) -> None:
+        options = SearchOptions(workers=1, executor=executor)
+        run_search(chains[:count], str(folder / out), [database], config=config, options=options)
+
+    ways: dict[str, Callable[[str], Any]] = {
+        "bare": lambda _: search(database, queries, config, lambda: Scratch(600), lambda _: None),
+        "job": lambda out: job("local", len(chains), out),
+        "ray": lambda out: job("ray", len(chains), out),
+        "ray_alone": lambda out: job("ray", 1, out),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(_TURNS):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way(f"{name}{turn}")
+            times[name].append(time.perf_counter() - began)
+    best = {name: min(values) for name, values in times.items()}
+    return {
+        "share": round(best["job"] / best["bare"] - 1, 4),
+        "share_on_ray": round((best["ray"] - best["ray_alone"]) / best["bare"] - 1, 4),
+        "seconds": {name: [round(value, 3) for value in values] for name, values in times.items()},
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def _loop(folder: Path, database: Database, sequences: list[str], config: SearchConfig) -> float:
