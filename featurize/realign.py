@@ -65,7 +65,7 @@ def onto(old: str, new: str) -> Int[np.ndarray, " P"]:
     """
     a, b = _coded(old), _coded(new)
     shorter = len(a) < len(b)
-    pairs = _align(a, b, _scores()) if shorter else _align(b, a, _scores())
+    pairs: Int[np.ndarray, " S"] = _align(*((a, b) if shorter else (b, a)), _scores())
     if shorter:
         return pairs
     found = np.full(len(a), -1, np.int64)
