@@ -105,8 +105,8 @@ def by_kalign(old: str, new: str, folder: Path) -> np.ndarray:
     (folder / "in.fasta").write_text(f">1\n{old}\n>2\n{new}\n")
     command = [program, "-i", "in.fasta", "-o", "out.a3m", "-format", "fasta"]
     # kalign 3 reads a pipe that is there too.
-    given = {"stdin": subprocess.DEVNULL, "capture_output": True}
-    subprocess.run(command, cwd=folder, check=True, **given)
+    null = subprocess.DEVNULL
+    subprocess.run(command, cwd=folder, check=True, stdin=null, capture_output=True)
     records = (folder / "out.a3m").read_text().split(">")[1:]
     rows = ["".join(record.splitlines()[1:]) for record in records]
     there = [np.array([letter != "-" for letter in row]) for row in rows]
