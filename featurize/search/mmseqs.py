@@ -26,8 +26,7 @@ def mmseqs(
     scratch: Scratch, sequences: Sequence[str], db: str, config: SearchConfig
 ) -> list[bytes]:
     """A3M alignments of sequences to a database of mmseqs."""
-    call = _Call(scratch, db, config)
-    call.create(sequences)
+    call = _Call(scratch, sequences, db, config)
     call.run("search", "queries", db, "hits", "tmp", *config.mmseqs_options())
     call.run("result2msa", "queries", db, "hits", "msas", "--msa-format-mode", "5")
     return call.alignments("msas", db, "hits")
@@ -41,15 +40,14 @@ def colabfold(
     Headers have mmseqs' figures behind the name, as ColabFold's do, and the whole header behind
     these. `config.expansion` is `filter`, `nofilter`, or `pair` for rows that are to be paired.
     """
-    call = _Call(scratch, db, config)
-    call.create(sequences)
+    call = _Call(scratch, sequences, db, config)
     call.run("search", "queries", db, "hits", "tmp", *config.mmseqs_options())
     profiles = call.entries("tmp/latest/profile_1")
     kind = (scratch.path / "tmp/latest/profile_1.dbtype").read_bytes()
-    call.create_profiles([kind + profiles[number] for number in range(len(sequences))])
+    kept = [kind + profiles[number] for number in range(len(sequences))]
+    call.create_profiles(kept)
     flag = ("--expand-filter-clusters", str(int(config.expansion == "filter")))
-    found = call.expanded("queries", "profiles", (*flag, "--max-seq-id", "0.95"))
-    return found, [kind + profiles[number] for number in range(len(sequences))]
+    return call.expanded("queries", "profiles", (*flag, "--max-seq-id", "0.95")), kept
 
 
 def colabfold_next(
@@ -60,9 +58,7 @@ def colabfold_next(
     config: SearchConfig,
 ) -> list[bytes]:
     """A3M alignments to another database, found with the profiles of the first search."""
-    call = _Call(scratch, db, config)
-    call.create(sequences)
-    call.create_profiles(profiles)
+    call = _Call(scratch, sequences, db, config, profiles)
     call.run("search", "profiles", db, "hits", "tmp", *config.mmseqs_options())
     return call.expanded("profiles", "tmp/latest/profile_1", ())
 
@@ -75,11 +71,8 @@ def colabfold_templates(
     config: SearchConfig,
 ) -> list[bytes]:
     """Hits in a database of PDB chains, as mmseqs' table (m8), the query called `query`."""
-    call = _Call(scratch, db, config)
-    call.create(sequences)
-    call.create_profiles(profiles)
-    how = config.template_options()
-    call.run("search", "profiles", db, "hits", "tmp", *how)
+    call = _Call(scratch, sequences, db, config, profiles)
+    call.run("search", "profiles", db, "hits", "tmp", *config.template_options())
     shape = ("--format-output", _M8, "--db-output", "1")
     call.run("convertalis", "profiles", call.part("", ""), "hits", "m8", *shape)
     tables = call.entries("m8")
@@ -92,21 +85,30 @@ def colabfold_templates(
 
 
 class _Call:
-    """One search: its files in a scratch folder, and the programs that make them."""
+    """One search: its files in a scratch folder, and the programs that make them.
 
-    def __init__(self, scratch: Scratch, db: str, config: SearchConfig) -> None:
+    It begins with the database of queries, their numbers its keys, and that of the `profiles`
+    they are searched with, if these are there.
+    """
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        sequences: Sequence[str],
+        db: str,
+        config: SearchConfig,
+        profiles: Sequence[bytes] = (),
+    ) -> None:
         self.scratch, self.db, self.config = scratch, db, config
-        self.count = 0
+        self.count = len(sequences)
+        query = scratch.query(*sequences)
+        scratch.run("mmseqs", "createdb", query, "queries", "--shuffle", "0", "--dbtype", "1")
+        if profiles:
+            self.create_profiles(profiles)
 
     def run(self, module: str, *arguments: str) -> None:
         """A module of mmseqs, to its good end."""
         self.scratch.run("mmseqs", module, *arguments, "--threads", str(self.config.threads))
-
-    def create(self, sequences: Sequence[str]) -> None:
-        """The database of queries, their numbers its keys."""
-        query = self.scratch.query(*sequences)
-        self.scratch.run("mmseqs", "createdb", query, "queries", "--shuffle", "0", "--dbtype", "1")
-        self.count = len(sequences)
 
     def create_profiles(self, profiles: Sequence[bytes]) -> None:
         """The database of profiles, each with its type before it."""

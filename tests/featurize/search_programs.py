@@ -48,7 +48,7 @@ def fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
 def mmseqs_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
     """A database of mmseqs; its prefix."""
     text = fasta(path.with_name(f"{path.name}_records.fa"), records)
-    _call("mmseqs", "createdb", text, str(path), cwd=path.parent)
+    call("mmseqs", "createdb", text, str(path), cwd=path.parent)
     return str(path)
 
 
@@ -57,15 +57,34 @@ def cluster_db(path: Path, records: Iterable[tuple[str, str]]) -> str:
     text = fasta(path.with_name(f"{path.name}_records.fa"), records)
     members, clusters = f"{path}_seq", f"{path}_clu"
     one = ["--threads", "1"]
-    for call in (
+    for step in (
         ["createdb", text, members],
         ["linclust", members, clusters, f"{path}_tmp", "--min-seq-id", "0.6", *one],
         ["align", members, members, clusters, f"{path}_aln", "-a", *one],
         ["createsubdb", clusters, members, str(path), "--subdb-mode", "0"],
         ["createsubdb", clusters, f"{members}_h", f"{path}_h", "--subdb-mode", "0"],
     ):
-        _call("mmseqs", *call, cwd=path.parent)
+        call("mmseqs", *step, cwd=path.parent)
     return str(path)
+
+
+def add_taxa(prefix: str, taxa: dict[str, int]) -> None:
+    """Give a database of mmseqs a taxonomy: species of these ids, all below the root."""
+    folder = Path(f"{prefix}_dump")
+    folder.mkdir()
+    ids = sorted(set(taxa.values()))
+    species = [
+        (f"{i}\t|\t1\t|\tspecies\t|", f"{i}\t|\ts{i}\t|\t\t|\tscientific name\t|") for i in ids
+    ]
+    root = ("1\t|\t1\t|\tno rank\t|", "1\t|\troot\t|\t\t|\tscientific name\t|")
+    for name, lines in zip(("nodes", "names"), zip(root, *species, strict=True), strict=True):
+        (folder / f"{name}.dmp").write_text("".join(f"{line}\n" for line in lines))
+    for name in ("merged", "delnodes"):
+        (folder / f"{name}.dmp").touch()
+    table = folder / "table.tsv"
+    table.write_text("".join(f"{name}\t{taxon}\n" for name, taxon in taxa.items()))
+    given = ["--ncbi-tax-dump", str(folder), "--tax-mapping-file", str(table)]
+    call("mmseqs", "createtaxdb", prefix, f"{prefix}_tmp", *given, cwd=folder)
 
 
 def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
@@ -75,12 +94,12 @@ def hh_db(path: Path, entries: dict[str, list[tuple[str, str]]]) -> str:
     hhm.mkdir()
     for name, rows in entries.items():
         fasta(a3m / name, rows)
-        _call("hhmake", "-v", "0", "-i", str(a3m / name), "-o", str(hhm / name), cwd=path.parent)
+        call("hhmake", "-v", "0", "-i", str(a3m / name), "-o", str(hhm / name), cwd=path.parent)
     for kind, folder in (("a3m", a3m), ("hhm", hhm)):
         files = f"{path}_{kind}.ffdata", f"{path}_{kind}.ffindex"
-        _call("ffindex_build", "-s", *files, str(folder), cwd=path.parent)
+        call("ffindex_build", "-s", *files, str(folder), cwd=path.parent)
     build = ["-f", "-x", "0.3", "-c", "4", "-I", "a3m", "-i", f"{path}_a3m", "-o", f"{path}_cs219"]
-    _call(_cstranslate(), *build, cwd=path.parent)
+    call(_cstranslate(), *build, cwd=path.parent)
     return str(path)
 
 
@@ -92,6 +111,6 @@ def _cstranslate() -> str:
     return found
 
 
-def _call(*command: str, cwd: Path) -> None:
+def call(*command: str, cwd: Path) -> None:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (command, done.stderr[-500:])

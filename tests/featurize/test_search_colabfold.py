@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 from pathlib import Path
 
 import pytest
 from tests.featurize.golden import INPUTS
 from tests.featurize.search_programs import (
+    add_taxa,
+    call,
     cluster_db,
     family,
+    fasta,
     hh_db,
     mmseqs_db,
     require_programs,
@@ -80,12 +84,48 @@ def test_members_of_clusters_are_found_and_next_databases_start_from_the_profile
     assert hit.split("\t")[:2] == ["query", "2xyz_B"] and hit.endswith("M")
 
 
-def test_rows_to_pair_are_all_there_by_taxon(places: Path, tmp_path: Path) -> None:
-    found = search(places, tmp_path / "cache", "uniref", expansion="pair")
-    whole = pair([found["one", "uniref"], found["other", "uniref"]], complete=True)
-    heads = [[head for head, _ in records_of(block)[1:]] for block in whole]
-    taxa = [[head.partition("TaxID=")[2].split()[0] for head in block] for block in heads]
-    assert taxa[0] == taxa[1] and sorted(taxa[0]) == ["1", "2", "3", "4", "5"]
+def test_rows_are_paired_as_mmseqs_itself_pairs_them(tmp_path: Path) -> None:
+    require_programs()
+    draw, taxa = random.Random(0), {}
+    known = []
+    for f, kin in enumerate((family(1, 20, 90), family(2, 20, 90))):
+        for n, sequence in enumerate(kin[1:]):  # several rows of some taxa, some of one chain only
+            name = f"UniRef100_F{f}N{n}"
+            taxa[name] = draw.randrange(2, 12) + (0 if n % 3 else 20 * f)
+            known.append((f"{name} Thing n=1 TaxID={taxa[name]} RepID=X", sequence))
+    cluster_db(tmp_path / "uniref", known)
+    add_taxa(f"{tmp_path / 'uniref'}_seq", taxa)
+    texts = search(tmp_path, tmp_path / "cache", "uniref", expansion="pair")
+    blocks = pair([texts["one", "uniref"], texts["other", "uniref"]], complete=True)
+    # The steps of ColabFold's own search for pairs.
+    config, aligned = (
+        SearchConfig.colabfold(expansion="pair"),
+        ("tmp/latest/profile_1", "uniref_seq"),
+    )
+    fasta(tmp_path / "q.fasta", [("one", ONE[0]), ("other", OTHER[0])])
+    call("mmseqs", "createdb", "q.fasta", "q", "--shuffle", "0", cwd=tmp_path)
+    limits = ("--expansion-mode", "0", "--expand-filter-clusters", "0", "-e", "inf")
+    for step in (
+        ("search", "q", "uniref", "hits", "tmp", *config.mmseqs_options()),
+        ("expandaln", "q", "uniref_seq", "hits", "uniref_aln", "all", *limits),
+        ("align", *aligned, "all", "again", *config.align_options()),
+        ("pairaln", "q", "uniref_seq", "again", "pairs"),
+        ("align", *aligned, "pairs", "whole", "-e", "inf", "-a"),
+        ("pairaln", "q", "uniref_seq", "whole", "found"),
+        ("result2msa", "q", "uniref_seq", "found", "msa", "--msa-format-mode", "5"),
+    ):
+        call("mmseqs", *step, "--threads", "1", cwd=tmp_path)
+    data = (tmp_path / "msa").read_bytes().split(b"\0")
+    theirs = list(zip(*(named_rows(text) for text in data[:2]), strict=True))
+    ours = list(zip(*(named_rows(text) for text in blocks), strict=True))
+    assert len(ours) == len(set(ours)) > 4
+    assert set(ours) == set(theirs)  # mmseqs goes by taxon id, ours by likeness
+    assert [taxa[one[0]] for one, _ in theirs] == sorted({taxa[one[0]] for one, _ in ours})
+
+
+def named_rows(a3m: bytes) -> list[tuple[str, str]]:
+    """Name and letters of each row but the query's."""
+    return [(head.split()[0], letters) for head, letters in records_of(a3m)[1:]]
 
 
 def test_templates_of_mmseqs_need_a_profile_to_start_from(places: Path, tmp_path: Path) -> None:

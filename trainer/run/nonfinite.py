@@ -48,7 +48,9 @@ class HeldBatches:
 
     def __init__(self, device: torch.device, num_passes: int) -> None:
         copied = device.type == "cuda" and num_passes > 1
-        self._stream = torch.cuda.Stream(device) if copied else None
+        self._stream: torch.cuda.Stream | None = None
+        if copied:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def hold(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch, or its copy, which is whole after `wait`."""
