@@ -24,7 +24,9 @@ TIMES = 3  # each of the two slots at least once
 _LOG = logging.getLogger(__name__)
 
 
-def checked(axis: Axis, device: torch.device, shape: tuple[int, int, int, int] = SHAPE) -> Axis:
+def checked(
+    axis: Axis, device: torch.device, shape: tuple[int, int, int, int] = SHAPE, times: int = TIMES
+) -> Axis:
     """The axis, without its memory (and a warning) if any bit of any exchange through it differs.
 
     All ranks of the axis must call it, and agree.
@@ -33,6 +35,7 @@ def checked(axis: Axis, device: torch.device, shape: tuple[int, int, int, int] =
         axis: who takes part.
         device: of this rank.
         shape: what is exchanged, `[B, I, J, C]`.
+        times: how often each kind of exchange is tried.
     """
     if axis.memory is None or axis.size == 1:
         return axis
@@ -40,7 +43,7 @@ def checked(axis: Axis, device: torch.device, shape: tuple[int, int, int, int] =
     wrong = torch.zeros((), device=device)
     for call in _calls(axis.rank, device, shape):
         expected = call(plain)
-        for _ in range(TIMES):
+        for _ in range(times):
             found = call(axis)
             wrong += float(found.shape != expected.shape or not torch.equal(found, expected))
     dist.all_reduce(wrong, group=axis.group)

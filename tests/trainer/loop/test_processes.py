@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.trainer.loop.train_standin import train_standin
+from tests.trainer.forked import fork, run_ranks
+from tests.trainer.loop.train_standin import print_standin, train_standin
 
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
@@ -22,26 +24,31 @@ SCRIPT = Path(__file__).with_name("train_standin.py")
 SOURCE = Path(__file__).parents[3] / "src"
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
+def _torchrun(ranks: int, *arguments: object) -> str:
+    """Run the script on some ranks; what they printed."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *command], env=environment, stdout=pipe, stderr=pipe)
+    done = subprocess.run(
+        [sys.executable, *command, str(SCRIPT), *map(str, arguments)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def _ranks(out: Path, steps: int, ranks: int, accumulate: int, clip: str) -> dict[str, Any]:
-    """Run the script on some ranks; what the first one printed."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = _start([*torchrun, str(SCRIPT), str(out), str(steps), str(accumulate), clip])
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()
-    return json.loads(output.decode().splitlines()[-1])
+def _last(printed: str) -> dict[str, Any]:
+    return json.loads(printed.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "clip"), [(2, "global"), (4, "per_example")])
 def test_several_ranks_train_the_same_model_as_one(tmp_path: Path, ranks: int, clip: str) -> None:
     alone = train_standin(tmp_path / "one", 60, 4, clip)
-    several = _ranks(tmp_path / "several", 60, ranks, 4 // ranks, clip)
+    arguments = (tmp_path / "several", 60, 4 // ranks, clip)
+    several = _last(
+        _torchrun(ranks, *arguments) if ranks == 2
+        else run_ranks(ranks, print_standin, *arguments, folder=tmp_path)
+    )  # fmt: skip
     assert several["losses"] == pytest.approx(alone.losses, rel=1e-5)
     # Adam and clipping hide a gradient of the wrong size: its norm does not.
     ours, theirs = (
@@ -71,23 +78,24 @@ def _killed_again_and_again(out: Path) -> tuple[int, dict[str, Any]]:
     deaths = 0
     for delay in (0.0, 0.013, 0.031, 0.002):
         before = newest_checkpoint(out / CHECKPOINTS)
-        process = _start([str(SCRIPT), str(out), "40", "1", "global"])
+        log = out.with_name(f"{out.name}.{deaths}.log")
+        process = fork(print_standin, out, 40, 1, "global", log=log)
         _wait_for_a_newer(out / CHECKPOINTS, before, process)
         time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        output, errors = process.communicate()
-        assert newest_checkpoint(out / CHECKPOINTS) is not None, errors.decode()
-        if process.returncode != -signal.SIGKILL:
-            assert process.returncode == 0, errors.decode()
-            return deaths, json.loads(output.decode().splitlines()[-1])
+        process.kill()
+        process.join()
+        assert newest_checkpoint(out / CHECKPOINTS) is not None, log.read_text()
+        if process.exitcode != -signal.SIGKILL:
+            assert process.exitcode == 0, log.read_text()
+            return deaths, _last(log.read_text())
         deaths += 1
-    return deaths, _ranks(out, 40, 1, 1, "global")
+    return deaths, _last(run_ranks(1, print_standin, out, 40, 1, "global", folder=out))
 
 
-def _wait_for_a_newer(folder: Path, before: Any, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_a_newer(folder: Path, before: Any, process: ForkServerProcess) -> None:
     deadline = time.monotonic() + 240
     names = {before.path.name} if before else set()
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_alive():
         if {path.name for path in folder.glob("step_*")} - names:
             return
         time.sleep(0.002)

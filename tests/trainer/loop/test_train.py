@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.trainer.forked import run_ranks
 from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.cli import main
@@ -101,22 +99,12 @@ def test_a_run_handed_from_one_rank_to_two_to_four_is_the_same_run(
     for ranks, steps in ((2, 3), (4, 5)):
         path = tmp_path / f"{ranks}.yaml"
         save_config(config(steps, accumulate=4 // ranks), path)
-        where = ["--dataset", tiny_dataset, "--out", str(out), "--resume"]
-        _torchrun(ranks, ["train", str(path), *where])
+        where = ["--dataset", tiny_dataset, "--out", str(out), "--resume", "--device", "cpu"]
+        run_ranks(ranks, main, ["train", str(path), *where, "--json"], folder=tmp_path)
     lines = read_steps(out)
     assert [line["loss"] for line in lines] == pytest.approx(alone, rel=1e-5)
     norms = [line["norm"] for line in read_steps(tmp_path / "alone")]
     assert [line["norm"] for line in lines] == pytest.approx(norms, rel=1e-3)
-
-
-def _torchrun(ranks: int, arguments: list[str]) -> None:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(ranks), "-m", "evofeed.cli", *arguments, "--device", "cpu", "--json",
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("name", ["run", "run/checkpoints/step_00000007", "a.pt", "a.npz"])

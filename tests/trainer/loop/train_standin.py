@@ -34,11 +34,12 @@ def train_standin(out: Path, steps: int, accumulate: int, clip: str) -> TrainRes
         return run(config, model, squared_error, loader, world=world, out=out, resume=True)
 
 
-def main() -> None:
-    result = train_standin(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+def print_standin(out: Path, steps: int, accumulate: int, clip: str) -> None:
+    """As `train_standin`; the first rank prints."""
+    result = train_standin(out, steps, accumulate, clip)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps({"first": result.first_step, "losses": result.losses}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_standin(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

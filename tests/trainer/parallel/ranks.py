@@ -1,6 +1,4 @@
-"""The model on the ranks of one axis and whole on each of them: run by torchrun, says what differs.
-
-torchrun --standalone --nproc-per-node 4 tests/trainer/parallel/ranks.py OUT DATASET
+"""The model on the ranks of one axis, and whole on the first of them: says what differs.
 
 Then it trains on the dataset, in pairs of ranks and all together (see `train_ranks.py`).
 """
@@ -9,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,10 +55,16 @@ def differences(
     Some gradients are zero but for rounding: no softmax sees what is added to all its logits.
     They are compared with a thousandth of the largest gradient.
     """
-    whole, shared = build(), parallelize(build(), axis)
-    found = {}
-    (loss, outputs), (ours, our_outputs) = (_step(m, batch) for m in (whole, shared))
-    found["loss"] = _difference(ours, loss)
+    shared = parallelize(build(), axis)
+    ours, our_outputs = _step(shared, batch)
+    for part in shared.parameters():
+        if part.grad is not None:
+            dist.all_reduce(part.grad, group=axis.group)
+    if axis.rank:
+        return {}
+    whole = build()
+    loss, outputs = _step(whole, batch)
+    found = {"loss": _difference(ours, loss)}
     for name in ("msa", "pair", "single", "final_atom_positions", "distogram_logits"):
         found[f"output {name}"] = _difference(our_outputs[name], outputs[name])
     grads = [p.grad.abs().max().item() for p in whole.parameters() if p.grad is not None]
@@ -69,7 +72,6 @@ def differences(
         assert (one.grad is None) == (part.grad is None), name
         if one.grad is None or part.grad is None:
             continue
-        dist.all_reduce(part.grad, group=axis.group)
         found[f"gradient {name}"] = _difference(part.grad / axis.size, one.grad, 1e-3 * max(grads))
     return found
 
@@ -120,39 +122,47 @@ def fused_block(axis: Axis) -> dict[str, float]:
     msa_mask, pair_mask = (torch.rand(1, n, N).gt(0.1).float() for n in (S, N))
     found = {}
     with interpreted():
-        for stack in (whole, shared):
-            torch.manual_seed(7)
-            given = [m.clone().requires_grad_(), z.clone().requires_grad_()]
-            made = stack(*given, msa_mask, pair_mask)
-            sum(x.square().sum() for x in made).backward()
-            inputs = {f"input {n}": x.grad for n, x in zip("mz", given, strict=True)}
-            outputs = {f"output {n}": x for n, x in enumerate(made)}
-            weights = {n: p.grad for n, p in stack.named_parameters()}
-            if stack is whole:
-                expected = (inputs, outputs, weights)
-    least = 1e-3 * max(value.abs().max().item() for value in expected[2].values())
-    for ours, theirs in zip((inputs, outputs, weights), expected, strict=True):
-        for name, value in ours.items():
-            value = value.detach().clone()
-            if ours is not outputs:
+        ours = _made(shared, m, z, msa_mask, pair_mask)
+        for values in (ours["input"], ours["weight"]):
+            for value in values.values():
                 dist.all_reduce(value, group=axis.group)
                 value /= axis.size
-            found[name] = _difference(value, theirs[name], least)
+        if axis.rank:
+            return {}
+        theirs = _made(whole, m, z, msa_mask, pair_mask)
+    least = 1e-3 * max(value.abs().max().item() for value in theirs["weight"].values())
+    for kind, values in ours.items():
+        for name, value in values.items():
+            found[f"{kind} {name}"] = _difference(value, theirs[kind][name], least)
     return found
+
+
+def _made(stack: nn.Module, m: Tensor, z: Tensor, *masks: Tensor) -> dict[str, dict[str, Tensor]]:
+    """Outputs of a stack, and the gradients of its inputs and weights."""
+    torch.manual_seed(7)
+    given = {"m": m.clone().requires_grad_(), "z": z.clone().requires_grad_()}
+    made = stack(*given.values(), *masks)
+    sum(x.square().sum() for x in made).backward()
+    return {
+        "input": {name: x.grad for name, x in given.items() if x.grad is not None},
+        "output": {str(n): x.detach() for n, x in enumerate(made)},
+        "weight": {n: p.grad for n, p in stack.named_parameters() if p.grad is not None},
+    }
 
 
 def in_parts(axis: Axis) -> dict[str, float]:
     """Prediction with all that is larger than the pairs in parts, against all at once."""
     batch = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
                    no_recycling_iters=1)  # fmt: skip
-    whole, shared = small_model().double().eval(), small_model().double().eval()
-    parallelize(shared, axis)
+    whole = small_model().double().eval()
+    shared = parallelize(small_model().double().eval(), axis)
     kept = rows.ON_CPU
     rows._budget.cache_clear()
     rows.ON_CPU = 2000  # bytes: a row or two of everything
     try:
         with torch.no_grad():
-            expected, found = whole(batch), shared(batch)
+            found = shared(batch)
+            expected = found if axis.rank else whole(batch)
     finally:
         rows.ON_CPU = kept
         rows._budget.cache_clear()
@@ -216,9 +226,9 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
             expected = axis.part(whole, dim) * (axis.size * (axis.size + 1) // 2)
             found[f"reduce {name}"] = _difference(reduced(added, axis, dim), expected)
     small = (1, 4, 3, 8)
-    found["checked"] = float(checked(axis, whole.device, small) is not axis)
+    found["checked"] = float(checked(axis, whole.device, small, 2) is not axis)
     spoilt = replace(axis, memory=cast(PeerMemory, Spoilt(axis.memory)))
-    found["spoilt"] = float(checked(spoilt, whole.device, small).memory is not None)
+    found["spoilt"] = float(checked(spoilt, whole.device, small, 1).memory is not None)
     assert not axis.memory.fits(torch.float32, 1 << 20) and not axis.memory.fits(torch.int32, 1)
     return found
 
@@ -275,7 +285,3 @@ def main(out: Path, dataset: str) -> None:
         assert not done.code
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
