@@ -72,6 +72,8 @@ class CheckReport:
     residues: int = 0
     input_bytes: int = 0
     findings: dict[str, Finding] = field(default_factory=dict)
+    spreads: dict[str, list[float]] = field(default_factory=dict)
+    """For plots: residues, resolution and year of release of the chains that say them."""
 
     @property
     def ok(self) -> bool:
@@ -232,6 +234,11 @@ def _check_queries(
             )
             return
         sequence = chains[name]
+        if structure.resolution:
+            report.spreads.setdefault("resolution, Å", []).append(structure.resolution)
+        if structure.release_date:
+            year = float(structure.release_date[:4])
+            report.spreads.setdefault("year of release", []).append(year)
     for role, file in alignments:
         query = query_of(read_part(file, config.caps), role, path=file.path)
         sequence = sequence or query
@@ -246,6 +253,7 @@ def _check_queries(
 
 def _check_sequence(chain_id: str, sequence: str, report: CheckReport) -> None:
     report.residues += len(sequence)
+    report.spreads.setdefault("residues", []).append(len(sequence))
     odd = "".join(sorted(set(sequence) - set(RESTYPES)))
     if odd:
         report.add("odd letters", f"{chain_id}: {odd}")

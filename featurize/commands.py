@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.options import picture_name
+
 
 def featurize(
     input_uri: Annotated[
@@ -174,13 +176,17 @@ def check(
     stage: Annotated[
         str, typer.Option(help="Where an INPUT in a bucket is copied; else ~/.cache/evofeed.")
     ] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option(callback=picture_name, help="Picture of what is there and what is amiss."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Look an input over and say what a job would make of it; writes nothing.
+    """Look an input over and say what a job would make of it; makes nothing of it.
 
     Exit code 1 if there are errors.
 
-    Example: evofeed check raw/
+    Example: evofeed check raw/ --plot raw.png
     """
     from evofeed.featurize.check import check_input
     from evofeed.featurize.stage import is_remote
@@ -189,6 +195,10 @@ def check(
         input_uri = _stage(input_uri, stage, as_json)
     finder = _finder(structures, templates, distillation)
     found = check_input(input_uri, clusters=clusters, **finder)
+    if plot:
+        from evofeed.pictures import draw_check
+
+        draw_check(found.to_dict(), found.spreads, plot)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

@@ -102,10 +102,47 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
     step = max(1, len(years) // 5)
     axes[1, 1].set_xticks(range(0, len(years), step), list(years)[::step])
     axes[1, 1].set_xlabel("year of release" if years else "year of release: unknown")
-    _left_out(axes[1, 2], card["left_out"])
+    left_out = card["left_out"]
+    _left_out(axes[1, 2], left_out, "chains left out" if left_out else "nothing was left out")
     for axis in (axes[0, 0], axes[1, 0]):
         axis.set_ylabel("chains")
     figure.suptitle(f"{card['name']}: {card['chains']:,} chains, {card['digest'][:12]}")
+    return _save(figure, path)
+
+
+def draw_check(
+    report: Mapping[str, Any], spreads: Mapping[str, Sequence[float]], path: Path
+) -> Path:
+    """What an input holds, and what is amiss in it.
+
+    Args:
+        report: `CheckReport.to_dict()`.
+        spreads: its `spreads`.
+        path: the picture to write.
+    """
+    plt = _pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(11, 6), layout="constrained")
+    panels = ("residues", "resolution, Å", "year of release")
+    for axis, name in zip(axes.flat, panels, strict=False):
+        values = np.asarray(spreads.get(name, ()))
+        axis.set_xlabel(name if values.size else f"{name}: unknown")
+        axis.set_ylabel("chains")
+        if values.size and name == "year of release":
+            years, counts = np.unique(values, return_counts=True)
+            axis.bar(years, counts)
+        elif values.size:
+            axis.hist(values, bins=30)
+        if values.size and (lacking := report["chains"] - len(values)) > 0:
+            axis.set_title(f"unknown of {lacking:,}", fontsize="small")
+    kinds = [
+        {"reason": f"{kind['severity']}: {kind['kind']}", "count": kind["count"]}
+        for kind in report["findings"]
+    ]
+    _left_out(axes[1, 1], kinds, "findings" if kinds else "nothing amiss")
+    figure.suptitle(
+        f"{report['chains']:,} chains, {report['with_structure']:,} with a structure, "
+        f"{report['with_alignments']:,} with alignments"
+    )
     return _save(figure, path)
 
 
@@ -121,12 +158,12 @@ def _histogram(axis: Any, column: Mapping[str, Any], label: str) -> None:
         axis.set_title(f"unknown of {column['unknown']:,}", fontsize="small")
 
 
-def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]]) -> None:
-    """Bars, the commonest reason on top; reasons beyond the sixth together."""
+def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]], label: str) -> None:
+    """Bars in the order given; reasons beyond the sixth together."""
     counts = [(kind["reason"][:48], kind["count"]) for kind in kinds[:6]]
     if len(kinds) > 6:
         counts.append(("other reasons", sum(kind["count"] for kind in kinds[6:])))
-    axis.set_xlabel("chains left out" if counts else "nothing was left out")
+    axis.set_xlabel(label)
     axis.set_yticks([])
     axis.barh(range(len(counts)), [count for _, count in counts], color="C1", alpha=0.5)
     for place, (reason, count) in enumerate(counts):

@@ -12,8 +12,9 @@ from tests.featurize.test_layouts import as_downloaded, flattened, small_chains,
 
 from evofeed.errors import InputError
 from evofeed.featurize import check_input
-from evofeed.featurize.check import Depth
+from evofeed.featurize.check import CheckReport, Depth
 from evofeed.featurize.structure_files import parse_structure
+from evofeed.pictures import draw_check
 
 
 def chains_of(file: Path) -> list[str]:
@@ -32,6 +33,15 @@ def test_a_good_input_has_no_errors(depth: Depth, golden: Path) -> None:
     assert report.findings["no structure"].count == report.chains - report.with_structure
     assert seen[-1] == (report.chains, report.chains)
     assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+    assert sum(report.spreads.get("residues", ())) == report.residues
+
+
+def test_what_is_there_and_what_is_amiss_are_drawn(tmp_path: Path, golden: Path) -> None:
+    report = check_input(str(INPUTS[0]))
+    assert len(report.spreads["year of release"]) <= report.with_structure
+    for name, found in (("good", report), ("empty", CheckReport("x", "names"))):
+        picture = draw_check(found.to_dict(), found.spreads, tmp_path / f"{name}.png")
+        assert picture.stat().st_size > 10_000
 
 
 def test_every_fault_is_counted_with_an_example(tmp_path: Path, golden: Path) -> None:
