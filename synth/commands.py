@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,9 @@ def synth(
     mean_members: Annotated[
         int, typer.Option(min=1, help="Chains with a structure in a typical family.")
     ] = 6,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes, the same bytes; 0: one per core.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Write a synthetic raw dataset in the OpenProteinSet layout.
@@ -58,6 +62,7 @@ def synth(
             mean_depth=mean_depth,
             mean_members=mean_members,
             stoichiometries=(stoichiometry or STOICHIOMETRIES) if complexes else (),
+            workers=workers or len(os.sched_getaffinity(0)),
             progress=lambda done: bar.advance(task, done),
         )
     if as_json:

@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=1, help="cards")
     parser.add_argument("--target", type=float, action="append", help="default: 0.5 and 0.7")
     parser.add_argument("--seconds", type=float, default=600, help="give up after so long")
-    parser.add_argument("--chains", type=int, default=1500, help="to train on")
+    parser.add_argument("--chains", type=int, default=6000, help="to train on")
     parser.add_argument("--held-out", type=int, default=80, help="chains to measure on")
     parser.add_argument("--device", default="")
     return parser.parse_args()

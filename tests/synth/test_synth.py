@@ -13,7 +13,7 @@ from evofeed.featurize import FeaturizeConfig, discover, featurize_chain
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.residues import ATOM_ORDER, GAP
-from evofeed.synth import evolve, write_synthetic
+from evofeed.synth import evolve, write, write_synthetic
 from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact
 from evofeed.synth.damage import DAMAGES
@@ -38,9 +38,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_seed_writes_the_same_bytes_and_another_does_not(
-    raw: Path, tmp_path: Path
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_synthetic(tmp_path / "same", 40, seed=1, **SMALL)
+    monkeypatch.setattr(write, "_SPAN", 4)
+    write_synthetic(tmp_path / "same", 40, seed=1, workers=2, **SMALL)
     write_synthetic(tmp_path / "other", 40, seed=2, **SMALL)
     assert tree_digest(tmp_path / "same") == tree_digest(raw)
     assert tree_digest(tmp_path / "other") != tree_digest(raw)
