@@ -49,9 +49,11 @@ def program_of(kind: Kind, is_template: bool, config: SearchConfig) -> str:
     """The program, its version with it, that searches a kind of database here.
 
     Raises:
-        InputError: it is not on the PATH.
+        InputError: it is not on the PATH, or cannot use the GPU that it shall.
     """
     if kind == "mmseqs":
+        if config.gpu:
+            programs.check_gpu_build()
         return programs.version("mmseqs")
     if kind == "hh":
         return programs.version("hhsearch" if is_template else "hhblits")

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.featurize.search_programs import mmseqs_db, require_programs
 
-from evofeed.errors import SearchFailed
+from evofeed.errors import InputError, SearchFailed
 from evofeed.featurize import SearchConfig
-from evofeed.featurize.search import mmseqs
+from evofeed.featurize.search import Database, mmseqs, run_search
 from evofeed.featurize.search.programs import Scratch
+from evofeed.featurize.search.work import look_at
+from evofeed.featurize.sources import ChainSource
 
 STAND_IN = """#!/usr/bin/env python3
 import json, pathlib, sys
@@ -39,6 +42,21 @@ def test_a_search_on_the_gpu_is_called_as_colabfold_calls_it(
     assert options["--gpu"] == options["--prefilter-mode"] == "1" and "-s" not in options
     assert options.get("--gpu-server") == ("1" if server else None)
     assert (options["--num-iterations"], options["--max-seqs"]) == ("3", "10000")
+
+
+def test_a_build_without_gpus_is_told_so_before_anything_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_programs()  # Debian's mmseqs has none
+    database = Database("x", mmseqs_db(tmp_path / "x", [("a", "ACDEFGHIKLMNPQRSTVWY")]))
+    chains = [ChainSource("c", sequence="ACDEFGHIKLMNPQRSTVWY")]
+    with pytest.raises(InputError, match="knows no --gpu: leave it out"):
+        run_search(chains, str(tmp_path / "out"), [database], config=SearchConfig(gpu=True))
+    program = tmp_path / "mmseqs"
+    program.write_text("#!/bin/sh\necho ' --gpu INT Use GPU (CUDA) if possible [0]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert look_at(database, SearchConfig(gpu=True)).kind == "mmseqs"
 
 
 def test_a_server_needs_a_gpu() -> None:
