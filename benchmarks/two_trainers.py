@@ -335,17 +335,15 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
 def compare(paths: Sequence[Path]) -> dict[str, Any]:
     """How far runs of each precision lie apart, term by term.
 
-    For each pair of runs with the same precision and kind of dropout: the start's largest
+    For each pair of runs with the same precision, kind of dropout and device: the start's largest
     relative difference, and over the steps the mean of |a - b| divided by the mean of (a + b) / 2.
     """
     runs = {path.stem: json.loads(path.read_text()) for path in paths}
     pairs = []
     for i, (name_a, a) in enumerate(runs.items()):
         for name_b, b in list(runs.items())[i + 1 :]:
-            comparable = a["precision"] == b["precision"] and (a["dropout"] < 0) == (
-                b["dropout"] < 0
-            )
-            if comparable:
+            kinds = [(x["precision"], x["dropout"] < 0, x["device"]) for x in (a, b)]
+            if kinds[0] == kinds[1]:
                 pairs.append({"runs": [name_a, name_b], **_apart(a, b)})
     return {"runs": runs, "pairs": pairs}
 
@@ -361,7 +359,7 @@ def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         return sum(abs(x - y) for x, y in values) / sum((abs(x) + abs(y)) / 2 for x, y in values)
 
     starts = [(a["start"][name], b["start"][name]) for name in TERMS]
-    measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x]
+    measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x and "metrics" in y]
     return {
         "same_trainer": a["trainer"] == b["trainer"],
         "precision": a["precision"],
@@ -378,13 +376,13 @@ def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Loss, FAPE, norm and validation of all runs of bfloat16 with dropout."""
+    """Loss, FAPE, norm and validation of all runs on GPUs."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    runs = {n: r for n, r in found["runs"].items() if r["dropout"] >= 0}
+    runs = {n: r for n, r in found["runs"].items() if r["device"] != "CPU"}
     columns = sorted({r["precision"] for r in runs.values()})
     panels = (("loss", "loss"), ("fape", "FAPE"), ("norm", "gradient norm"), ("lddt", "lDDT-Cα"))
     figure, axes = plt.subplots(
@@ -398,14 +396,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 continue
             style = lines[one["dropout"] % 3]
             look = {"color": colors[one["trainer"]], "linestyle": style, "linewidth": 1}
-            label = f"{one['trainer']}, dropout seed {one['dropout']}"
+            masks = f"dropout seed {one['dropout']}" if one["dropout"] >= 0 else "no dropout"
+            label = f"{one['trainer']}, {masks}"
             for row, (key, _) in enumerate(panels):
                 x, y = _series(one, key)
-                axes[row][column].plot(x, y, label=label, **look)
+                marker = "o" if key == "lddt" else ""
+                axes[row][column].plot(x, y, label=label, marker=marker, markersize=4, **look)
         axes[0][column].set_title(precision)
     for row, (_, title) in enumerate(panels):
         axes[row][0].set_ylabel(title)
-    axes[0][0].legend(fontsize=7)
+    for axis in axes[0]:
+        axis.legend(fontsize=7)
     for axis in axes[-1]:
         axis.set_xlabel("step")
     figure.tight_layout()
