@@ -6,7 +6,7 @@
 unchanged, for two sequences: single chains with templates, or pairs. Five principals, each with a
 token and a process of its own: one has thirty clients, the others five, of which one principal's
 are Boltz's. The server searches mmseqs databases as ColabFold does, lets a principal have
-twenty tickets waiting; a client beyond that is told 429 and
+twenty tickets waiting; a client beyond that gets 429 and
 Retry-After, and comes again as its own code has it. An answer is right if it is to the letter what
 the same sequences have when they are searched without the server, pairs joined, and its templates
 are there with their structures.
@@ -89,15 +89,15 @@ def main() -> None:
         server = _serve(folder, settings, args.port)
         try:
             began = time.time()
-            told = _ask(args, folder, families)
+            results = _ask(args, folder, families)
             seconds = time.time() - began
-            answers = [answer for one in told for answer in one["answers"]]
+            answers = [answer for one in results for answer in one["answers"]]
         finally:
             server.terminate()
             server.wait(60)
         alone = _alone(folder, settings, answers)
         right = [_is_right(a, alone) for a in answers]
-    limits = [limit for one in told for limit in one["limits"]]
+    limits = [limit for one in results for limit in one["limits"]]
     found = {
         "command": "python benchmarks/msa_server.py --peers PYTHON",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -114,7 +114,9 @@ def main() -> None:
         "told_429": len(limits),
         "with_retry_after": sum(1 for after, status in limits if after and status == "RATELIMIT"),
         "seconds": round(seconds, 1),
-        "principals": [_spread(one["answers"], n == len(told) - 1) for n, one in enumerate(told)],
+        "principals": [
+            _spread(one["answers"], n == len(results) - 1) for n, one in enumerate(results)
+        ],
     }
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1)[:3000])
@@ -216,13 +218,13 @@ def _ask(args: argparse.Namespace, folder: Path, families: list[list[str]]) -> l
             cwd=folder,
         )
         children.append(child)
-    told = []
+    results = []
     for child in children:
         out, err = child.communicate(timeout=3600)
         if child.returncode:
             raise SystemExit(err.decode()[-2000:])
-        told.append(json.loads(out.splitlines()[-1]))
-    return told
+        results.append(json.loads(out.splitlines()[-1]))
+    return results
 
 
 def _alone(

@@ -81,13 +81,13 @@ def main() -> None:
             limit=120.0,
         )  # fmt: skip
 
-    def told(settings: Settings, trial: Trial) -> None:
+    def report(settings: Settings, trial: Trial) -> None:
         result["trials"].append({"settings": asdict(settings), **asdict(trial)})
         print(json.dumps(result["trials"][-1]), flush=True)
         keep()
 
     values = alternatives(options.ranks, cuda, lossy=False)
-    found = search(run, measure, values, ranks=options.ranks, rounds=options.rounds, told=told)
+    found = search(run, measure, values, ranks=options.ranks, rounds=options.rounds, report=report)
     result |= {"default": asdict(found.default), "chosen": asdict(found.chosen)}
     result |= {"ratios": found.ratios, "seconds_in_all": round(time.perf_counter() - began, 1)}
     keep()

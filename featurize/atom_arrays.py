@@ -60,11 +60,11 @@ def parse_atom_arrays(
     """
     config = config or FeaturizeConfig()
     entry, _, suffix = name.rpartition(".")
-    told: Mapping[str, Any] = {}
+    contents: Mapping[str, Any] = {}
     try:
         if suffix == "pkl":
-            told = unpickle(data, path)
-            chains = _of_protenix(told)
+            contents = unpickle(data, path)
+            chains = _of_protenix(contents)
         else:
             tables = Npz(data, path, config.caps)
             chains = _of_boltz(tables) if "chains" in tables else _of_openfold3(tables)
@@ -81,11 +81,11 @@ def parse_atom_arrays(
             f"{longest} residues, more than the cap of {config.caps.max_columns}", path=path or None
         )
     threshold = config.confidence_threshold if is_distillation else None
-    resolution = float(told.get("resolution") or 0.0)
+    resolution = float(contents.get("resolution") or 0.0)
     return Structure(
         file_id=entry,
         method="",
-        release_date=str(told.get("release_date") or ""),
+        release_date=str(contents.get("release_date") or ""),
         resolution=max(resolution, 0.0),
         sequences={chain: atoms.sequence for chain, atoms in chains.items()},
         place=lambda chain: _placed(chain, chains[chain], threshold),

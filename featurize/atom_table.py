@@ -167,7 +167,7 @@ class _Columns:
         return self._cache[name]
 
     def filled(self, name: str, other: list[str]) -> list[str]:
-        """A column in which `other` stands for what is unset."""
+        """A column in which `other` replaces what is unset."""
         values = self.text(name)
         if self._strict or not any(text in values for text in UNSET):
             return values

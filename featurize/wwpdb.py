@@ -17,7 +17,7 @@ DEVIATIONS: Final[dict[str, str]] = {
     "(write _entity_poly_seq)",
     "no experimental method": "filters by method leave it in (write _exptl.method)",
     "no resolution": "filters by resolution leave it in (write _refine.ls_d_res_high)",
-    "no table of chains": "chains are told apart by the author's names (write _struct_asym)",
+    "no table of chains": "chains are distinguished by the author's names (write _struct_asym)",
     "no assembly": "a complex is what the file holds (write _pdbx_struct_assembly_gen)",
     "components that are not defined": "of no known type, so they are no residue of a chain "
     "(write _chem_comp.type)",

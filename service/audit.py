@@ -11,7 +11,7 @@ from evofeed.service.tables import AuditRow
 
 
 def record(session: Session, principal: str, action: str, subject: str, **detail: Any) -> None:
-    """Add a line to the audit; it stands or falls with the session's transaction.
+    """Add a line to the audit; it is committed with the session's transaction.
 
     Args:
         session: an open write session.

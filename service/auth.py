@@ -193,7 +193,7 @@ def revoke_token(database: Database, token_id: str, principal: str = "local") ->
 
 
 def authenticate_text(database: Database, token: str, session: str = "") -> Principal:
-    """The principal a token stands for, or a browser's session where there is no token.
+    """The principal of a token, or a browser's session where there is no token.
 
     Raises:
         Problem: 401, there is none, or it is unknown, expired or revoked. Which
@@ -218,7 +218,7 @@ def authenticate_text(database: Database, token: str, session: str = "") -> Prin
 
 
 def principal_of(row: TokenRow) -> Principal:
-    """Who a token stands for."""
+    """The principal of a token."""
     return Principal(
         row.id,
         frozenset(row.scopes),

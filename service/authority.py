@@ -34,7 +34,7 @@ class Authority:
         self._lock = threading.Lock()
 
     def known(self, token: str, session: str) -> Principal | None:
-        """Who a token stands for, if the database says the same as when it was last asked.
+        """The principal of a token, if the database says the same as when it was last asked.
 
         None where it has to be asked. This waits for nothing.
         """
@@ -45,7 +45,7 @@ class Authority:
         return found[0] if expires is None or expires > time.time() else None
 
     def principal(self, token: str, session: str, reads_bytes: bool) -> Principal:
-        """Who a token or a browser's session stands for.
+        """The principal of a token or a browser's session.
 
         Raises:
             Problem: 401.

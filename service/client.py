@@ -198,7 +198,7 @@ class Client(Requests):
             snapshot: ref or digest.
             ref: what shall point at it; None: nothing.
             message: why, for the ref's history.
-            seen: is told of each shard that has arrived: how many so far, of how many.
+            seen: called for each shard that has arrived: how many so far, of how many.
 
         Raises:
             RefConflict: somebody moved the ref meanwhile.
@@ -304,7 +304,7 @@ class Client(Requests):
         Args:
             job_id: whose.
             seconds: between two looks.
-            seen: is told of each look.
+            seen: called after each look.
         """
         while True:
             job = self.job(job_id)

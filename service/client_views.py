@@ -98,7 +98,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Who is told of what happens; `events` None: how jobs end."""
+    """Who is notified of what happens; `events` None: how jobs end."""
 
     id: str
     url: str

@@ -1,6 +1,6 @@
 """Training runs: folders that people registered, each with a dataset it is about.
 
-A run is seen by whoever may see its dataset. What lies in its folder was written by others:
+A run is seen by whoever may see its dataset. Its folder was written by others:
 files are regular, of a limited size, and nothing in them is taken for granted.
 """
 
@@ -131,10 +131,10 @@ def read_facts(folder: str) -> dict[str, str]:
     if not isinstance(facts, dict):
         return {}
     config = facts.get("config")
-    told = {"preset": config.get("preset")} if isinstance(config, dict) else {}
+    known = {"preset": config.get("preset")} if isinstance(config, dict) else {}
     names = ("date", "command", "device", "world_size", "steps", "seconds", "parameters", "dataset")
-    told |= {name: facts.get(name) for name in names}
-    return {name: str(value)[:300] for name, value in told.items() if value not in (None, "")}
+    known |= {name: facts.get(name) for name in names}
+    return {name: str(value)[:300] for name, value in known.items() if value not in (None, "")}
 
 
 def read_structure(folder: str) -> tuple[np.ndarray, np.ndarray] | None:

@@ -305,7 +305,7 @@ class DeliveryRow(Base):
 
 
 class TicketRow(Base):
-    """Sequences handed in to be searched; `place` stands for the cache with their alignments."""
+    """Sequences handed in to be searched; `place` names the cache with their alignments."""
 
     __tablename__ = "tickets"
     __table_args__ = (Index("ix_tickets_state", "place", "state"),)

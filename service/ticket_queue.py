@@ -70,7 +70,7 @@ class TicketQueue:
 
     Args:
         database: where they are.
-        place: stands for the cache with their alignments.
+        place: names the cache with their alignments.
         max_waiting: tickets of one principal.
     """
 

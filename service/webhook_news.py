@@ -47,7 +47,7 @@ def ping(webhook_id: str, key: str) -> News:
 
 
 def news_for(session: Session, hook: WebhookRow) -> Iterator[News]:
-    """What a webhook has not been told."""
+    """What a webhook has not been sent."""
     events = hook.events if hook.events is not None else JOB_ENDS
     if states := [one.removeprefix("job.") for one in events if one.startswith("job.")]:
         yield from _ends(session, hook, states)
@@ -111,14 +111,14 @@ def _quarantined(session: Session, hook: WebhookRow) -> Iterator[News]:
         before = [body["data"] for body in session.scalars(sent)]
         if before and max(one["rows"] for one in before) == count:
             continue
-        told = {(c["chain_id"], c["message"]) for one in before for c in one["chains"]}
+        reported = {(c["chain_id"], c["message"]) for one in before for c in one["chains"]}
         rows = session.scalars(
             select(JobChain)
             .where(JobChain.job_id == attempt.job_id, JobChain.attempt == attempt.number)
             .where(JobChain.kind == "broken")
             .order_by(JobChain.id)
         )
-        new = [row for row in rows if (row.chain_id, row.message) not in told]
+        new = [row for row in rows if (row.chain_id, row.message) not in reported]
         if not new:
             continue
         data = {
@@ -129,10 +129,10 @@ def _quarantined(session: Session, hook: WebhookRow) -> Iterator[News]:
                 {"chain_id": row.chain_id, "type": row.type, "message": row.message}
                 for row in new[:_CHAINS]
             ],
-            "rows": count if len(new) <= _CHAINS else len(told) + _CHAINS,
+            "rows": count if len(new) <= _CHAINS else len(reported) + _CHAINS,
         }
         body = _body("chain.quarantined", time.time(), data)
-        yield News(f"{name}.{len(told)}", attempt.started_at, body)
+        yield News(f"{name}.{len(reported)}", attempt.started_at, body)
 
 
 def _body(kind: str, at: float, data: dict[str, Any]) -> dict[str, Any]:

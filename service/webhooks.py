@@ -172,7 +172,7 @@ class Notifier:
             self._busy.discard(hook_id)
 
     def collect(self) -> None:
-        """Write down a delivery for whatever a webhook has not been told."""
+        """Write down a delivery for whatever a webhook has not been sent."""
         with self._database.read() as session:
             hooks = session.scalars(select(WebhookRow).where(WebhookRow.disabled == "")).all()
             for hook in hooks:

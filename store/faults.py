@@ -31,7 +31,7 @@ COMMIT: Final = (
 POINTS: Final = (*PUT, *COMMIT)
 
 hook: Callable[[str], None] | None = None
-"""Told each point as it is reached; None outside tests."""
+"""Called at each point as it is reached; None outside tests."""
 
 
 def reached(point: str) -> None:

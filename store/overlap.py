@@ -19,7 +19,7 @@ _MAX_BYTES: Final = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What stands between two sets of chains and being apart.
+    """What two sets of chains have in common.
 
     Attributes:
         shared: chains of the first set, each with a chain of the second that is the

@@ -1,6 +1,6 @@
 """Parts of a snapshot under names of their own: filtered, and divided so that no cluster is torn.
 
-No shard is written: a part is an index of the same shards. What is left out stands in its
+No shard is written: a part is an index of the same shards. What is left out is in its
 manifest with the reason, so `dataset_card` tells it.
 """
 
@@ -123,8 +123,10 @@ def select_chains(
         unknown = set(found.unclustered) & set(base)
         reasons = dict.fromkeys(unknown, "in no cluster: nobody can tell what it is like") | reasons
     config = {"of": base.digest, "apart_from": [other.digest for other in apart_from]}
-    told = {k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, False, 0)}
-    return _part(base, into, lambda name: reasons.get(name, ""), {**config, **told}, clusters)
+    given = {
+        k: v for k, v in dataclasses.asdict(selection).items() if v not in ("", None, False, 0)
+    }
+    return _part(base, into, lambda name: reasons.get(name, ""), {**config, **given}, clusters)
 
 
 def split_chains(

@@ -52,13 +52,13 @@ def test_every_command_explains_itself_with_an_example_and_loads_nothing_heavy()
     code = (
         "import contextlib, io, json, sys\n"
         "from evofeed import cli\n"
-        "told = {}\n"
+        "shown = {}\n"
         "for name in cli.COMMANDS:\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as text:\n"
         "        with contextlib.suppress(SystemExit):\n"
         "            cli.main([name, '--help'])\n"
-        "    told[name] = text.getvalue(), sorted(set(sys.modules) & set(sys.argv[1:]))\n"
-        "print(json.dumps(told))\n"
+        "    shown[name] = text.getvalue(), sorted(set(sys.modules) & set(sys.argv[1:]))\n"
+        "print(json.dumps(shown))\n"
     )
     command = [sys.executable, "-c", code, *HEAVY]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

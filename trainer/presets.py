@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Everything that a name such as `finetuning` stands for."""
+    """Everything that a name such as `finetuning` means."""
 
     model: ModelConfig
     loss: LossConfig

@@ -1,4 +1,4 @@
-"""Stands in for an agent of Ray's: says on which port it would be, and waits for its raylet's end.
+"""Replaces an agent of Ray's: says on which port it would be, and waits for its raylet's end.
 
     python -S ray_agent.py dashboard_agent_command SESSION_DIR NODE_ID
 

@@ -29,7 +29,7 @@ def starting(minimal: bool) -> Iterator[None]:
     If the raylet or the GCS ends meanwhile, so does this process: Ray would wait for a minute.
 
     Args:
-        lean: start a GCS and a raylet only. Fails where this version of Ray needs more.
+        minimal: start a GCS and a raylet only. Fails where this version of Ray needs more.
     """
     from ray._private import node, services, utils
 

@@ -121,7 +121,7 @@ def _boltz(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
     records = found.get("records", []) if isinstance(found, dict) else found
     for record in records:
         entry = str(record["id"])
-        told = record.get("structure") or {}
+        known = record.get("structure") or {}
         for chain in record["chains"]:
             if chain["mol_type"] != 0:
                 continue
@@ -139,7 +139,7 @@ def _boltz(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
                 structure_chain=name,
                 alignments=refs,
                 notes=tuple(notes),
-                **_told(told.get("released"), told.get("resolution"), told.get("method")),
+                **_facts(known.get("released"), known.get("resolution"), known.get("method")),
             )
 
 
@@ -190,10 +190,10 @@ def _openfold3(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
         return
     structures = _entry_files(root)
     arrays = _array_files(root, set(structures.values()))
-    for entry, told in _read_json(cache)["structure_data"].items():
+    for entry, known in _read_json(cache)["structure_data"].items():
         chains = {
             name: chain
-            for name, chain in (told.get("chains") or {}).items()
+            for name, chain in (known.get("chains") or {}).items()
             if chain.get("molecule_type", "PROTEIN") in ("PROTEIN", 0)
         }
         authors = Counter(str(chain.get("auth_asym_id")) for chain in chains.values())
@@ -207,12 +207,12 @@ def _openfold3(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
                 structure=str(structures[entry]) if entry in structures else None,
                 structure_chain=str(name),
                 alignments=_openfold3_alignments(file, beside) if file else (),
-                is_distillation=beside.is_distillation or "release_date" not in told,
+                is_distillation=beside.is_distillation or "release_date" not in known,
                 notes=() if file else ("the set has no alignment for it",),
-                **_told(
-                    told.get("release_date"),
-                    told.get("resolution"),
-                    told.get("experimental_method"),
+                **_facts(
+                    known.get("release_date"),
+                    known.get("resolution"),
+                    known.get("experimental_method"),
                 ),
             )
 
@@ -304,7 +304,7 @@ def _protenix(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
                 structure_chain=row["chain_1_id"],
                 alignments=refs,
                 notes=notes,
-                **_told(row.get("release_date"), row.get("resolution"), None),
+                **_facts(row.get("release_date"), row.get("resolution"), None),
             )
 
 
@@ -344,7 +344,7 @@ def _protenix_alignments(
     return tuple(file_ref(path) for path in found if "hmmsearch" not in path.name), ()
 
 
-def _told(released: Any, resolution: Any, method: Any) -> dict[str, Any]:
+def _facts(released: Any, resolution: Any, method: Any) -> dict[str, Any]:
     try:
         value = max(float(resolution or 0.0), 0.0)
     except ValueError:

@@ -215,8 +215,8 @@ def search_first(
             chains, out, databases, options=places, progress=show, problems=problems
         )
     if report.broken and not as_json:
-        told = "\n".join(_summary(report, out))
-        Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+        summary = "\n".join(_summary(report, out))
+        Console(stderr=True).print(summary, highlight=False, soft_wrap=True)
     if report.num_broken > options.max_broken * report.num_chains:
         from evofeed.errors import JobError
 

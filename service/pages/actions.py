@@ -67,13 +67,13 @@ def retry(service: ServiceDep, principal: PrincipalDep, job_id: jobs.JobId) -> R
 def move(
     service: ServiceDep, principal: PrincipalDep, name: DatasetName, fields: FormDep
 ) -> Response:
-    """Point a ref at a snapshot, if it still stands where the page has shown it."""
+    """Point a ref at a snapshot, if it is still where the page has shown it."""
     ref = _ref(fields)
     if ref is None:
         raise Problem(422, "bad_request", "ref: it has no name", next="go back and name it")
     values = {"digest": fields.text("digest"), "message": fields.text("message")}
     target = filled(refs.RefTarget, values)
-    stands = fields.text(f"expect.{ref}")
+    shown = fields.text(f"expect.{ref}")
     refs.put_ref(
         service,
         principal,
@@ -81,8 +81,8 @@ def move(
         ref,
         target,
         Response(),
-        if_match=f'"{stands}"' if stands else None,
-        if_none_match=None if stands else "*",
+        if_match=f'"{shown}"' if shown else None,
+        if_none_match=None if shown else "*",
     )
     return see_other(f"/ui/datasets/{name}?ref={ref}#history")
 

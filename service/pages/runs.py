@@ -94,7 +94,7 @@ def run_picture(
     run: routes.RunName,
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
-    """A picture that lies in a run's folder."""
+    """A picture in a run's folder."""
     row, _ = routes.own_run(service, principal, run)
     data = runs.read_picture(row.folder, file)
     return Response(data, media_type="image/png", headers={"Cache-Control": "private, max-age=60"})

@@ -121,7 +121,7 @@ def forget_run(service: ServiceDep, principal: PrincipalDep, run: RunName) -> No
 
 
 def own_run(service: Service, principal: Principal, name: str) -> tuple[RunRow, str]:
-    """A run this principal may see, and its dataset; a run of another's is not told of."""
+    """A run this principal may see, and its dataset; another's run is not mentioned."""
     row, dataset = runs.find_run(service.database, name)
     if principal.datasets is not None and dataset not in principal.datasets:
         raise Problem(404, "not_found", f"no run {name!r}", next="list: GET /v1/runs")

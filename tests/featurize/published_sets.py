@@ -56,7 +56,7 @@ def write_boltz(root: Path, records: Sequence[ChainRecord]) -> Path:
         structure = root / "rcsb_processed_targets" / "structures" / f"{entry}.npz"
         np.savez_compressed(structure, **_boltz_structure(record))
         np.savez_compressed(root / "rcsb_processed_msa" / f"m{number}.npz", **_boltz_msa(record))
-        told = {"resolution": record.resolution, "method": "X-RAY DIFFRACTION"}
+        known = {"resolution": record.resolution, "method": "X-RAY DIFFRACTION"}
         chain = {
             "chain_id": 0,
             "chain_name": "A",
@@ -70,7 +70,7 @@ def write_boltz(root: Path, records: Sequence[ChainRecord]) -> Path:
         manifest.append(
             {
                 "id": entry,
-                "structure": {**told, "released": record.release_date, "num_chains": 1},
+                "structure": {**known, "released": record.release_date, "num_chains": 1},
                 "chains": [chain],
                 "interfaces": [],
             }
@@ -273,9 +273,9 @@ def write_protenix(root: Path, records: Sequence[ChainRecord]) -> Path:
         text = "".join(f">r{n}\n{row}\n" for n, row in enumerate(a3m_rows(record)))
         (folder / "non_pairing.a3m").write_text(text)
         (folder / "pairing.a3m").write_text(f">query\n{record.sequence}\n")
-        told = f"{record.release_date},{record.resolution}"
-        lines.append(f"chain,{entry},c{number},{told},1,A,prot")
-        lines.append(f"interface,{entry},c{number},{told},1,A,prot")
+        known = f"{record.release_date},{record.resolution}"
+        lines.append(f"chain,{entry},c{number},{known},1,A,prot")
+        lines.append(f"interface,{entry},c{number},{known},1,A,prot")
     (root / "indices" / "weightedPDB_indices.csv").write_text("\n".join(lines) + "\n")
     (root / "common" / "seq_to_pdb_index.json").write_text(json.dumps(index))
     return root

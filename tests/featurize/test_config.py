@@ -1,4 +1,4 @@
-"""Settings: documented, refused when senseless, told apart by their digest."""
+"""Settings: documented, refused when senseless, distinguished by their digest."""
 
 from __future__ import annotations
 

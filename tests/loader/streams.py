@@ -22,7 +22,7 @@ CONFIG = LoaderConfig(
 
 
 def open_loader(dataset: Dataset, config: LoaderConfig = CONFIG, **options: Any) -> FeatureLoader:
-    """On the CPU and with reader threads, unless told otherwise."""
+    """On the CPU and with reader threads, unless asked otherwise."""
     return FeatureLoader(dataset, config, **{"device": "cpu", "reader": "thread", **options})
 
 

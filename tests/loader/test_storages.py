@@ -161,7 +161,7 @@ def test_a_storage_that_never_comes_back_is_given_up_with_its_own_words(dataset:
 
 
 class Suspended(FarStorage):
-    """During one read everything stands still for an hour, and then it fails."""
+    """During one read everything stops for an hour, and then it fails."""
 
     later = 0.0
 

@@ -298,6 +298,6 @@ def test_all_ranks_and_passes_of_a_step_run_the_same_recycles(
     assert all(other == first for other in others)  # else the ranks of a step wait or hang
     by_step = [set(first[i : i + passes]) for i in range(0, len(first), passes)]
     assert len(by_step) == steps and all(len(seen) == 1 for seen in by_step)
-    assert len(set.union(*by_step)) > 1  # they are drawn anew for each step
+    assert len(set.union(*by_step)) > 1  # they are drawn again for each step
     resumed = _recycles(dataset, world, batch_size, skip=passes + 1)
     assert all(rank == first[passes + 1 :] for rank in resumed)

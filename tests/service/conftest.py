@@ -170,7 +170,7 @@ def postgres() -> Iterator[Callable[[], str]]:
 
 
 def find_postgres() -> Path | None:
-    """Where `initdb` lies; distributions keep it off the PATH."""
+    """Where `initdb` is; distributions keep it off the PATH."""
     found = [Path(path) for path in [shutil.which("initdb")] if path]
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return found[-1].parent if found else None

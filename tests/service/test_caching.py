@@ -1,4 +1,4 @@
-"""What a token was asked for is not given away by a cache: a real one stands in front."""
+"""What a token was asked for is not given away by a cache: behind a real one."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_service_stops_with_its_block_and_leaves_nothing_behind(folder) -> Non
     before = set(threading.enumerate())
     with serving({"demo": folder[0]}) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
-    for thread in set(threading.enumerate()) - before:  # told to end, if it has not yet
+    for thread in set(threading.enumerate()) - before:  # asked to end, if it has not yet
         thread.join(240)
         assert not thread.is_alive(), thread.name
     with pytest.raises(httpx.ConnectError):

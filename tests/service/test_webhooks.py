@@ -33,7 +33,7 @@ PUBLIC = "93.184.215.14"
 
 
 class Receiver:
-    """A small web server that keeps what it gets and answers as told."""
+    """A small web server that keeps what it gets and answers as configured."""
 
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
@@ -224,11 +224,11 @@ def test_chains_that_break_are_told_while_their_job_runs_and_once(hooked, receiv
     (message,) = got(receiver)
     assert message["type"] == "chain.quarantined" and message["data"]["job"] == job.id
     assert [c["chain_id"] for c in message["data"]["chains"]] == ["0abc_A", "1abc_A"]
-    queue.end(job.id, jobs.SUCCEEDED, chains=[*broken, note])  # written down anew, the first too
+    queue.end(job.id, jobs.SUCCEEDED, chains=[*broken, note])  # written again, the first too
     wait_for(lambda: len(receiver.got) == 3)
     quick.pass_by()
-    told = [c["chain_id"] for m in got(receiver) for c in m["data"]["chains"]]
-    assert sorted(told) == sorted(c["chain_id"] for c in broken), "each once, in pieces"
+    sent = [c["chain_id"] for m in got(receiver) for c in m["data"]["chains"]]
+    assert sorted(sent) == sorted(c["chain_id"] for c in broken), "each once, in pieces"
     assert len(receiver.got) == 3, "and no end of a job, which was not asked for"
 
 

@@ -205,7 +205,7 @@ def number_of_first(points):
 
 
 def look(folder, before, after, pipe):
-    """Read without pause until told to stop."""
+    """Read without pause until asked to stop."""
     looks = 0
     while not pipe.poll():
         sees(folder, before, after)

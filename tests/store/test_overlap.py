@@ -1,4 +1,4 @@
-"""Train and test sets that share a chain or a cluster are told from those that do not."""
+"""Train and test sets that share a chain or a cluster are distinguished from those that do not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which ranks share a host, and the collectives inside one and between them.
 
-Every rank of a host stands for a part of the gradient: between hosts it talks to the ranks of
+Every rank of a host has a part of the gradient: between hosts it talks to the ranks of
 the same number elsewhere. Ranks come host by host, as torchrun numbers them. Where all are on
 one host each counts as a host of its own, so that every mode means something there too.
 """
@@ -34,7 +34,7 @@ class Group:
         rank: this one's number among them.
         size: how many they are.
         sent: bytes this rank has sent to the others, as a ring or pairwise exchange sends them.
-        after: told the bytes of every collective when it is over; a benchmark slows a link so.
+        after: called with the bytes of every collective at its end; a benchmark slows a link so.
     """
 
     handle: Any = None

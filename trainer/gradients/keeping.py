@@ -69,7 +69,7 @@ def hand_out(exchange: Exchange, before: Mapping[str, Any], saved: Mapping[str, 
         for role, length in lengths.items():
             exact = alike and before["lengths"][rank].get(role) == length
             if not exact and not (role in _LINEAR and role in before["lengths"][0]):
-                continue  # new here, or factors of other matrices: they begin anew
+                continue  # new here, or factors of other matrices: they start again
             mine = exchange.kept[role] if rank == me else None
             if me == 0:
                 local = rank % exchange.inside.size

@@ -2,7 +2,7 @@
 
 Of every block of 65,536 neighbours, about a weight matrix, the largest few go as a bfloat16 and a
 16-bit place. What waits is not the gradient but its momentum (momentum correction), and where an
-entry is sent its momentum begins anew (factor masking). Fewer and fewer entries are sent in the
+entry is sent its momentum restarts (factor masking). Fewer and fewer entries are sent in the
 warm-up: 1/4, 1/16, ... Clipping each rank's own gradient is `optim.clip: per_example`.
 
 Source: Lin et al. 2018, algorithms 1 and 4.

@@ -113,7 +113,7 @@ def forget_steps(folder: Path, first: int) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """JSON knows no nan: None stands for a number that is not finite."""
+    """JSON knows no nan: None replaces a number that is not finite."""
     if isinstance(value, dict):
         return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

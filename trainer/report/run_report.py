@@ -2,7 +2,7 @@
 
 Made from `run.json` and `steps.jsonl` alone, so it can be made again at any time.
 The six figures are those High-Flyer published for AlphaFold2 training; beside
-each stands what it hides.
+each says what it hides.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _ABSENT = "(none)"
 
 
 def preset_settings(name: str) -> dict[str, str]:
-    """What a preset stands for, its model, loss and loader with every field; empty if unknown."""
+    """What a preset means, its model, loss and loader with every field; empty if unknown."""
     if name not in PRESETS:  # of another version
         return {}
     preset = PRESETS[name]()

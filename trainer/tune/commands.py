@@ -71,8 +71,8 @@ def tune(
         changed = applied(run, settings, ranks)
         return launch(changed, dataset, steps=steps, ranks=ranks, device=place, limit=limit)
 
-    with _bar(values, rounds, not as_json) as told:
-        found = search(run, measure, values, ranks=ranks, rounds=rounds, told=told)
+    with _bar(values, rounds, not as_json) as report:
+        found = search(run, measure, values, ranks=ranks, rounds=rounds, report=report)
     if all(trial.error for _, trial in found.trials):
         print(json.dumps(_result(found, target)) if as_json else found.trials[0][1].error)
         raise typer.Exit(1)
@@ -90,7 +90,7 @@ def _cards() -> int:
 
 
 def _bar(values: Any, rounds: int, show: bool) -> Any:
-    """A progress bar over the trials that are likely; what it gives is told of each."""
+    """A progress bar over the trials that are likely; what it yields is called after each."""
     from contextlib import contextmanager
 
     from rich.console import Console
@@ -104,11 +104,11 @@ def _bar(values: Any, rounds: int, show: bool) -> Any:
         with bar(console=Console(stderr=True), disable=not show) as progress:
             task = progress.add_task("trials", total=likely, text="")
 
-            def told(settings: Any, trial: Any) -> None:
+            def report(settings: Any, trial: Any) -> None:
                 text = trial.error or f"{_ms(trial)} a step"
                 progress.update(task, advance=1, text=text[:60])
 
-            yield told
+            yield report
             progress.update(task, total=progress.tasks[0].completed)
 
     return shown()

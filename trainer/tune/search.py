@@ -126,7 +126,7 @@ def search(
     *,
     ranks: int = 1,
     rounds: int = 3,
-    told: Callable[[Settings, Trial], None] = lambda settings, trial: None,
+    report: Callable[[Settings, Trial], None] = lambda settings, trial: None,
 ) -> Found:
     """The fastest settings that coordinate descent finds, confirmed beside the default.
 
@@ -136,7 +136,7 @@ def search(
         values: what each setting may be, from `alternatives`.
         ranks: of the run.
         rounds: how often winner and default take turns at the end.
-        told: called after every trial.
+        report: called after every trial.
     """
     default = Settings.of(config)
     found = Found(default, default)
@@ -151,7 +151,7 @@ def search(
             trial = measure(settings)
         found.trials.append((settings, trial))
         known[settings] = trial
-        told(settings, trial)
+        report(settings, trial)
         return trial
 
     best = default

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What lies between the products of a triangle multiplication when cuBLAS makes all of them.
+"""What happens between the products of a triangle multiplication when cuBLAS makes all of them.
 
 Gates, norms over channels first, and their gradients: each kernel reads and writes everything
 once. Letters: M = B * R * R pairs, C channels of the pair representation, E hidden channels.

@@ -132,7 +132,7 @@ def cards(texts: Texts) -> Iterator[Check]:
 
 
 def topology(texts: Texts) -> Topology:
-    """The matrix of `nvidia-smi topo -m`; its columns are told apart by tabs."""
+    """The matrix of `nvidia-smi topo -m`; its columns are separated by tabs."""
     lines = [
         [cell.strip() for cell in re.sub(r"\x1b\[[0-9;]*m", "", line).split("\t")]
         for line in texts.get("topology", "").splitlines()

@@ -1,4 +1,4 @@
-"""Units that are lost, and who is blamed: an executor that loses them as it is told."""
+"""Units that are lost, and who is blamed: an executor that loses them on demand."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def ray_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's workers find the chains that do as they are told."""
+    """Ray's workers find the chains that do as they are asked."""
     (tmp_path / "evofeed_test_actor.py").write_text(ACTOR)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -196,7 +196,7 @@ def test_units_ask_a_ray_of_the_callers_own_for_memory_and_leave_it_running(
 
 
 def with_actors(raw: Path, dataset: Path, acts: dict[str, str], **changes: Any) -> JobReport:
-    """A job in which some chains do as they are told."""
+    """A job in which some chains do as they are asked."""
     from evofeed_test_actor import Actor  # type: ignore[import-not-found]
 
     def actors(uri: str, **places: Any) -> list[Any]:

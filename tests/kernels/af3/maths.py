@@ -37,7 +37,7 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 def wide(x: Tensor) -> Tensor:
-    """What a cast to float32 stands for: float64 stays."""
+    """What a cast to float32 means here: float64 stays."""
     return x if x.dtype is torch.float64 else x.float()
 
 

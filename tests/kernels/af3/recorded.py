@@ -74,7 +74,7 @@ def paths() -> list[Path]:
 
 
 def whole(path: Path) -> bool:
-    """Whether a module here stands for the case's; not for attention in windows of atoms."""
+    """Whether a module here replaces the case's; not for attention in windows of atoms."""
     with np.load(path) as file:
         ctor = json.loads(str(file["meta"]))["ctor"]
     return not any(ctor.get(local) for local in ("n_query", "cross_attention_mode"))

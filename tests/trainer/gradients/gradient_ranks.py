@@ -125,7 +125,7 @@ def torchs(flat: FlatOptimizer, config: GradientConfig) -> list[Tensor]:
     )  # fmt: skip
     ours, found = new(config, flat, 1).kept["factors"], []
     for step in range(STEPS):
-        if step == config.warmup_steps:  # P is made anew, its length alone counts
+        if step == config.warmup_steps:  # P is made again, its length alone counts
             p, q = (sum(a * b * c for a, b, c in lows) for lows in _factors(flat, config))
             assert q == ours.numel()
             state.p_memory_dict[0], state.q_memory_dict[0] = torch.empty(p), ours.clone()

@@ -24,7 +24,7 @@ def start(out: Path, steps: int = 3, **options: Any) -> None:
 
 
 class Wandb:
-    """Stands in for the package: keeps what it is given."""
+    """Replaces the package: keeps what it is given."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []

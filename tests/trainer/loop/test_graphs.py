@@ -15,7 +15,7 @@ WEIGHT = torch.ones(1, requires_grad=True)
 
 
 class Counted:
-    """Stands in for a CUDA recording: notes what it was made for, and its replays."""
+    """Replaces a CUDA recording: notes what it was made for, and its replays."""
 
     made: ClassVar[list[torch.Size]] = []
     replays: ClassVar[list[int]] = []

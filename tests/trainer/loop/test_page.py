@@ -114,7 +114,7 @@ def test_two_runs_share_each_panel_and_their_settings_are_compared(
     _no_reference(page)
     loss = re.search(r"<figcaption>loss .*?</figure>", page, re.DOTALL)
     assert loss is not None and {"run0", "run1"} == set(re.findall(r'g class="(\w+)"', loss[0]))
-    # Two folders of one name are told apart by their paths.
+    # Two folders of one name are distinguished by their paths.
     assert str(first) in page and str(second) in page
     apart = page.split("Where the runs differ:")[1].split("</table>")[0]
     assert "<th>seed</th><td>0</td><td>7</td>" in apart

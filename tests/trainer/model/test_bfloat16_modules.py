@@ -124,7 +124,7 @@ def _scaled(name: str) -> Prepare:
 
 @cache
 def _effects(path: Path) -> dict[str, Tensor]:
-    """What scaling a part changes in float64, for every part that can be told by it."""
+    """What scaling a part changes in float64, for every part that shows it."""
     module, _ = _exact(path)
     if type(module).__module__.endswith(IN_FULL_PRECISION):
         return {}
