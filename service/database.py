@@ -103,16 +103,17 @@ class Database:
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
 
     def upgrade(self) -> None:
-        """Apply the migrations that are missing."""
+        """Make the tables of a new database, or apply the migrations that are missing."""
         if self.is_current():
             return
-        from alembic import command  # here: it takes as long to load as all the rest of a start
-
         try:
             with self.engine.execution_options(immediate=True).begin() as connection:
                 if not self.is_sqlite:  # two services may start at once
                     connection.execute(text("SELECT pg_advisory_xact_lock(4046203)"))
-                command.upgrade(_alembic(connection), "head")
+                if inspect(connection).has_table("alembic_version"):
+                    _migrate(connection)
+                else:
+                    _make_tables(connection)
         except DatabaseError as error:
             raise self._unusable(str(error.orig or "no answer")) from None
 
@@ -173,14 +174,28 @@ def newest_tables() -> str:
     return names[-1].partition("_")[0].removeprefix("r")
 
 
-def _alembic(connection: Connection) -> Any:
+def _make_tables(connection: Connection) -> None:
+    """The newest tables, and the mark by which Alembic knows them; without it, a start is quick."""
+    from evofeed.service.tables import Base
+
+    Base.metadata.create_all(connection)
+    connection.execute(
+        text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    )
+    connection.execute(
+        text("INSERT INTO alembic_version VALUES (:newest)"), {"newest": newest_tables()}
+    )
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    return config
+    command.upgrade(config, "head")
 
 
 def _prepare_sqlite(engine: Any) -> None:

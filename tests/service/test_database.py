@@ -1,4 +1,4 @@
-"""The database: migrations that make exactly the tables, transactions, both kinds alike."""
+"""The database: the tables of the code, migrations, transactions, both kinds alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import text
 from evofeed.errors import ServiceError
 from evofeed.service import ServiceSettings, create_app
 from evofeed.service.catalog import Catalog
-from evofeed.service.database import Database
+from evofeed.service.database import Database, newest_tables
 from evofeed.service.problems import Problem
 from evofeed.service.tables import Base, SecretRow
 
@@ -50,6 +50,15 @@ def test_migrations_make_exactly_the_tables_of_the_code(database: Database) -> N
             },
         )
         assert compare_metadata(context, Base.metadata) == []
+        assert context.get_current_revision() == newest_tables()
+
+
+def test_an_older_database_is_migrated(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))
+    assert not database.is_current()
+    database.upgrade()
+    assert database.is_current()
 
 
 def test_upgrading_twice_or_from_two_places_at_once_changes_nothing(
