@@ -19,6 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from evofeed import loader  # its names load when they are used: no start waits for them
+from evofeed.assembly_record import AssemblyRecord
 from evofeed.errors import StoreError
 from evofeed.features import ChainRecord
 from evofeed.service.audit import record
@@ -230,6 +231,10 @@ class Catalog:
             ShardCorrupt: the table is damaged.
         """
         return self._dataset(name, digest).assemblies.table
+
+    def assembly(self, name: str, digest: str, assembly_id: str) -> AssemblyRecord:
+        """A complex with its chains, rows to pair and coordinates; errors as `record`'s."""
+        return self._dataset(name, digest).assemblies[assembly_id]
 
     def _dataset(self, name: str, digest: str) -> Dataset:
         view, snapshot = self.view(name), self.snapshot(name, digest)

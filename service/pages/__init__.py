@@ -3,6 +3,8 @@
 from evofeed.service.pages import (
     actions,
     admin,
+    assemblies,
+    assembly,
     chain,
     dataset,
     home,
@@ -13,5 +15,18 @@ from evofeed.service.pages import (
 )
 
 ROUTERS = tuple(
-    each.router for each in (home, session, actions, admin, snapshots, dataset, chain, job, runs)
+    each.router
+    for each in (
+        home,
+        session,
+        actions,
+        admin,
+        snapshots,
+        dataset,
+        chain,
+        assemblies,
+        assembly,
+        job,
+        runs,
+    )
 )

@@ -92,7 +92,7 @@ def chain_picture(
         raise _no_structure(chain_id)
     draw = pictures.alignment_png if picture == "alignment" else pictures.distances_png
     data = draw(_record(service, name, digest, row))
-    return _immutable(request, f"{digest[:32]}-{chain_id}-{picture}", data, "image/png")
+    return immutable(request, f"{digest[:32]}-{chain_id}-{picture}", data, "image/png")
 
 
 @router.get("/{digest}/chains/{chain_id}/files/{file}", include_in_schema=False)
@@ -117,7 +117,7 @@ def chain_file(
     media, write = _FILES[kind]
     written = write(_record(service, name, digest, row))
     data = written.encode() if isinstance(written, str) else written
-    answer = _immutable(request, f"{digest[:32]}-{file}", data, media)
+    answer = immutable(request, f"{digest[:32]}-{file}", data, media)
     answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
     return answer
 
@@ -173,7 +173,8 @@ def _predictions(service: Service, name: str, record: ChainRecord) -> list[str]:
     return panels
 
 
-def _immutable(request: Request, tag: str, data: bytes, media: str) -> Response:
+def immutable(request: Request, tag: str, data: bytes, media: str) -> Response:
+    """Bytes that never change, of this tag."""
     return immutable_response(
         request,
         etag=f'"{tag}"',

@@ -23,9 +23,10 @@ from evofeed.service.charts import histogram
 
 _LINE, _BLOCK = 60, 10  # residues of a line, and of a group in it
 _ROWS, _COLUMNS = 400, 800  # cells of the picture of an alignment, at most
-_RESIDUES = 512  # of a map of distances, at most
+RESIDUES = 512  # of a map of distances, at most
 _NEAR, _FAR, _CONTACT = 2.0, 22.0, 8.0  # ångström
 _BINS = 20
+_LINE_COLOUR = np.array([0.76, 0.16, 0.18, 1.0])
 
 
 def sequence_blocks(record: ChainRecord) -> list[dict[str, Any]]:
@@ -84,14 +85,32 @@ def alignment_png(record: ChainRecord) -> bytes:
 
 def distances_png(record: ChainRecord) -> bytes:
     """Distances above the diagonal, contacts below it; nothing where a residue is missing."""
-    distance, known = pseudo_beta_distances(record, _RESIDUES)
-    values = np.where(known, distance, np.nan)
+    distance, known = pseudo_beta_distances(record, RESIDUES)
+    return _png(_with_contacts(np.where(known, distance, np.nan)), "viridis_r", _NEAR, _FAR)
+
+
+def complex_png(distance: np.ndarray, chain: np.ndarray) -> bytes:
+    """As `distances_png`, of `assembly_distances`; red lines part the chains."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    values = _with_contacts(distance)
+    cells = colormaps["viridis_r"](Normalize(_NEAR, _FAR, clip=True)(values))
+    cells[np.isnan(values)] = 0.0
+    ends = np.flatnonzero(np.diff(chain)) + 1
+    for axis in (0, 1):
+        cells = np.insert(cells, ends, _LINE_COLOUR, axis=axis)
+    return _png(cells, None, None, None)
+
+
+def _with_contacts(values: np.ndarray) -> np.ndarray:
+    """Distances above the diagonal, contacts below it: the nearest or the farthest colour."""
     contact = np.where(values < _CONTACT, _NEAR, np.where(np.isnan(values), np.nan, _FAR))
     below = np.tril(np.ones_like(values, dtype=bool), -1)
-    return _png(np.where(below, contact, values), "viridis_r", _NEAR, _FAR)
+    return np.where(below, contact, values)
 
 
-def _png(values: np.ndarray, colours: str, low: float, high: float) -> bytes:
+def _png(values: np.ndarray, colours: str | None, low: float | None, high: float | None) -> bytes:
     from matplotlib.image import imsave
 
     file = io.BytesIO()

@@ -50,8 +50,8 @@ def _when(time: str) -> str:
     return f"{time[:16].replace('T', ' ')} UTC"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, many: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else many or f'{noun}s'}"
 
 
 def _span(seconds: float) -> str:

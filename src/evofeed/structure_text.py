@@ -27,6 +27,7 @@ class Structure:
         chain: of a complex: number of each residue's chain, `[L]`, from 1, called A, B and so on.
         entity: of a complex: number of each residue's sequence, `[L]`, from 1.
         remark: a line about the whole, for the top of the file.
+        chain_names: of a complex: names of its chains, if they are not A, B and so on.
     """
 
     name: str
@@ -38,10 +39,13 @@ class Structure:
     chain: np.ndarray | None = None
     entity: np.ndarray | None = None
     remark: str = ""
+    chain_names: tuple[str, ...] = ()
 
     def place(self, residue: int, only: str) -> tuple[str, int]:
         """Name of a residue's chain, `only` where there is one, and number of its entity."""
-        name = only if self.chain is None else chain_name(int(self.chain[residue]))
+        number = 0 if self.chain is None else int(self.chain[residue])
+        named = self.chain_names[number - 1] if self.chain_names and number else chain_name(number)
+        name = named if number else only
         return name, 1 if self.entity is None else int(self.entity[residue])
 
     def atoms(self) -> Iterator[tuple[int, int, str, str, int, np.ndarray, float]]:

@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
 
+from evofeed.assembly_numbers import (
+    assembly_distances,
+    chains_of,
+    interfaces_of,
+    paired_species,
+)
+from evofeed.drawing.structure_view import complex_view
+from evofeed.interfaces import interface_residues
 from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.service import Client, serving
 from evofeed.store import Dataset
@@ -108,3 +117,92 @@ def test_a_dataset_behind_the_service_can_be_copied_with_them(
     copied = copy_dataset(f"{url}/v1/datasets/demo", str(tmp_path / "copy"))
     assert copied.digest == dataset.digest
     assert Dataset.open(tmp_path / "copy").verify(deep=True) == []
+
+
+PAGES = "/ui/datasets/demo/snapshots/main/assemblies"
+
+
+def page(served: tuple[str, Dataset], path: str = "", status: int = 200) -> httpx.Response:
+    answer = httpx.get(f"{served[0]}{PAGES}{path}", timeout=60)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def test_the_page_of_complexes_filters_sorts_and_leads_to_each(
+    served: tuple[str, Dataset],
+) -> None:
+    whole = page(served).text
+    assert 'data-count="3"' in whole and whole.count('class="chart"') == 3
+    assert "stoichiometry=A2B" in whole
+    some = page(served, "?stoichiometry=A2&stoichiometry=A2B&max_chains=2&min_interface=").text
+    assert 'data-count="1"' in some and "2def" in some and "3ghi" not in some
+    order = page(served, "?sort=num_res&desc=true").text
+    assert order.index("/3ghi") < order.index("/2def")
+    dataset = httpx.get(f"{served[0]}/ui/datasets/demo", timeout=60).text
+    assert ">3 complexes</a>" in dataset
+    alone = served[1].manifest.parent
+    empty = httpx.get(f"{served[0]}/ui/datasets/demo/snapshots/{alone}/assemblies", timeout=60)
+    assert "no complex passes" in empty.text
+
+
+def test_a_complexs_page_shows_chains_interfaces_partners_and_structure(
+    served: tuple[str, Dataset],
+) -> None:
+    record = served[1].assemblies["1abc"]
+    text = page(served, "/1abc").text
+    assert "A2B" in text
+    chains = chains_of(record)
+    assert [(c.name, c.asym_id, c.entity_id, c.sym_id) for c in chains] == [
+        ("A", 1, 1, 1), ("B", 2, 1, 2), ("C", 3, 2, 1),
+    ]  # fmt: skip
+    found = (record.all_atom_positions, record.all_atom_mask, record.asym_id())
+    assert sum(chain.interface for chain in chains) == len(interface_residues(*found)) > 0  # type: ignore[arg-type]
+    species = paired_species(record)
+    assert species.shared > 0 and all(name in text for name, _ in species.rows)
+    assert "One sequence: its rows stand beside themselves" in page(served, "/2def").text
+    digest = served[1].digest
+    map_of = httpx.get(f"{served[0]}{PAGES.replace('main', digest)}/1abc/distances.png", timeout=60)
+    assert map_of.content.startswith(b"\x89PNG")
+    missing = page(served, "/nothing", 404).text
+    assert "no complex" in missing
+
+
+def test_each_chain_of_a_complex_is_drawn_in_its_colour_and_cut_where_it_is_broken() -> None:
+    ca = np.stack([np.arange(30) * 3.8, np.zeros(30), np.repeat([0.0, 9.0, 18.0], 10)], -1)
+    ca[14] = np.nan
+    text = complex_view(ca, np.repeat([1, 2, 3], 10), ["A", "<b>", "C"], "three")
+    assert [text.count(f'<polyline class="part{n}"') for n in (0, 6, 3, 5)] == [1, 2, 1, 0]
+    assert "29 of 30 residues" in text and "&lt;b&gt;" in text and "<b>" not in text
+
+
+def test_pairs_of_chains_that_touch_are_those_of_all_distances(
+    served: tuple[str, Dataset],
+) -> None:
+    record = served[1].assemblies["3ghi"]
+    chains = chains_of(record)
+    distance, chain = assembly_distances(record, record.num_res)
+    found = {one.chains: (one.contacts, one.residues) for one in interfaces_of(record, chains)}
+    want = {}
+    for a in range(1, len(chains) + 1):
+        for b in range(a + 1, len(chains) + 1):
+            touch = distance[chain == a][:, chain == b] < 8.0
+            if touch.any():
+                sides = (int(touch.any(1).sum()), int(touch.any(0).sum()))
+                want[a, b] = (int(touch.sum()), sides)
+    assert found == want and want
+
+
+def test_a_complex_is_downloaded_with_its_chain_ids(
+    served: tuple[str, Dataset], tmp_path: Path
+) -> None:
+    record, folder = served[1].assemblies["1abc"], f"/{served[1].digest}/assemblies/1abc/files"
+    base = f"{served[0]}/ui/datasets/demo/snapshots{folder}"
+    fasta = httpx.get(f"{base}/1abc.fasta", timeout=60).text
+    heads = [line.split()[0] for line in fasta.splitlines() if line[0] == ">"]
+    assert heads == [">1abc_A", ">1abc_B", ">1abc_C"]
+    cif = httpx.get(f"{base}/1abc.cif", timeout=60)
+    assert "attachment" in cif.headers["content-disposition"]
+    atoms = [line.split() for line in cif.text.splitlines() if line.startswith("ATOM")]
+    assert record.all_atom_mask is not None and len(atoms) == record.all_atom_mask.sum()
+    assert {(row[6], row[7]) for row in atoms} == {("A", "1"), ("B", "1"), ("C", "2")}
+    assert httpx.get(f"{base}/other.cif", timeout=60).status_code == 404

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -15,7 +16,11 @@ from matplotlib.image import imread
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.service.conftest import Start
 
+from evofeed.featurize import assembly_sources, discover, featurize_assembly
+from evofeed.featurize.job.run import run_job
+from evofeed.service import serving
 from evofeed.service.auth import make_start_token
+from evofeed.store import Dataset, add_assemblies
 from evofeed.synth import write_synthetic
 
 ACCENT = (0x17, 0x69, 0xAA)
@@ -87,18 +92,32 @@ PAGES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def complexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service with a simulated complex; gives the address of the page of complexes."""
+    raw, data = (tmp_path_factory.mktemp("complexes") / name for name in ("raw", "data"))
+    write_synthetic(raw, 1, stoichiometries=["A2B2"], mean_length=30, mean_depth=30)
+    run_job(str(raw), str(data), executor="local", workers=1)
+    (source,) = assembly_sources(discover(raw))
+    dataset = Dataset.open(data)
+    add_assemblies(dataset, [featurize_assembly(source, dataset.__getitem__)])
+    with serving({"complexes": str(data)}) as url:
+        yield f"{url}/ui/datasets/complexes/snapshots/main/assemblies"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_page_has_a_serious_fault_for_those_who_hear_or_tab(
-    served, browser: Browser, view: str
+    served, complexes: str, browser: Browser, view: str
 ) -> None:
     context = browser.new_context(**VIEWS[view])  # type: ignore[arg-type]
     page = context.new_page()
     faults, said = [], []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    for path in PAGES:
-        answer = page.goto(f"{served.url}{path}")
+    of_one = f"{complexes}/{httpx.get(complexes).text.rpartition('/assemblies/')[2][:4]}"
+    for path in [*(f"{served.url}{path}" for path in PAGES), complexes, of_one]:
+        answer = page.goto(path)
         assert answer is not None and answer.status == 200, path
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         found = Axe().run(page).response["violations"]

@@ -13,9 +13,11 @@ import numpy as np
 
 SPECTRUM: Final = 8
 """Colours of a single chain, from its first residue to its last: classes `part0` to `part7`."""
+_APART: Final = (0, 6, 3, 5, 1, 7, 2, 4)
 _SIZE = 360
 _MARGIN = 14
 _WIDEST = 700  # residues drawn; of longer chains every second, third, ...
+_NAMED = 24  # chains that a legend names
 _BREAK = 4.2  # ångström between neighbours of a trace beyond which nothing joins them
 
 
@@ -120,24 +122,61 @@ def chain_view(ca: np.ndarray, title: str) -> str:
         HTML; empty with fewer than two resolved residues.
     """
     known = np.isfinite(ca).all(axis=1)
-    step = -(-len(ca) // _WIDEST)
-    at = np.flatnonzero(known)[::step]
-    far = np.linalg.norm(np.diff(ca[at], axis=0), axis=1) > _BREAK * step
-    broken = (np.diff(at) > step) | far
-    colour = at * SPECTRUM // max(len(ca), 1)
-    traces, first = [], 0
-    for i in range(1, len(at) + 1):
-        if i < len(at) and not broken[i - 1] and colour[i] == colour[first]:
-            continue
-        joined = i < len(at) and not broken[i - 1]  # the next colour begins where this one ends
-        points = ca[at[first : i + joined]]
-        traces.append(Trace(kind=f"part{colour[first]}", points=points))
-        first = i
+    traces = _pieces(ca, np.arange(len(ca)) * SPECTRUM // max(len(ca), 1), -(-len(ca) // _WIDEST))
     note = f"{int(known.sum())} of {len(ca)} residues"
     legend = 'from the <span class="part0">first</span> residue to the '
     legend += f'<span class="part{SPECTRUM - 1}">last</span>'
     body = trace_view(title, note, traces, legend, by_depth=True)
     return f'<figure class="structure">{body}</figure>' if body else ""
+
+
+def chain_colour(number: int) -> str:
+    """Class of the colour of a complex's chain, from 0: neighbours differ most."""
+    return f"part{_APART[number % SPECTRUM]}"
+
+
+def complex_view(ca: np.ndarray, chain: np.ndarray, names: Sequence[str], title: str) -> str:
+    """A panel with a complex, each chain in a colour of its own.
+
+    Args:
+        ca: `[L, 3]`, ångström, NaN where a residue is not resolved; lines break there.
+        chain: number of each residue's chain, `[L]`, from 1.
+        names: of the chains.
+        title: of the panel.
+
+    Returns:
+        HTML; empty with fewer than two resolved residues.
+    """
+    known = np.isfinite(ca).all(axis=1)
+    step = -(-len(ca) // _WIDEST)
+    traces = []
+    for number in range(1, len(names) + 1):
+        own = ca[chain == number]
+        traces += _pieces(own, np.full(len(own), _APART[(number - 1) % SPECTRUM]), step)
+    shown = [
+        f'<span class="{chain_colour(number)}">{escape(name)}</span>'
+        for number, name in enumerate(names[:_NAMED])
+    ]
+    legend = f"chains {', '.join(shown)}{' and more' if len(names) > _NAMED else ''}"
+    note = f"{int(known.sum())} of {len(ca)} residues"
+    body = trace_view(title, note, traces, legend, by_depth=True)
+    return f'<figure class="structure">{body}</figure>' if body else ""
+
+
+def _pieces(ca: np.ndarray, colour: np.ndarray, step: int) -> list[Trace]:
+    """A chain's trace, every `step`-th residue, cut where it is broken or its colour changes."""
+    at = np.flatnonzero(np.isfinite(ca).all(axis=1))[::step]
+    far = np.linalg.norm(np.diff(ca[at], axis=0), axis=1) > _BREAK * step
+    broken = (np.diff(at) > step) | far
+    traces, first = [], 0
+    for i in range(1, len(at) + 1):
+        if i < len(at) and not broken[i - 1] and colour[at[i]] == colour[at[first]]:
+            continue
+        joined = i < len(at) and not broken[i - 1]  # the next colour begins where this one ends
+        points = ca[at[first : i + joined]]
+        traces.append(Trace(kind=f"part{colour[at[first]]}", points=points))
+        first = i
+    return traces
 
 
 def _from_the_front(traces: Sequence[np.ndarray]) -> list[np.ndarray]:
