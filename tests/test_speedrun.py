@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evofeed.synth.families import family_sizes
+
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "speedrun"
 RECORDS = sorted((FOLDER / "records").glob("*/record.json"))
 
@@ -19,6 +21,15 @@ def test_a_record_reached_its_targets_when_it_says(path: Path) -> None:
         assert seconds == (above[0] if above else None)
     assert {"cards", "commit", "command", "config", "versions", "dataset"} <= set(record)
     assert (path.parent / "curve.png").is_file()
+
+
+def test_the_recipe_has_thousands_of_families_in_the_number_the_page_says() -> None:
+    text = (FOLDER / "speedrun.py").read_text()
+    chains = int(text.partition('"--chains", type=int, default=')[2].partition(",")[0])
+    assert '"--mean-members", "1"' in text
+    families = len(list(family_sizes(1, chains, 1)))
+    assert f"{chains:,} chains of {families:,} families" in (FOLDER / "README.md").read_text()
+    assert families >= 2000
 
 
 def test_the_page_lists_every_record_with_its_times() -> None:
