@@ -95,7 +95,8 @@ class BatchMaker:
     ) -> None:
         self._catalogs, self._config = catalogs, config
         self._arena, self._device = arena, device
-        self._fused = fused
+        rules = config.assemblies  # the kernels give every copy its own coordinates
+        self._fused = fused and not (rules is not None and rules.shared_coordinates)
         self._memory = torch.from_numpy(arena.array)
         self._copied: deque[tuple[torch.cuda.Event, list[int]]] = deque()
         self._made = 0
@@ -145,39 +146,71 @@ class BatchMaker:
         self, plan: BatchPlan, slots: Sequence[FilledSlot]
     ) -> tuple[dict[str, Any], list[Tensor]]:
         from evofeed.loader.assembly.batch import with_truth
-        from evofeed.loader.assembly.make import draw_templates, fill_assembly, unpack_assembly
 
-        config, rules, device = self._config, self._config.assemblies, self._device
-        assert rules is not None
+        config = self._config
         batch = empty_batch(
             config,
             num_res=config.crop_size or self._length(slots[0]),
             batch_size=len(slots),
             recycles=plan.recycles,
-            device=device,
+            device=self._device,
+            zeroed=not self._fused,
             table=ASSEMBLY_BATCH,
         )
-        truths = []
-        for number, slot in enumerate(slots):
-            sample, catalog = slot.sample, self._catalogs[slot.sample.dataset]
-            assembly, kept = unpack_assembly(
-                slot.slab,
-                self._copy(slot),
-                rules,
-                resolution=float(catalog.resolution[sample.row]),
-                is_distillation=bool(catalog.is_distillation[sample.row]),
-            )
-            templates = draw_templates(config, rules, sample.key, assembly.num_templates)
-            draws = [RecycleDraws(config, sample.key, r, device) for r in range(plan.recycles)]
-            clamped = use_clamped_fape(config, sample.key)
-            truths.append(
-                fill_assembly(
-                    *(batch, number, assembly, kept, templates, draws, config, rules),
-                    use_clamped_fape=clamped,
-                )
-            )
+        fill = self._fill_complex_fused if self._fused else self._fill_complex
+        truths = [fill(batch, number, plan.recycles, slot) for number, slot in enumerate(slots)]
         whole = with_truth(batch, truths)
-        return whole, [*batch.values(), *whole.get("gt_features", {}).values()]
+        truth = whole.get("gt_features", {})
+        # Truths that nothing is added to are views of few blocks; others have memory of their own.
+        own = blocks_of(truth) if self._fused and len(slots) == 1 else truth.values()
+        return whole, [*blocks_of(batch), *own]
+
+    def _fill_complex(
+        self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
+    ) -> dict[str, Tensor]:
+        from evofeed.loader.assembly.make import draw_templates, fill_assembly, unpack_assembly
+
+        config, rules, sample = self._config, self._config.assemblies, slot.sample
+        assert rules is not None
+        catalog = self._catalogs[sample.dataset]
+        assembly, kept = unpack_assembly(
+            slot.slab,
+            self._copy(slot),
+            rules,
+            resolution=float(catalog.resolution[sample.row]),
+            is_distillation=bool(catalog.is_distillation[sample.row]),
+        )
+        templates = draw_templates(config, rules, sample.key, assembly.num_templates)
+        draws = [RecycleDraws(config, sample.key, r, self._device) for r in range(recycles)]
+        return fill_assembly(
+            *(batch, number, assembly, kept, templates, draws, config, rules),
+            use_clamped_fape=use_clamped_fape(config, sample.key),
+        )
+
+    def _fill_complex_fused(
+        self, batch: dict[str, Tensor], number: int, recycles: int, slot: FilledSlot
+    ) -> dict[str, Tensor]:
+        from evofeed.loader.assembly.make import draw_templates
+        from evofeed.loader.fused.complex_filling import Facts, plan_complex
+        from evofeed.loader.fused.complex_kernels import ComplexKernels
+
+        config, rules, sample, slab = self._config, self._config.assemblies, slot.sample, slot.slab
+        assert rules is not None
+        catalog = self._catalogs[sample.dataset]
+        most = min(rules.max_templates, max(chain.sizes[3] for chain in slab.chains))
+        facts = Facts(
+            key=sample.key,
+            number=number,
+            batch=batch["aatype"].shape[0],
+            recycles=recycles,
+            templates=draw_templates(config, rules, sample.key, most),
+            resolution=float(catalog.resolution[sample.row]),
+            is_distillation=bool(catalog.is_distillation[sample.row]),
+        )
+        plan = plan_complex(slab, config, facts)
+        data, words = self._copy_with(slot, plan.words)
+        decided = data[slab.at - slab.start : slab.stop - slab.start].view(torch.int32)
+        return ComplexKernels(plan, config, data, decided, words).run(batch)
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
@@ -237,17 +270,25 @@ class BatchMaker:
             is_distillation=bool(catalog.is_distillation[sample.row]),
             device=self._device,
         )
-        start = slot.slab.stop + -slot.slab.stop % 64  # behind the sample's bytes, see words_nbytes
+        data, on_device = self._copy_with(slot, words)
+        kernels.run(on_device, data, tensors)
+
+    def _copy_with(self, slot: FilledSlot, words: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The slot's bytes and a sample's words behind them, on the device: see `words_nbytes`."""
+        start = slot.slab.stop + -slot.slab.stop % 64
         at = slot.offset + start
         self._arena.array[at : at + words.nbytes].view(np.int64)[:] = words
         data = self._copy(slot, start + words.nbytes)
-        kernels.run(data[start - slot.slab.start :].view(torch.int64), data, tensors)
+        return data, data[start - slot.slab.start :].view(torch.int64)
 
-    @property
-    def words_nbytes(self) -> int:
-        """Bytes that a slot must have besides those that are read into it."""
+    def words_nbytes(self, place: Any) -> int:
+        """Bytes that a slot for a sample must have besides those that are read into it."""
         if not self._fused:
             return 0
+        if self._config.assemblies is not None:
+            from evofeed.loader.fused.complex_filling import complex_words_nbytes
+
+            return complex_words_nbytes(place, self._config)
         from evofeed.loader.fused.filling import words_nbytes
 
         return words_nbytes(self._config)

@@ -121,7 +121,7 @@ class FeatureLoader:
         self.device = _device(device)
         self._options: dict[str, Any] = {"prefetch": prefetch, "ready": ready, "in_order": in_order}
         self._reader, self._num_threads = reader, num_threads
-        self._fused = fused and can_fuse(self.device) and config.assemblies is None
+        self._fused = fused and can_fuse(self.device)
         self._arena_nbytes = arena_nbytes or self._wanted_nbytes()
         self._epoch, self._consumed = 0, 0
         self._ahead: set[int] = set()

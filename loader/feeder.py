@@ -202,7 +202,7 @@ class Feeder(threading.Thread):
         plan = sample.plan
         place = self._planner.catalogs[plan.dataset].place(plan.row)
         config = self._planner.config
-        nbytes = sample_nbytes(place, config) + self._maker.words_nbytes
+        nbytes = sample_nbytes(place, config) + self._maker.words_nbytes(place)
         try:
             offset = self._arena.allocate(nbytes)
         except ValueError as error:

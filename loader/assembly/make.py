@@ -42,7 +42,8 @@ def unpack_assembly(
     """
 
     def unpack(member: Member, templates: int = 0) -> ChainTensors:
-        chosen = tuple(range(min(member.sizes[3], templates)))
+        was_read = any(part.name == "template_aatype" for part in member.slab.parts)
+        chosen = tuple(range(min(member.sizes[3], templates) if was_read else 0))
         return unpack_chain(
             member.slab._replace(start=slab.start),
             data,
@@ -65,9 +66,9 @@ def unpack_assembly(
 def _decisions(slab: AssemblySlab, data: Tensor) -> tuple[Tensor, DeviceRows]:
     numbers = data[slab.at - slab.start : slab.stop - slab.start].view(torch.int32)
     entities = len(slab.chains)
-    sizes = [3 * slab.num_res, slab.kept, slab.paired * entities, *slab.unpaired]
+    sizes = [4 * slab.num_res, slab.kept, slab.paired * entities, *slab.unpaired]
     ids, kept, paired, *unpaired = torch.split(numbers.to(torch.int64), sizes)
-    rows = DeviceRows(paired.view(-1, entities), tuple(unpaired), ids.view(3, -1))
+    rows = DeviceRows(paired.view(-1, entities), tuple(unpaired), ids.view(4, -1)[:3])
     return kept, rows
 
 

@@ -59,8 +59,8 @@ class Member(NamedTuple):
 class AssemblySlab(NamedTuple):
     """What a slot holds of a complex: its records, then the decisions at byte `at`, all i32.
 
-    `ids` of every residue (chain, entity, copy), the residues kept, the paired rows of each
-    entity and its unpaired ones.
+    `ids` of every residue (chain, entity, copy, column among distinct sequences), the residues
+    kept, the paired rows of each entity and its unpaired ones.
     """
 
     chains: tuple[Member, ...]
@@ -109,7 +109,7 @@ def assembly_nbytes(place: AssemblyPlace, templates: bool, rules: AssemblyConfig
     for member, with_templates, species in _members(place, templates):
         total += slot_nbytes(member, with_templates, species) + _ALIGN
     rows = rules.paired_rows * len(place.chains) + rules.msa_rows * len(place.chains)
-    return total + 4 * (4 * place.num_res + rows) + _ALIGN
+    return total + 4 * (5 * place.num_res + rows) + _ALIGN
 
 
 def _members(place: AssemblyPlace, templates: bool) -> list[tuple[ChainPlace, bool, bool]]:
@@ -245,11 +245,17 @@ def _crop(place: AssemblyPlace, task: AssemblyTask, atoms: ChainDecoder) -> np.n
 
 
 def _ids(place: AssemblyPlace) -> np.ndarray:
-    """Number of chain, entity and copy of every residue, `i64[3, L]`, from 1."""
+    """Chain, entity and copy of every residue from 1, and its column among those of distinct
+    sequences, `i64[4, L]`."""
     rows: list[tuple[int, int, int]] = []
     lengths: list[int] = []
+    own: list[np.ndarray] = []
+    first = 0
     for entity, (chain, number) in enumerate(zip(place.chains, place.copies, strict=True), 1):
         for copy in range(1, number + 1):
             rows.append((len(rows) + 1, entity, copy))
             lengths.append(chain.sizes[0])
-    return np.repeat(np.array(rows, np.int64), lengths, axis=0).T
+            own.append(np.arange(first, first + chain.sizes[0]))
+        first += chain.sizes[0]
+    ids = np.repeat(np.array(rows, np.int64), lengths, axis=0).T
+    return np.concatenate([ids, np.concatenate(own)[None]])

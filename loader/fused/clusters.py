@@ -14,7 +14,7 @@ from evofeed.loader.fused.emit import deletion_value
 from evofeed.loader.fused.loads import bits, integer, of_recycle, of_sample, recycle, word
 from evofeed.residues import GAP, MASK, RESTYPE_NUM
 
-__all__ = ["add_deletions", "cluster_rows", "mask_centres"]
+__all__ = ["add_deletions", "agreement_of", "cluster_rows", "mask_centres"]
 
 _RESIDUES, _ROWS, _DELETIONS, _MAX_ROWS = of_sample("residues rows deletions max_rows")
 _WINDOW_START, _WINDOW, _PITCH = of_sample("window_start window pitch")
@@ -79,15 +79,31 @@ def _no_gaps(four, shift: tl.constexpr):
 
 
 @triton.jit
-def cluster_rows(
-    words, codes, masked, cluster, size, counts,
-    BLOCK: tl.constexpr, CENTRES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Each extra row to the first centre with most equal residues. Grid: blocks of rows, R.
+def agreement_of(four_rows, four_centres, live, is_centre, quarter):
+    """Columns in which rows and centres, four columns a word, have the same residue: i32 tile.
 
     Four columns are compared at a time: a byte of `x ^ y` is zero where codes are
     equal, and adding 127 to any other sets its high bit.
     """
+    agreement = tl.zeros([four_rows.shape[0], four_centres.shape[0]], tl.int32)
+    for group in range(0, quarter, _FLUSH):
+        equal = tl.zeros([four_rows.shape[0], four_centres.shape[0]], tl.uint32)
+        for at in range(group, tl.minimum(group + _FLUSH, quarter)):
+            x = _no_gaps(tl.load(four_rows + at, mask=live, other=0), 2)
+            y = _no_gaps(tl.load(four_centres + at, mask=is_centre, other=0), 1)
+            same = ((x[:, None] ^ y[None, :]) + 0x7F7F7F7F) & 0x80808080
+            equal += (same ^ 0x80808080) >> 7
+        equal = (equal & 0x00FF00FF) + ((equal >> 8) & 0x00FF00FF)
+        agreement += ((equal & 0xFFFF) + (equal >> 16)).to(tl.int32)
+    return agreement
+
+
+@triton.jit
+def cluster_rows(
+    words, codes, masked, cluster, size, counts,
+    BLOCK: tl.constexpr, CENTRES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Each extra row to the first centre with most equal residues. Grid: blocks of rows, R."""
     r = tl.program_id(1)
     mine = recycle(words, r)
     extra = word(mine, _EXTRA)
@@ -107,16 +123,7 @@ def cluster_rows(
             is_centre = centre < centres
             line = r.to(tl.int64) * out_centres + centre
             four_centres = (masked + line * pitch).to(tl.pointer_type(tl.uint32))
-            agreement = tl.zeros([BLOCK, CENTRES], tl.int32)
-            for group in range(0, quarter, _FLUSH):
-                equal = tl.zeros([BLOCK, CENTRES], tl.uint32)
-                for at in range(group, tl.minimum(group + _FLUSH, quarter)):
-                    x = _no_gaps(tl.load(four_rows + at, mask=live, other=0), 2)
-                    y = _no_gaps(tl.load(four_centres + at, mask=is_centre, other=0), 1)
-                    same = ((x[:, None] ^ y[None, :]) + 0x7F7F7F7F) & 0x80808080
-                    equal += (same ^ 0x80808080) >> 7
-                equal = (equal & 0x00FF00FF) + ((equal >> 8) & 0x00FF00FF)
-                agreement += ((equal & 0xFFFF) + (equal >> 16)).to(tl.int32)
+            agreement = agreement_of(four_rows, four_centres, live, is_centre, quarter)
             # The centre's number, counted from the end, breaks ties.
             order = agreement.to(tl.int64) * 0x100000 + (0xFFFFF - centre)[None, :]
             order = tl.where(is_centre[None, :], order, -1)

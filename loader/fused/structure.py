@@ -14,7 +14,14 @@ from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code
 from evofeed.loader.fused.sample_words import Sample
 from evofeed.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
-__all__ = ["residue_features", "template_features", "true_structure"]
+__all__ = [
+    "copy_rows",
+    "emit_atom_masks",
+    "emit_torsions",
+    "residue_features",
+    "template_features",
+    "true_structure",
+]
 
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
 _OUT_RESIDUES, _OUT_TEMPLATES = of_sample("out_residues out_templates")
@@ -98,7 +105,7 @@ def _torsions(xyz, known, integers, floats, aatype, before, live):
 
 
 @triton.jit
-def _copy_rows(source, target, row, inside, live, first, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def copy_rows(source, target, row, inside, live, first, WIDTH: tl.constexpr, TILE: tl.constexpr):
     """Rows of `WIDTH` values that begin at `first`, zeros where not `live`."""
     column = tl.arange(0, TILE)[None, :]
     there = live[:, None] & (column < WIDTH)
@@ -115,6 +122,18 @@ def _emit_pseudo_beta(xyz, known, aatype, own, row, inside, live, beta, beta_mas
     tl.store(beta + row * 3 + 1, y, mask=inside)
     tl.store(beta + row * 3 + 2, z, mask=inside)
     tl.store(beta_mask + row, tl.load(known + cell, mask=live, other=0.0), mask=inside)
+
+
+@triton.jit
+def emit_atom_masks(
+    integers, floats, code, row, inside, live, mask14, mask37, to_atom37, to_atom14
+):  # fmt: skip
+    """Which atoms residues of these codes have, and where atom14 and atom37 hold each other's."""
+    first = tl.maximum(tl.minimum(code, _UNKNOWN), 0) * _TABLE
+    copy_rows(floats, mask14, row, inside, live, first + _MASK14, 14, 16)
+    copy_rows(floats, mask37, row, inside, live, first + _MASK37, 37, 64)
+    copy_rows(integers, to_atom37, row, inside, live, first + _TO_ATOM37, 14, 16)
+    copy_rows(integers, to_atom14, row, inside, live, first + _TO_ATOM14, 37, 64)
 
 
 @triton.jit
@@ -141,11 +160,9 @@ def residue_features(
     one_hot = ((code[:, None] + 1 == channel) & live[:, None]).to(tl.float32)
     wide = inside[:, None] & (channel < 22)
     tl.store(target_feat + row[:, None] * 22 + channel, one_hot, mask=wide)
-    first = tl.maximum(tl.minimum(code, _UNKNOWN), 0) * _TABLE
-    _copy_rows(floats, mask14, row, inside, live, first + _MASK14, 14, 16)
-    _copy_rows(floats, mask37, row, inside, live, first + _MASK37, 37, 64)
-    _copy_rows(integers, to_atom37, row, inside, live, first + _TO_ATOM37, 14, 16)
-    _copy_rows(integers, to_atom14, row, inside, live, first + _TO_ATOM14, 37, 64)
+    emit_atom_masks(
+        integers, floats, code, row, inside, live, mask14, mask37, to_atom37, to_atom14
+    )
     if block == 0:
         tl.store(seq_length + sample, tl.load(words + _SEQ_LENGTH))
         tl.store(is_distillation + sample, word(words, _IS_DISTILLATION).to(tl.float32))
@@ -173,11 +190,11 @@ def true_structure(
     row = word(words, _SAMPLE).to(tl.int64) * out_residues + place
     first = aatype * _TABLE
     own = (place + 1) * 37
-    _copy_rows(xyz, positions, row, inside, live, own * 3, 111, 128)
-    _copy_rows(known, mask, row, inside, live, own, 37, 64)
-    _copy_rows(floats, ambiguous14, row, inside, live, first + _AMBIGUOUS, 14, 16)
-    _copy_rows(floats, group_exists, row, inside, live, first + _GROUP_EXISTS, 8, 8)
-    _copy_rows(floats, group_ambiguous, row, inside, live, first + _GROUP_AMBIGUOUS, 8, 8)
+    copy_rows(xyz, positions, row, inside, live, own * 3, 111, 128)
+    copy_rows(known, mask, row, inside, live, own, 37, 64)
+    copy_rows(floats, ambiguous14, row, inside, live, first + _AMBIGUOUS, 14, 16)
+    copy_rows(floats, group_exists, row, inside, live, first + _GROUP_EXISTS, 8, 8)
+    copy_rows(floats, group_ambiguous, row, inside, live, first + _GROUP_AMBIGUOUS, 8, 8)
     _emit_pseudo_beta(xyz, known, aatype, own, row, inside, live, beta, beta_mask)
     # atom14, and again with ambiguous names exchanged
     atom = tl.arange(0, 16)[None, :]
@@ -272,6 +289,25 @@ def _emit_frames(
 
 
 @triton.jit
+def emit_torsions(
+    xyz, known, integers, floats, aatype, before, row, inside, live, sin_cos, alt_sin_cos, mask
+):  # fmt: skip
+    """All seven torsions, their half-turned twins, and which are known."""
+    sine, cosine, is_known = _torsions(xyz, known, integers, floats, aatype, before, live)
+    torsion = tl.arange(0, 8)[None, :]
+    wide = inside[:, None] & (torsion < 7)
+    there = live[:, None] & (torsion < 7)
+    mirror = tl.load(floats + aatype[:, None] * _TABLE + _MIRROR + torsion, mask=there, other=0.0)
+    sine, cosine = tl.where(there, sine, 0.0), tl.where(there, cosine, 0.0)
+    out = row[:, None] * 7 + torsion
+    tl.store(sin_cos + out * 2, sine, mask=wide)
+    tl.store(sin_cos + out * 2 + 1, cosine, mask=wide)
+    tl.store(alt_sin_cos + out * 2, sine * mirror, mask=wide)
+    tl.store(alt_sin_cos + out * 2 + 1, cosine * mirror, mask=wide)
+    tl.store(mask + out, tl.where(there, is_known, 0.0), mask=wide)
+
+
+@triton.jit
 def template_features(
     words, data, integers, floats, xyz, known,
     template_aatype, positions, mask, sum_probs, template_mask, beta, beta_mask,
@@ -295,23 +331,15 @@ def template_features(
     tl.store(template_aatype + row, code.to(tl.int64), mask=inside)
     base = (slot + 1) * (out_residues + 1) * 37
     own = base + (place + 1) * 37
-    _copy_rows(xyz, positions, row, inside, live, own * 3, 111, 128)
-    _copy_rows(known, mask, row, inside, live, own, 37, 64)
+    copy_rows(xyz, positions, row, inside, live, own * 3, 111, 128)
+    copy_rows(known, mask, row, inside, live, own, 37, 64)
     _emit_pseudo_beta(xyz, known, code, own, row, inside, live, beta, beta_mask)
     aatype = tl.minimum(code, _UNKNOWN)  # templates have gaps
     before = base + place * 37
-    sine, cosine, is_known = _torsions(xyz, known, integers, floats, aatype, before, live)
-    torsion = tl.arange(0, 8)[None, :]
-    wide = inside[:, None] & (torsion < 7)
-    there = live[:, None] & (torsion < 7)
-    mirror = tl.load(floats + aatype[:, None] * _TABLE + _MIRROR + torsion, mask=there, other=0.0)
-    sine, cosine = tl.where(there, sine, 0.0), tl.where(there, cosine, 0.0)
-    out = row[:, None] * 7 + torsion
-    tl.store(torsion_sin_cos + out * 2, sine, mask=wide)
-    tl.store(torsion_sin_cos + out * 2 + 1, cosine, mask=wide)
-    tl.store(alt_torsion_sin_cos + out * 2, sine * mirror, mask=wide)
-    tl.store(alt_torsion_sin_cos + out * 2 + 1, cosine * mirror, mask=wide)
-    tl.store(torsion_mask + out, tl.where(there, is_known, 0.0), mask=wide)
+    emit_torsions(
+        xyz, known, integers, floats, aatype, before, row, inside, live,
+        torsion_sin_cos, alt_torsion_sin_cos, torsion_mask,
+    )  # fmt: skip
     if block == 0:
         at = (data + begin_of(words, _SUM_PROBS)).to(tl.pointer_type(tl.float32)) + number
         tl.store(sum_probs + out_slot, tl.load(at, mask=is_there, other=0.0))

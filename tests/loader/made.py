@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.sample_reading import read_sample, sample_nbytes, task_of
 from evofeed.store import Dataset
 
 KNOWN = {
@@ -52,7 +54,7 @@ def make_batch(
     slots = []
     for sample in samples:
         place = catalog.place(sample.row)
-        nbytes = slot_nbytes(place, config.max_templates > 0) + maker.words_nbytes
+        nbytes = slot_nbytes(place, config.max_templates > 0) + maker.words_nbytes(place)
         offset = arena.allocate(nbytes)
         assert offset is not None
         request = ReadRequest(0, place, config.supervised, config.max_templates > 0, offset, nbytes)
@@ -83,3 +85,38 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
         torch.testing.assert_close(
             there, here, rtol=1e-5, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def make_complexes(
+    dataset: Dataset,
+    catalog: ChainCatalog,
+    config: LoaderConfig,
+    samples: tuple[SamplePlan, ...],
+    recycles: int,
+    *,
+    fused: bool,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """A batch of complexes, or of single chains as such, made as `make_batch` makes one."""
+    arena = Arena(32 << 20)
+    maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
+    slots = []
+    for sample in samples:
+        place = catalog.place(sample.row)
+        nbytes = sample_nbytes(place, config) + maker.words_nbytes(place)
+        offset = arena.allocate(nbytes)
+        assert offset is not None
+        request = ReadRequest(
+            *(0, place, config.supervised, config.max_templates > 0, offset, nbytes),
+            task=task_of(config, sample.key),
+        )
+        memory = memoryview(arena.memory)[offset : offset + nbytes]
+        slots.append(FilledSlot(sample, read_sample(dataset.storage, request, memory), offset))
+        memory.release()
+    plan = BatchPlan(0, 0, 0, recycles, samples)
+    if not fused:
+        return maker.make(plan, slots).tensors
+    with poisoned_memory():
+        batch = maker.make(plan, slots).hand_over()
+    maker.close()
+    return batch
