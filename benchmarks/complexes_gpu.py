@@ -1,21 +1,19 @@
-"""Complexes on a GPU: the loader at the multimer preset, and what labels of the wrong copies cost.
+"""Complexes on a GPU: learning interfaces, and what labels of the wrong copies cost.
 
     PYTHONPATH=src python benchmarks/complexes_gpu.py DATA --out OUT --seconds 165
 
 DATA holds `train` and `held_out`, simulated complexes of different families (see `--make`), and
-`large`, those whose crop is full; where it has `golden`, the recorded entries are read too. Parts,
-each written to OUT/complexes.json when it is done:
+`large`, those whose crop is full. Parts, each written to OUT/complexes.json when it is done:
 
-`loader`: `LoaderConfig.multimer()` on `large` and `golden` in a loop that pretends steps of 0.1 s:
-time waited for a batch, CPU a sample, bytes.
 `learning`: `evofeed train` with the recipe twice from the same weights, side by side on one card
 (or each on its own): labels of the copies that fit, and labels as listed in the file (OpenFold's
 fault, `chains_as_listed`). Both are measured on complexes of families that they have not seen,
 with the copies that fit, stop when `--seconds` are over, and are compared at their last common
 step.
 `predict`: `evofeed predict` of one unseen complex by the first run.
-`step`: `evofeed train multimer` on `large` (without recycling), if `--step-seconds` are left.
+`step`: `evofeed train multimer` on `large` (without recycling), and `evofeed predict` of one of it.
 
+What the loader does at the preset's sizes is in `complexes_loader.py`.
 Proof on a laptop: --recipe tiny_multimer --device cpu --steps 4 --make 4.
 """
 
@@ -59,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--predict-seconds", type=float, default=15, help="kept for that part")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--steps", type=int, help="of each run, at most")
-    parser.add_argument("--batches", type=int, default=120, help="of the loader")
+    parser.add_argument("--parts", nargs="+", default=["learning", "predict", "step"])
     parser.add_argument("--make", type=int, help="simulate this many complexes a set; 0: all")
     return parser.parse_args()
 
@@ -84,25 +82,6 @@ def make(data: Path, most: int) -> None:
                 ("assemblies", raw, out),
             ):
                 subprocess.run(evofeed(*words), check=True)
-
-
-def loader(options: argparse.Namespace, _: float) -> dict[str, Any]:
-    """Waits of a pretended loop at the preset's sizes."""
-    from evofeed.loader import FeatureLoader, LoaderConfig
-    from evofeed.loader.bench import measure
-    from evofeed.store import Dataset
-
-    found: dict[str, Any] = {}
-    for name in ("large", "golden"):
-        if not (options.data / name).exists():
-            continue
-        dataset = Dataset.open(str(options.data / name))
-        with FeatureLoader(
-            dataset.assemblies, LoaderConfig.multimer(weighted=False), device=options.device
-        ) as stream:
-            found[name] = measure(stream, options.batches, 0.1)
-            found[name] |= {"complexes": len(dataset.assemblies)}
-    return found
 
 
 def learning(options: argparse.Namespace, until: float) -> dict[str, Any]:
@@ -161,20 +140,28 @@ def curve(run: Path) -> list[dict[str, float]]:
 
 
 def predict(options: argparse.Namespace, until: float) -> dict[str, Any]:
-    """One unseen complex, by the command."""
+    """One unseen complex by the first run."""
+    return predicted(options, "held_out", "assigned", until)
+
+
+def predicted(options: argparse.Namespace, dataset: str, run: str, until: float) -> dict[str, Any]:
+    """The complex of most chains, by the command."""
     from evofeed.store import Dataset
 
-    held_out = Dataset.open(str(options.data / "held_out"))
-    table = held_out.assemblies.table.to_pydict()
+    table = Dataset.open(str(options.data / dataset)).assemblies.table.to_pydict()
     _, name = max(zip(table["num_chains"], table["assembly_id"], strict=True))
     file = options.out / f"{name}.cif"
-    words = evofeed("predict", str(options.data / "held_out"), name, "--recycles", "0", "--json")
-    words += ["--checkpoint", str(options.out / "runs" / "assigned"), "--out", str(file)]
+    words = evofeed("predict", str(options.data / dataset), name, "--recycles", "0", "--json")
+    words += ["--checkpoint", str(options.out / "runs" / run), "--out", str(file)]
     words += ["--device", options.device]
     began = time.monotonic()
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=max(until - began, 5), check=True
-    )
+    seconds = max(until - began, 5)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not within {seconds:.0f} s"}
+    if done.returncode:
+        return {"error": done.stderr[-800:]}
     chains = {row.split()[6] for row in file.read_text().splitlines() if row.startswith("ATOM")}
     facts = json.loads(done.stdout)
     facts.pop("out", None)
@@ -182,26 +169,45 @@ def predict(options: argparse.Namespace, until: float) -> dict[str, Any]:
 
 
 def step(options: argparse.Namespace, until: float) -> dict[str, Any]:
-    """The preset's own step behind the loader."""
-    from evofeed.trainer.report.run_report import make_report
+    """The preset's own step behind the loader, and its prediction of a complex of a full crop."""
+    from evofeed.trainer.log.runlog import read_steps
 
     run = options.out / "runs" / "multimer"
-    config = {"preset": "multimer", "steps": 40, "checkpoint_every": 0, "profile_steps": 0}
+    config = {"preset": "multimer", "steps": options.steps or 8, "profile_steps": 0}
     config |= {"loader": {"max_recycling_iters": 0}, "optim": {"warmup_steps": 1000}}
+    if options.device == "cpu":
+        config |= {"preset": "tiny_multimer"}
     (options.out / "runs").mkdir(parents=True, exist_ok=True)
     file = options.out / "runs" / "multimer.yaml"
     file.write_text(yaml.safe_dump(config))
     words = evofeed("train", str(file), "--dataset", str(options.data / "large"), "--json")
     words += ["--out", str(run), "--device", options.device]
-    process = subprocess.Popen(words, stdout=sys.stderr)
+    began = time.monotonic()
+    with (options.out / "runs" / "multimer.log").open("wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None and time.monotonic() < until - 8:
         time.sleep(0.2)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
-    report = make_report(run)
-    wanted = ("figures", "data_wait", "peak_memory_by_rank", "breakdown")
-    return {name: report[name] for name in wanted} | {"steps": report["run"]["steps"]}
+    code = process.wait(timeout=60)
+    taken = [line["seconds"] for line in read_steps(run)]
+    later = sorted(sum(one.values()) for one in taken[2:])
+    found: dict[str, Any] = {
+        "exit_code": code,
+        "seconds": round(time.monotonic() - began, 1),
+        "first_steps_seconds": [round(sum(one.values()), 2) for one in taken[:2]],
+        "steps": len(later),
+        "step_ms": {
+            "median": round(1e3 * later[len(later) // 2], 1),
+            "min": round(1e3 * later[0], 1),
+            "max": round(1e3 * later[-1], 1),
+        },
+        "data_wait_ms": [round(1e3 * one["data_wait"], 3) for one in taken],
+    }
+    (options.out / "step.json").write_text(json.dumps(found, indent=1) + "\n")
+    if time.monotonic() < until - 5:
+        found["predict"] = predicted(options, "large", "multimer", until)
+    return found
 
 
 def main() -> None:
@@ -218,14 +224,14 @@ def main() -> None:
         "torch": torch.__version__,
     }
     end = began + options.seconds
-    parts: list[tuple[Callable[..., dict[str, Any]], float]] = [
-        (loader, end),
-        (learning, end - options.predict_seconds),
-        (predict, end),
-    ]
-    if options.step_seconds <= options.seconds / 2:
-        parts[1] = (learning, end - options.predict_seconds - options.step_seconds)
-        parts.append((step, end))
+    kept = options.predict_seconds if "predict" in options.parts else 0
+    found: dict[str, Callable[..., dict[str, Any]]] = {
+        "learning": learning, "predict": predict, "step": step,
+    }  # fmt: skip
+    if "step" in options.parts and "learning" in options.parts:
+        kept += options.step_seconds
+    ends = {"learning": end - kept}
+    parts = [(found[name], ends.get(name, end)) for name in options.parts]
     for part, until in parts:
         try:
             result[part.__name__] = part(options, until)

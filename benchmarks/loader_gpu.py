@@ -141,7 +141,7 @@ def feed(
                 waited = time.perf_counter() - called
                 if batch is None:
                     break
-                if consumer.sleeps and device == "cuda":
+                if device == "cuda":
                     consumer.wait()
                 made = time.perf_counter() - called
                 if done == warm:
@@ -175,7 +175,7 @@ def feed(
         "cpu_ms_a_sample": used / samples * 1e3 - alone["cpu_ms"],
         "cpu_ms_a_sample_of_the_reader": (stats["reader_cpu_seconds"] - reader_cpu) / samples * 1e3,
         "data_wait_ms": {**percentiles(waits), "share_of_wall": sum(waits) / wall},
-        **({"until_features_are_made_ms": percentiles(until_made)} if consumer.sleeps else {}),
+        "until_features_are_made_ms": percentiles(until_made),
         "epoch_gap_ms_max": max(gaps, default=0.0) * 1e3,
         "cores": used / wall,
         "step_ms_median": float(np.median(walls) * 1e3),
@@ -245,7 +245,7 @@ def host_cost(
         requests = []
         for plan in itertools.islice(plans, samples):
             place = catalog.place(plan.samples[0].row)
-            nbytes = slot_nbytes(place, True) + maker.words_nbytes
+            nbytes = slot_nbytes(place, True) + maker.words_nbytes(place)
             offset = arena.allocate(nbytes)
             assert offset is not None
             requests.append((plan, ReadRequest(0, place, True, True, offset, nbytes)))

@@ -207,9 +207,7 @@ def emit_clusters(
     # Rows that only pad the MSA to its least number are of code 0, and in no profile.
     is_code = (code[:, None] == code_of) & (is_kept & (row < word(whole, _PADDED)))[:, None]
     is_own = (is_code & live[:, None]).to(tl.float32)
-    profile = tl.div_rn(
-        shares * num_res + is_own, tl.zeros([COLUMNS, 32], tl.float32) + total
-    )
+    profile = tl.div_rn(shares * num_res + is_own, tl.zeros([COLUMNS, 32], tl.float32) + total)
     is_out = inside[:, None] & (code_of < _CODES)
     channel = feature[:, None] + code_of
     tl.store(channel, is_code.to(tl.float32), mask=is_out)

@@ -107,9 +107,7 @@ def _structures(sample: Sample) -> int:
     return 1 + sample.chosen if sample.truth_residues or sample.chosen else 0
 
 
-def plan_complex(
-    slab: AssemblySlab, config: LoaderConfig, facts: Facts
-) -> ComplexPlan:
+def plan_complex(slab: AssemblySlab, config: LoaderConfig, facts: Facts) -> ComplexPlan:
     """What to launch for a complex in a slot, and the words to put behind its bytes."""
     rules = config.assemblies
     assert rules is not None

@@ -160,9 +160,7 @@ def residue_features(
     one_hot = ((code[:, None] + 1 == channel) & live[:, None]).to(tl.float32)
     wide = inside[:, None] & (channel < 22)
     tl.store(target_feat + row[:, None] * 22 + channel, one_hot, mask=wide)
-    emit_atom_masks(
-        integers, floats, code, row, inside, live, mask14, mask37, to_atom37, to_atom14
-    )
+    emit_atom_masks(integers, floats, code, row, inside, live, mask14, mask37, to_atom37, to_atom14)
     if block == 0:
         tl.store(seq_length + sample, tl.load(words + _SEQ_LENGTH))
         tl.store(is_distillation + sample, word(words, _IS_DISTILLATION).to(tl.float32))

@@ -5,8 +5,6 @@ On a machine without a GPU they run in Triton's interpreter.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
