@@ -10,6 +10,7 @@ DATA holds `train` and `held_out`, simulated complexes of different families (se
 fault, `chains_as_listed`). Both are measured on complexes of families that they have not seen,
 with the copies that fit, stop when `--seconds` are over, and are compared at their last common
 step.
+`finished`: the same of runs that are in OUT/runs already.
 `predict`: `evofeed predict` of one unseen complex by the first run.
 `step`: `evofeed train multimer` on `large` (without recycling), and `evofeed predict` of one of it.
 
@@ -57,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--predict-seconds", type=float, default=15, help="kept for that part")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--steps", type=int, help="of each run, at most")
+    parser.add_argument("--picture", type=Path, help="of the curves")
     parser.add_argument("--parts", nargs="+", default=["learning", "predict", "step"])
     parser.add_argument("--make", type=int, help="simulate this many complexes a set; 0: all")
     return parser.parse_args()
@@ -112,18 +114,54 @@ def learning(options: argparse.Namespace, until: float) -> dict[str, Any]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
     codes = {name: process.wait(timeout=60) for name, process in started.items()}
+    found = learned(runs)
+    logs = {n: (runs / f"{n}.log").read_text()[-1500:] for n, c in found["curves"].items() if not c}
+    return {
+        "seconds": round(time.monotonic() - began, 1), "cards": cards, "exit_codes": codes,
+        "recipe": yaml.safe_load((runs / "assigned.yaml").read_text()), **found, "logs": logs,
+    }  # fmt: skip
+
+
+def learned(runs: Path) -> dict[str, Any]:
+    """Curves of both runs, and their last common measurement."""
     curves = {name: curve(runs / name) for name in RUNS}
     common = sorted(set.intersection(*({row["step"] for row in c} for c in curves.values())))
     last = common[-1] if common else None
     at_last = {
         name: next((row for row in c if row["step"] == last), None) for name, c in curves.items()
     }
-    logs = {name: (runs / f"{name}.log").read_text()[-1500:] for name, c in curves.items() if not c}
+    return {"curves": curves, "last_common_step": last, "at_last_common_step": at_last}
+
+
+def finished(options: argparse.Namespace, _: float) -> dict[str, Any]:
+    """`learning` of runs that are in OUT/runs already."""
+    runs = options.out / "runs"
+    facts = json.loads((runs / "assigned" / "run.json").read_text())
     return {
-        "seconds": round(time.monotonic() - began, 1), "cards": cards, "exit_codes": codes,
-        "recipe": yaml.safe_load((runs / "assigned.yaml").read_text()), "curves": curves,
-        "last_common_step": last, "at_last_common_step": at_last, "logs": logs,
+        "device": facts["device"], "date": facts["date"][:10], "versions": facts["versions"],
+        "parameters": facts["parameters"],
+        "recipe": yaml.safe_load((runs / "assigned.yaml").read_text()), **learned(runs),
     }  # fmt: skip
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    """Interface lDDT, DockQ and lDDT of unseen families over the steps of both runs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = {"interface_lddt": "interface lDDT", "dockq": "DockQ", "lddt_ca": "lDDT-Ca"}
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), constrained_layout=True)
+    for ax, (name, title) in zip(axes, names.items(), strict=True):
+        for run, label in (("assigned", "copies that fit"), ("listed", "copies as listed")):
+            rows = found["curves"][run]
+            ax.plot([r["step"] for r in rows], [r[name] for r in rows], marker=".", label=label)
+        ax.set(title=title, xlabel="step", ylim=(0, None))
+        ax.grid(alpha=0.3)
+    axes[0].legend(title="labels")
+    figure.suptitle("Simulated complexes of unseen families")
+    figure.savefig(path, dpi=110)
 
 
 def curve(run: Path) -> list[dict[str, float]]:
@@ -226,7 +264,7 @@ def main() -> None:
     end = began + options.seconds
     kept = options.predict_seconds if "predict" in options.parts else 0
     found: dict[str, Callable[..., dict[str, Any]]] = {
-        "learning": learning, "predict": predict, "step": step,
+        "learning": learning, "finished": finished, "predict": predict, "step": step,
     }  # fmt: skip
     if "step" in options.parts and "learning" in options.parts:
         kept += options.step_seconds
@@ -237,6 +275,8 @@ def main() -> None:
             result[part.__name__] = part(options, until)
         except Exception:  # the others shall be measured
             result[part.__name__] = {"error": traceback.format_exc()[-1500:]}
+        if options.picture and result[part.__name__].get("curves"):
+            picture(result[part.__name__], options.picture)
         result[part.__name__]["ended_at"] = round(time.monotonic() - began, 1)
         print(json.dumps({part.__name__: result[part.__name__]}), flush=True)
         (options.out / "complexes.json").write_text(json.dumps(result, indent=1) + "\n")

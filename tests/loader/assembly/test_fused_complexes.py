@@ -53,9 +53,9 @@ def test_every_feature_of_every_complex_of_a_batch(dataset: Dataset) -> None:
 
 
 def test_a_complex_of_more_templates_fewer_rows_and_its_gaps_asked_for(dataset: Dataset) -> None:
-    rules = RULES.replace(mask_block_gaps=True, min_rows=400, lose_templates=False)
+    rules = RULES.replace(mask_block_gaps=True, msa_rows=8, paired_rows=4)
     config = CONFIG.replace(
-        max_msa_clusters=150, max_extra_msa=20, max_templates=4, subsample_templates=False,
+        max_msa_clusters=20, max_extra_msa=8, max_templates=4, subsample_templates=False,
         crop_size=None, assemblies=rules,
     )  # fmt: skip
     compare(dataset, config, 1, 0)
