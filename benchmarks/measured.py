@@ -84,6 +84,9 @@ def loader() -> list[Row]:
     """A sample on its way to the GPU."""
     here = result("loader_h200")["presets"]["initial_training"]
     tuning = result("loader_h200")["presets"]["finetuning"]
+    complexes = result("complexes_loader_h200")
+    waits, work = complexes["waits"]["large"], complexes["work"]
+    kernels, plain = work["large, kernels"], work["large, plain torch"]
     ours, peer = here["step_50_ms"], here["step_50_ms_openfold_dataloader"]
     wait, peer_wait = ours["data_wait_ms"], peer["data_wait_ms"]
     tensors = tuning["step_50_ms_openfold_dataloader"]["mb_per_sample"]
@@ -109,6 +112,21 @@ def loader() -> list[Row]:
             "else the loader does",
             f"{peer['cpu_ms_a_sample']:.0f} ms of CPU in OpenFold's transforms, same run",
             "loader_h200",
+        ),
+        (
+            "wait for a complex (crop 640, 508 + 2,048 rows) at a "
+            f"{1e3 * waits['step_seconds']:.0f} ms step",
+            f"{waits['data_wait_ms']['p50']:.2f} ms p50, {waits['data_wait_ms']['p99']:.2f} ms p99",
+            "",
+            "complexes_loader_h200",
+        ),
+        (
+            "... its features",
+            f"{kernels['device_busy_ms_a_sample']:.1f} ms of the GPU, "
+            f"{kernels['kernels_a_sample']:.0f} kernels",
+            f"the same in plain torch {plain['device_busy_ms_a_sample']:.1f} ms, "
+            f"{plain['kernels_a_sample']:.0f} kernels, same run",
+            "complexes_loader_h200",
         ),
     ]
 
