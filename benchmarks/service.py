@@ -34,6 +34,7 @@ import pyarrow as pa
 from evofeed.features import ChainRecord
 from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service import chains
+from evofeed.service.columns import Columns
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.history import diff_indexes
 from evofeed.store.index import index_schema
@@ -156,7 +157,7 @@ def index_figures(repeats: int) -> Figures:
             lambda: chains.page(index, common, columns, ROWS // 2, 1000), repeats
         ),
         "page_of_a_rare_value": timed(lambda: chains.page(index, rare, columns, 0, 100), repeats),
-        "exact_count": timed(lambda: chains.count(index, common), repeats),
+        "exact_count": timed(lambda: chains.count(Columns(index), common), repeats),
         "one_chain": timed(lambda: chains.one(index, "600000_A"), repeats),
         "statistics_of_every_column": timed(lambda: column_statistics(index), 3),
         "difference_of_two": timed(lambda: diff_indexes(index, other), 3),

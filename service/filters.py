@@ -11,14 +11,17 @@ date, cluster size -1, null) is false; `{"op": "known"}` asks for that itself.
 
 from __future__ import annotations
 
+import bisect
 import datetime
 import functools
 import math
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.service.columns import ANY_CASE, Columns, Ranks
 from evofeed.service.problems import Problem
 from evofeed.store.inner import column_kinds, is_known, plain_values
 
@@ -34,8 +37,16 @@ _COMPARE: Final = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+_OPERATORS: Final = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+_FEW: Final = 8  # values that are sooner looked for one by one
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
-_ANY_CASE: Final = ("method",)  # as mmCIF files write it, or in lower case
 
 
 def match(
@@ -54,6 +65,18 @@ def match(
     if node is None:
         return pa.repeat(pa.scalar(True), table.num_rows)
     return _Evaluator(table, kinds).node(node, "where", 0)
+
+
+def match_rows(columns: Columns, node: Any, at: int, stop: int) -> np.ndarray:
+    """The same of the rows from `at` to `stop` of an index that is made ready.
+
+    Raises:
+        Problem: as `match`.
+    """
+    if node is None:
+        return np.ones(stop - at, bool)
+    found: np.ndarray = _Ready(columns, at, stop).node(node, "where", 0)
+    return found
 
 
 def check(schema: pa.Schema, node: Any) -> None:
@@ -80,8 +103,8 @@ class _Evaluator:
         if not isinstance(node, dict):
             raise _bad(where, f"expected an object, got {_shown(node)}")
         if set(node) == {"not"}:
-            return pc.invert(self.node(node["not"], f"{where}.not", depth + 1))
-        for word, combine, empty in (("all", pc.and_, True), ("any", pc.or_, False)):
+            return self.invert(self.node(node["not"], f"{where}.not", depth + 1))
+        for word, combine, empty in (("all", self.both, True), ("any", self.either, False)):
             if set(node) == {word}:
                 return self._combine(node[word], combine, empty, f"{where}.{word}", depth)
         return self._compare(node, where)
@@ -91,51 +114,110 @@ class _Evaluator:
             raise _bad(where, f"expected a list, got {_shown(nodes)}")
         masks = [self.node(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(nodes)]
         if not masks:
-            return pa.repeat(pa.scalar(empty), self._table.num_rows)
+            return self.constant(empty)
         return functools.reduce(combine, masks)
+
+    both, either, invert = (staticmethod(f) for f in (pc.and_, pc.or_, pc.invert))
+
+    def constant(self, value: bool) -> Any:
+        return pa.repeat(pa.scalar(value), self._table.num_rows)
 
     def _compare(self, node: dict[str, Any], where: str) -> Any:
         column, op = node.get("column"), node.get("op")
         kind = self._kinds.get(column) if isinstance(column, str) else None
         if kind is None:
             raise _bad(f"{where}.column", f"{_shown(column)} is none of {sorted(self._kinds)}")
-        raw = self._table[column]
-        if isinstance(raw, pa.DictionaryArray) and len(raw) > 2 * len(raw.dictionary):
-            return self._by_word(raw, node, where)
         if set(node) - {"column", "op", "value"}:
             raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
-        values = plain_values(raw)
-        known = is_known(values, str(column), kind)
-        if column in _ANY_CASE and isinstance(node.get("value"), str | list):
-            values, node = pc.utf8_lower(values), node | {"value": _lower(node["value"])}
-        if op == "known":
-            if "value" in node:
-                raise _bad(f"{where}.value", "`known` takes no value")
-            return known
-        if op == "in":
-            return pc.and_(known, self._in(values, node.get("value"), kind, f"{where}.value"))
-        if not isinstance(op, str) or op not in _COMPARE:
+        if op == "known" and "value" in node:
+            raise _bad(f"{where}.value", "`known` takes no value")
+        if op not in ("known", "in") and (not isinstance(op, str) or op not in _COMPARE):
             raise _bad(f"{where}.op", f"{_shown(op)} is none of {[*_COMPARE, 'in', 'known']}")
-        value = _value(node.get("value"), kind, f"{where}.value")
+        value = node.get("value")
+        if op == "in":
+            if not isinstance(value, list) or len(value) > MAX_VALUES:
+                raise _bad(f"{where}.value", f"expected a list of at most {MAX_VALUES} values")
+            value = [_value(item, kind, f"{where}.value[{i}]") for i, item in enumerate(value)]
+        elif op != "known":
+            value = _value(value, kind, f"{where}.value")
+        return self.term(str(column), kind, str(op), _lower(value) if column in ANY_CASE else value)
+
+    def term(self, column: str, kind: str, op: str, value: Any) -> Any:
+        """Which rows pass a comparison that was checked; `value` is a list for `in`."""
+        raw = self._table[column]
+        if isinstance(raw, pa.DictionaryArray) and len(raw) > 2 * len(raw.dictionary):
+            words = pa.record_batch([raw.dictionary], names=[column])
+            passes = _Evaluator(words, self._kinds).term(column, kind, op, value)
+            return pc.fill_null(pc.take(passes, raw.indices), False)
+        values = plain_values(raw)
+        known = is_known(values, column, kind)
+        if op == "known":
+            return known
+        values = pc.utf8_lower(values) if column in ANY_CASE else values
+        if op == "in":
+            return pc.and_(known, _in(values, value, kind))
         left, right = _comparable(values, value, kind)
         matching = _COMPARE[op](left, right)
         return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
 
-    def _by_word(self, column: pa.DictionaryArray, node: dict[str, Any], where: str) -> Any:
-        """The same, asked of each word of a dictionary instead of each row."""
-        words = pa.record_batch([column.dictionary], names=[node["column"]])
-        passes = _Evaluator(words, self._kinds).node(node, where, 0)
-        return pc.fill_null(pc.take(passes, column.indices), False)
 
-    def _in(self, values: Any, wanted: Any, kind: str, where: str) -> Any:
-        if not isinstance(wanted, list) or len(wanted) > MAX_VALUES:
-            raise _bad(where, f"expected a list of at most {MAX_VALUES} values")
-        items = [_value(item, kind, f"{where}[{i}]") for i, item in enumerate(wanted)]
-        if kind == "integer":
-            return pc.is_in(pc.cast(values, pa.float64()), pa.array(items, pa.float64()))
-        if pa.types.is_date(values.type):
-            items = [datetime.date.fromisoformat(item) for item in items]
-        return pc.is_in(values, pa.array(items, values.type))
+class _Ready(_Evaluator):
+    """The same with NumPy, on columns that are made ready."""
+
+    def __init__(self, columns: Columns, at: int, stop: int) -> None:
+        super().__init__(columns.table.slice(at, stop - at), columns.kinds)
+        self._columns, self._rows = columns, slice(at, stop)
+
+    both, either, invert = (
+        staticmethod(f) for f in (np.logical_and, np.logical_or, np.logical_not)
+    )
+
+    def constant(self, value: bool) -> Any:
+        return np.full(self._table.num_rows, value)
+
+    def term(self, column: str, kind: str, op: str, value: Any) -> Any:
+        ready = self._columns.comparable(column)
+        if isinstance(ready, Ranks):
+            return _by_rank(ready, ready.codes[self._rows], op, value)
+        if ready is None or (kind == "boolean" and op in ("<", "<=", ">", ">=")):
+            return super().term(column, kind, op, value).to_numpy(zero_copy_only=False)
+        values = ready.values[self._rows]
+        known = None if ready.known is None else ready.known[self._rows]
+        if op == "known":
+            return self.constant(True) if known is None else known
+        own = np.float64 if kind == "integer" else values.dtype  # as `_comparable`
+        with np.errstate(over="ignore"):
+            wanted = np.array(value, own)
+        found = np.isin(values, wanted) if op == "in" else _OPERATORS[op](values, wanted)
+        return found if known is None else found & known
+
+
+def _by_rank(ready: Ranks, codes: np.ndarray, op: str, value: Any) -> np.ndarray:
+    first, end = ready.known, len(ready.words)
+    if op == "known":
+        return codes >= first
+    if op == "in":
+        places = [bisect.bisect_left(ready.words, item) for item in value]
+        there = [i for i, v in zip(places, value, strict=True) if ready.words[i : i + 1] == [v]]
+        there = [place for place in there if place >= first]
+        if len(there) > _FEW:
+            return np.isin(codes, np.array(there, np.int32))
+        return functools.reduce(np.logical_or, (codes == place for place in there), codes < -1)
+    low, high = bisect.bisect_left(ready.words, value), bisect.bisect_right(ready.words, value)
+    spans = {"==": (low, high), "<": (0, low), "<=": (0, high), ">": (high, end), ">=": (low, end)}
+    if op == "!=":
+        return (codes >= first) & ((codes < low) | (codes >= high))
+    begin, stop = spans[op]
+    found: np.ndarray = codes >= max(begin, first)
+    return found if stop == end else found & (codes < stop)
+
+
+def _in(values: Any, items: list[Any], kind: str) -> Any:
+    if kind == "integer":
+        return pc.is_in(pc.cast(values, pa.float64()), pa.array(items, pa.float64()))
+    if pa.types.is_date(values.type):
+        items = [datetime.date.fromisoformat(item) for item in items]
+    return pc.is_in(values, pa.array(items, values.type))
 
 
 def _value(value: Any, kind: str, where: str) -> Any:

@@ -13,6 +13,7 @@ from evofeed.service import chains, filters
 from evofeed.service.audit import record
 from evofeed.service.auth import Principal
 from evofeed.service.catalog import Catalog
+from evofeed.service.columns import Columns
 from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.tables import DatasetRow, RefPolicy
@@ -120,7 +121,7 @@ def require_filters(forbid: Sequence[dict[str, Any]]) -> None:
 
 
 def _require_none(index: pa.Table, where: dict[str, Any], number: int) -> None:
-    found = chains.count(index, where)
+    found = chains.count(Columns(index), where)
     if found:
         first = chains.page(index, where, ["chain_id"], 0, 5).rows
         names = ", ".join(row["chain_id"] for row in first)

@@ -247,7 +247,7 @@ def page_of(
     rest = {
         "snapshot": digest,
         "next": None if more is None else service.signer.write(more, digest, query),
-        "matched": chains.count(table, search.where) if search.count else None,
+        "matched": chains.count(ready, search.where) if search.count else None,
     }
     return orjson.dumps({what: orjson.Fragment(found.json), **rest})
 

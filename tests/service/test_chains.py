@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.service import chains, filters
+from evofeed.service.columns import Columns
 from evofeed.service.cursor import CursorSigner
 from evofeed.service.problems import Problem
 from evofeed.store import Dataset
@@ -161,19 +162,44 @@ TABLE = pa.table(
         "resolution": pa.array([(i % 5) * 0.7 for i in range(60)], pa.float32()),
         "method": pa.array(["x", "", "y"] * 20).dictionary_encode(),
         "is_distillation": [i % 2 == 0 for i in range(60)],
+        "release_date": [("2020-02-29", "", "1999-12-31", "2020-03-01")[i % 4] for i in range(60)],
     }
 )
+OPS = ["==", "!=", "<", "<=", ">", ">="]
 COMPARE = st.one_of(
     st.builds(
         lambda c, o, v: {"column": c, "op": o, "value": v},
         st.sampled_from(["num_res", "resolution"]),
-        st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+        st.sampled_from(OPS),
         st.integers(-3, 60) | st.sampled_from([0.7, 1.4, 2.1]),
+    ),
+    st.builds(
+        lambda c, o, v: {"column": c, "op": o, "value": v},
+        st.sampled_from(["method", "chain_id"]),
+        st.sampled_from(OPS),
+        st.sampled_from(["", "x", "xx", "a", "9_A", "z"]),
+    ),
+    st.builds(
+        lambda o, v: {"column": "release_date", "op": o, "value": v},
+        st.sampled_from(OPS),
+        st.sampled_from(["2020-02-29", "2020-01-01", "1999-12-31", "2021-01-01"]),
+    ),
+    st.builds(
+        lambda o, v: {"column": "is_distillation", "op": o, "value": v},
+        st.sampled_from(["==", "!="]),
+        st.booleans(),
     ),
     st.builds(
         lambda v: {"column": "method", "op": "in", "value": v}, st.lists(st.sampled_from("xyz"))
     ),
-    st.just({"column": "resolution", "op": "known"}),
+    st.builds(
+        lambda v: {"column": "num_res", "op": "in", "value": v},
+        st.lists(st.integers(0, 60), max_size=12),
+    ),
+    st.builds(
+        lambda c: {"column": c, "op": "known"},
+        st.sampled_from(["resolution", "method", "release_date", "num_res", "chain_id"]),
+    ),
 )
 FILTERS = st.recursive(
     COMPARE,
@@ -195,12 +221,15 @@ def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
     if "not" in node:
         return not oracle(node["not"], row)
     value = row[node["column"]]
-    known = value != {"resolution": 0.0, "method": ""}.get(node["column"])
+    unknown = {"resolution": 0.0, "method": "", "release_date": "", "chain_id": ""}
+    known = value != unknown.get(node["column"])
     if node["op"] in ("known", "in"):
         return known and (node["op"] == "known" or value in node["value"])
     wanted = node["value"]
     if node["column"] == "resolution":
         wanted = pa.scalar(float(wanted), pa.float32()).as_py()
+    if not isinstance(wanted, str):
+        value, wanted = float(value), float(wanted)
     compare = {
         "==": "__eq__",
         "!=": "__ne__",
@@ -209,14 +238,18 @@ def oracle(node: dict[str, Any], row: dict[str, Any]) -> bool:
         ">": "__gt__",
         ">=": "__ge__",
     }
-    return known and bool(getattr(float(value), compare[node["op"]])(float(wanted)))
+    return known and bool(getattr(value, compare[node["op"]])(wanted))
 
 
 @settings(deadline=None)
 @given(FILTERS)
 def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
-    got = filters.match(TABLE, node).to_pylist()
-    assert got == [oracle(node, row) for row in TABLE.to_pylist()]
+    wanted = [oracle(node, row) for row in TABLE.to_pylist()]
+    assert filters.match(TABLE, node).to_pylist() == wanted
+    ready = Columns(TABLE)
+    assert filters.match_rows(ready, node, 0, 60).tolist() == wanted
+    assert filters.match_rows(ready, node, 7, 31).tolist() == wanted[7:31]
+    assert chains.count(ready, node, scan=7) == sum(wanted)
 
 
 @settings(deadline=None)
