@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from evofeed.errors import RefConflict, ShardCorrupt, ShardMissing, StoreError
 from evofeed.service.auth import Principal
 from evofeed.service.problems import Problem
-from evofeed.service.refs import move_ref
+from evofeed.service.refs import move_for
 from evofeed.service.snapshot import StoreView
 from evofeed.service.state import Service
 from evofeed.store import (
@@ -55,16 +55,7 @@ def mover(
     def move(storage: Storage, ref: str, digest: str, found: str | None) -> object:
         if found != expect:
             raise RefConflict(f"ref {ref!r} has moved", path=storage.uri)
-        return move_ref(
-            service.catalog,
-            service.database,
-            dataset=dataset,
-            ref=ref,
-            digest=digest,
-            expect=expect,
-            principal=principal,
-            message=message,
-        )
+        return move_for(service, principal, dataset, ref, digest, expect, message)
 
     return move
 

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from evofeed.errors import (
@@ -31,6 +32,7 @@ from evofeed.errors import (
 )
 
 _log = logging.getLogger("evofeed.service")
+_GONE = 499  # as nginx has it: the client hung up before its request was whole
 
 
 class Problem(ServiceError):
@@ -200,6 +202,10 @@ def install_problems(
     def on_database(request: Request, error: Exception) -> Response:
         return answer(request, database_away(error))
 
+    def on_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=_GONE)  # nobody reads it; it is counted
+
+    app.add_exception_handler(ClientDisconnect, on_gone)
     for kind in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(kind, on_database)
     app.add_exception_handler(EvofeedError, on_evofeed)

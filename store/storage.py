@@ -263,7 +263,7 @@ def _write_error(error: OSError, path: Path, nbytes: int) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         return StoreError(
             f"no room for {nbytes} bytes ({os.strerror(error.errno)}): "
-            "free space or raise the limit, then run the same command again",
+            "free space or raise the limit, then try again",
             path=str(path),
         )
     return StoreError(f"cannot write: {error.strerror or error}", path=str(path))

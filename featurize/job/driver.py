@@ -278,7 +278,7 @@ class Driver:
         notes = dict(report.notes)
         for chain_id, size in (self.clusters or {}).items():
             if size == NO_CLUSTER and chain_id not in broken:
-                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of --clusters"]
+                notes[chain_id] = [*notes.get(chain_id, ()), "in no cluster of the file given"]
         return dict(sorted(notes.items()))
 
     def _tell(self, force: bool) -> None:

@@ -67,7 +67,7 @@ class Ledger:
         error = context.original_exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise JobError(
-            f"ledger: {reason}; fix that and run the same command again, what is done is kept",
+            f"ledger: {reason}; fix that and try again, what is done is kept",
             path=self.place,
         ) from error
 

@@ -82,7 +82,7 @@ def _advisory_lock(ledger: Ledger, job_id: str, patience: float) -> Iterator[Non
 
 def _taken(job_id: str, where: str) -> JobError:
     return JobError(
-        f"job {job_id[:12]} is being run by another process: watch it with "
-        "`evofeed jobs status --watch`, or cancel it",
+        f"job {job_id[:12]} is being run by another process: watch it "
+        "(`evofeed jobs status`), or cancel it",
         path=where,
     )

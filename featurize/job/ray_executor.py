@@ -199,7 +199,7 @@ class RayExecutor:
         assert self._host
         self._host.kill()  # it would wait for an answer for a minute
         where = f"Ray at {self.address}" if self.address else "the private Ray of this job"
-        then = "run the same command again" + (" once it is there again" if self.address else "")
+        then = "try again" + (" once it is there again" if self.address else "")
         what = f"{where} is gone: {fault}; what is done is kept: {then}"
         return ExecutorGone(what, again=not self.address)
 

@@ -251,7 +251,7 @@ def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
     if isinstance(error, MemoryError):
         return {
             "type": "MemoryError",
-            "message": f"needs more than {memory >> 20} MiB; raise --memory if the input is right",
+            "message": f"needs more than {memory >> 20} MiB; allow more if the input is right",
             "path": None,
             "line": None,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from sqlalchemy import select
 from tests.service.conftest import Start, work_off
 
-from evofeed.featurize.job import JobHost, run_job
+from evofeed.featurize.job import JobHost, run, run_job
 from evofeed.service.job_config import checked_config, cores
 from evofeed.service.jobs import JobQueue
 from evofeed.service.problems import Problem
@@ -203,3 +205,17 @@ def test_an_operator_may_allow_more(start: Start) -> None:
     assert checked_config("safe", {"caps": {"max_rows": 9_000_000}}, {"max_rows": 9_000_000})
     with pytest.raises(Problem, match="allows"):
         checked_config("safe", {"caps": {"max_rows": 9_000_001}}, {"max_rows": 9_000_000})
+
+
+def test_what_a_job_says_names_no_flag() -> None:
+    """Who sent it over HTTP has no command line; what `evofeed featurize` shows is elsewhere."""
+    shown = {"show.py", "commands.py"}
+    for path in sorted(Path(run.__file__).parent.glob("*.py")):
+        constants = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        texts = [text for text in constants if re.search(r"(^|\s)--[a-z]|same command", text)]
+        hints = [text for text in texts if path.name in shown or "`ray start" in text]
+        assert texts == hints or path.name == "ray_executor.py", (path.name, texts)

@@ -161,6 +161,22 @@ def test_a_body_that_does_not_come_is_given_up(start: Start) -> None:
         assert slow.recv(4096).split()[1] == b"408"
 
 
+def test_who_hangs_up_in_a_body_leaves_no_traceback(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = start()
+    host, port = client.base_url.host, client.base_url.port
+    for path in ("/ticket/msa", "/v1/jobs"):
+        with socket.create_connection((host, port), timeout=60) as gone:
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 50\r\n\r\nq"
+            gone.sendall(head.encode())
+    end = time.monotonic() + 60
+    while client.get("/metrics").text.count('status="499"') < 4:  # two lines each
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert not caplog.records
+
+
 def test_a_head_that_does_not_come_is_given_up(start: Start) -> None:
     client = start(request_seconds=1.0)
     host, port = client.base_url.host, client.base_url.port

@@ -307,7 +307,7 @@ def test_a_lost_node_costs_time_only_and_a_lost_cluster_fails_the_job_and_buries
     failed, repaired = on_stage(act)
     assert (failed.exit_code, failed.num_good, failed.broken) == (1, 10, ())
     assert "its GCS does not answer any more" in failed.message
-    assert "run the same command again once it is there again" in failed.message
+    assert "try again once it is there again" in failed.message
     assert repaired.snapshot == Dataset.open(str(tmp_path / "data")).digest == honest[0]
 
 
