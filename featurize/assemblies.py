@@ -23,8 +23,6 @@ from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
 from evofeed.interfaces import interface_residues
 
-__all__ = ["featurize_assembly"]
-
 MAX_CHAINS: Final = 512
 """More chains than this are no complex to train on: a capsid is left out, with this reason."""
 MAX_RESIDUES: Final = 50_000

@@ -15,8 +15,6 @@ from evofeed.featurize.roads.colabfold import assembly_in
 from evofeed.featurize.roads.molecules import LEFT_OUT
 from evofeed.featurize.sources import ChainSource
 
-__all__ = ["AssemblySource", "assembly_sources"]
-
 
 @dataclass(frozen=True, slots=True)
 class AssemblySource:

@@ -15,8 +15,6 @@ from evofeed.featurize.sources import ChainSource
 from evofeed.featurize.species import pairing_species, species_of
 from evofeed.featurize.stockholm import parse_stockholm
 
-__all__ = ["pairing_record", "pairing_ref"]
-
 NAMES: Final = (
     "uniprot_hits.sto",
     "uniprot_hits.a3m",

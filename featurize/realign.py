@@ -16,8 +16,6 @@ from numba import njit
 
 from evofeed.shapes import Int
 
-__all__ = ["onto"]
-
 _LETTERS: Final = "ARNDCQEGHILKMFPSTWYVBZX"
 _CORBLOSUM66: Final = """
  5

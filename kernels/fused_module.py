@@ -12,8 +12,6 @@ from torch import nn
 
 from evofeed.kernels.graphs.recorded import run
 
-__all__ = ["Fused", "Recordable", "drop_in", "fuse"]
-
 Module = TypeVar("Module", bound=nn.Module)
 
 

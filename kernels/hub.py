@@ -20,8 +20,6 @@ from pathlib import Path
 import evofeed
 from evofeed.files import write_atomic
 
-__all__ = ["build"]
-
 VERSION = 1  # of the interface: names and arguments
 BESIDE = ("errors.py", "lazy.py")  # modules of evofeed that kernels import
 _IMPORT = re.compile(r"^(\s*)from evofeed\.(?:kernels\b\.?)?([\w.]*) import ", re.MULTILINE)

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["HEADER_NBYTES", "Arena", "Pulse"]
-
 HEADER_NBYTES: Final = 4096
 """Bytes before the first slot: the reader's signs of life, on a page of their own."""
 _ALIGN: Final = 512

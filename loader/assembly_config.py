@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AssemblyConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblyConfig:

@@ -28,8 +28,6 @@ from evofeed.loader.msa_draws import RecycleDraws
 from evofeed.loader.plan import BatchPlan, SamplePlan
 from evofeed.loader.unpack import unpack_chain
 
-__all__ = ["BatchMaker", "FilledSlot", "ReadyBatch", "can_fuse"]
-
 _TIMED: Final = 8
 """One batch in so many has its time on the device taken: events cost the host time too."""
 

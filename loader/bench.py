@@ -10,8 +10,6 @@ import torch
 
 from evofeed.loader.feature_loader import FeatureLoader
 
-__all__ = ["measure"]
-
 
 def measure(loader: FeatureLoader, steps: int, step_seconds: float) -> dict[str, Any]:
     """Take `steps` batches, sleeping `step_seconds` on each; times in milliseconds.

@@ -14,8 +14,6 @@ from evofeed.loader.order import accept_probability, column, eligible_rows, whol
 from evofeed.store import Dataset
 from evofeed.store.inner import COLUMNS, shard_key
 
-__all__ = ["ChainCatalog", "ChainPlace", "Places"]
-
 _LOG: Final = logging.getLogger(__name__)
 
 

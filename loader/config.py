@@ -11,8 +11,6 @@ from typing import Any
 
 from evofeed.loader.assembly_config import AssemblyConfig
 
-__all__ = ["PRESETS", "LoaderConfig"]
-
 PRESETS = ("initial_training", "finetuning", "prediction", "multimer")
 """Class methods of `LoaderConfig` that make AF2's configurations."""
 

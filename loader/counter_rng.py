@@ -15,8 +15,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Purpose", "below", "bits32", "draws64", "draws64_at", "few_in_order", "stream_key"]
-
 STEP: Final = 0x9E3779B97F4A7C15
 MIX_1: Final = 0xBF58476D1CE4E5B9
 MIX_2: Final = 0x94D049BB133111EB

@@ -9,8 +9,6 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, below, few_in_order, stream_key
 from evofeed.loader.transforms.crop import Crop, crop_templates
 
-__all__ = ["draw_crop", "recycling_iters", "sample_key", "use_clamped_fape"]
-
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
     """The key of everything random about the sample at a position of an epoch."""

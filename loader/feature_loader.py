@@ -25,8 +25,6 @@ from evofeed.loader.sample_reading import sample_nbytes
 from evofeed.loader.stats import Stats
 from evofeed.store import Assemblies, Dataset
 
-__all__ = ["FeatureLoader"]
-
 _STATE_VERSION: Final = 1
 _SAME: Final = {
     "snapshots": "open the dataset at that digest, Dataset.open(uri, digest)",

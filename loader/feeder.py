@@ -28,8 +28,6 @@ from evofeed.loader.ready_queue import ReadyQueue
 from evofeed.loader.sample_reading import sample_nbytes, task_of
 from evofeed.loader.stats import Stats
 
-__all__ = ["Feeder"]
-
 _LOG: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _REFUSALS: Final = 4

@@ -15,8 +15,6 @@ from evofeed.loader.features import ChainTensors
 from evofeed.loader.msa_draws import MsaDraws, RecycleDraws
 from evofeed.loader.transforms.crop import Crop
 
-__all__ = ["chain_tensors", "record_batch", "sample_batch"]
-
 _CPU = torch.device("cpu")
 
 

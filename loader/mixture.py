@@ -8,8 +8,6 @@ from evofeed.loader.catalog import ChainCatalog, open_catalogs
 from evofeed.loader.config import LoaderConfig
 from evofeed.store import Assemblies, Dataset
 
-__all__ = ["Source", "dataset_of", "open_mixture", "snapshot_of"]
-
 Source = Dataset | Assemblies
 
 

@@ -23,8 +23,6 @@ from evofeed.loader import counter_rng
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose
 
-__all__ = ["accept_probability", "eligible_rows", "epoch_order", "pass_order", "window_order"]
-
 _MAX_PASSES: Final = 10_000
 _CHUNK: Final = 1 << 15
 

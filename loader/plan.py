@@ -25,8 +25,6 @@ from evofeed.loader.counter_rng import Purpose
 from evofeed.loader.draws import recycling_iters, sample_key
 from evofeed.loader.order import epoch_order, window_order
 
-__all__ = ["BatchPlan", "Planner", "RunPlan", "SamplePlan", "plan_samples"]
-
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:

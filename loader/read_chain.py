@@ -28,8 +28,6 @@ from evofeed.store.inner import (
     unpack_column,
 )
 
-__all__ = ["Part", "ReadRequest", "Slab", "read_chain", "slot_nbytes"]
-
 ALWAYS: Final = (
     "aatype",
     "residue_index",

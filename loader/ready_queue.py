@@ -9,8 +9,6 @@ from typing import Final
 
 from evofeed.loader.batch_maker import ReadyBatch
 
-__all__ = ["ReadyQueue"]
-
 _LEFT: Final = 1
 """Batches still there when the feeder is woken to fill the queue again."""
 

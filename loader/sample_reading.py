@@ -8,8 +8,6 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
 from evofeed.store.inner import Storage
 
-__all__ = ["read_sample", "sample_nbytes", "task_of"]
-
 # What complexes need is imported with the first of them: a reader of chains does without.
 
 

@@ -13,8 +13,6 @@ from evofeed.loader.batch_maker import ReadyBatch
 from evofeed.loader.reader_pool import Readers
 from evofeed.loader.trace import Trace
 
-__all__ = ["Stats", "Timer"]
-
 _KEEP: Final = 4096
 """Latest durations kept of each kind."""
 

@@ -8,8 +8,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Trace"]
-
 _KEEP: Final = 100_000
 """Latest events kept: about 10 MB, some hours of training."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["fold_id", "parse_clusters"]
-
 
 def parse_clusters(text: str) -> list[list[str]]:
     """The clusters of a file, each a list of ids without repeats.

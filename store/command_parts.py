@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "Moved", "RefName", "Uri", "show", "wrong_call"]
-
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]

@@ -12,8 +12,6 @@ from evofeed.errors import InputError
 from evofeed.store.clusters import fold_id, parse_clusters
 from evofeed.store.storage import open_regular
 
-__all__ = ["Clusters", "Overlap", "overlap"]
-
 _MAX_BYTES: Final = 1 << 28
 
 

@@ -19,17 +19,6 @@ from evofeed.trainer.model.config import (
     TemplateConfig,
 )
 
-__all__ = [
-    "PRESETS",
-    "Preset",
-    "finetuning",
-    "initial_training",
-    "multimer",
-    "overfit",
-    "tiny",
-    "tiny_multimer",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from evofeed.kernels.fused_module import Fused, drop_in
 from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
 
-__all__ = ["FusedLayerNorm", "LayerNorm"]
-
 
 class FusedLayerNorm(Fused):
     """Forward of a swapped layer norm."""

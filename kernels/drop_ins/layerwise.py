@@ -30,8 +30,6 @@ from evofeed.kernels.drop_ins.layerwise_triton import (
 from evofeed.kernels.ops.optimizer.op import FlatBuffers, FlatOptions
 from evofeed.kernels.runtime.backend import usable
 
-__all__ = ["FusedLAMB", "FusedLARS", "Span", "spans"]
-
 _CHUNK = 4096  # elements one program handles
 
 

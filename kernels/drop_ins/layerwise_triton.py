@@ -4,14 +4,6 @@
 from evofeed.kernels.ops.optimizer.triton import clipped, move_moments, store_weights
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "lamb_norms_kernel",
-    "lamb_update_kernel",
-    "lars_norms_kernel",
-    "lars_update_kernel",
-    "ratio_kernel",
-]
-
 
 @triton.jit
 def _chunk(TABLE, FULL: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr):

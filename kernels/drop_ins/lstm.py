@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from evofeed.kernels.fused_module import Fused, drop_in
 from evofeed.kernels.runtime.tiles import LstmPadding, lstm_padding
 
-__all__ = ["LSTM", "FusedLSTM"]
-
 State = tuple[Tensor, Tensor]
 
 

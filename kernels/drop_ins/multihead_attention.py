@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, drop_in
 
-__all__ = ["FusedMultiheadAttention", "MultiheadAttention"]
-
 
 class FusedMultiheadAttention(Fused):
     """Forward of a swapped `nn.MultiheadAttention`."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["record_graph", "recording_stream"]
-
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 

@@ -30,8 +30,6 @@ from evofeed.kernels.runtime.private_apis import (
     saved_tensor_hooks_active,
 )
 
-__all__ = ["paused", "run"]
-
 MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
 MOST_MOVES = 4  # times its parameters may have moved
 

@@ -24,8 +24,6 @@ from evofeed.errors import KernelError
 from evofeed.kernels.graphs.capture import record_graph, recording_stream
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
-__all__ = ["Homes", "Recording", "autocast_type", "stream_number"]
-
 WARM_UP = 2  # eager runs that compile kernels and let libraries choose theirs
 
 Homes = list[tuple[dict[str, Any], str]]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from evofeed.errors import KernelError, UnsupportedShape
 
-__all__ = ["check_one_device", "check_shape", "check_type", "in_type_of"]
-
 Weights = TypeVar("Weights")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

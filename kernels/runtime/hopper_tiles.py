@@ -6,23 +6,6 @@ Letters: M rows, ROWS and COLS of a tile.
 
 from evofeed.kernels.runtime.backend import cp, gl, gluon
 
-__all__ = [
-    "flat",
-    "mma_layout",
-    "tiles_of",
-    "add_columns",
-    "copy_columns",
-    "copy_rows",
-    "lines_of",
-    "load_drop",
-    "no_sums",
-    "sigmoid_exp2",
-    "store_columns",
-    "store_rows",
-    "store_sums",
-    "vectors_of",
-]
-
 
 @gluon.constexpr_function
 def flat():

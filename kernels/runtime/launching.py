@@ -17,8 +17,6 @@ from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER
 from evofeed.kernels.runtime.private_apis import repeat, repeatable
 
-__all__ = ["Launch", "launch"]
-
 MOST = 1 << 16
 MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 1
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = ["MOST_PEERS", "peer_exchange_kernel"]
-
 MOST_PEERS = 8  # GPUs of a host
 
 

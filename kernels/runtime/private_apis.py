@@ -14,20 +14,6 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-__all__ = [
-    "VERSIONS",
-    "backward_runs",
-    "copy_all",
-    "function_apply",
-    "functorch_active",
-    "peer_buffers",
-    "product_relu",
-    "repeat",
-    "repeatable",
-    "saved_tensor_hooks_active",
-    "unflatten",
-]
-
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
 

@@ -10,12 +10,6 @@ Letters: M rows, C channels of the input, N output channels, H heads, L pair len
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "column_sum",
-    "norm_rows_kernel",
-    "scaled_kernel",
-]
-
 
 @triton.jit
 def load_normalised(X, GAMMA, BETA, rows, c, row_in, c_in, xs_m, xs_c, C, eps):

@@ -13,8 +13,6 @@ from torch import Tensor
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.launching import launch
 
-__all__ = ["column_sums"]
-
 AT_ONCE = 4
 BLOCK = 4096  # numbers of a program at once
 LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
@@ -26,6 +24,7 @@ def column_sums_kernel(
     ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
+    """OUTn the sums over the rows of Pn, for COUNT of them."""
     block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, BLOCK // ROWS0)
     if COUNT > 1:
         block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, BLOCK // ROWS1)

@@ -28,8 +28,6 @@ from evofeed.kernels.swap.forms import (
     signature_trouble,
 )
 
-__all__ = ["adaptive_eps", "adaptive_trouble", "adaptive_weights", "rule", "transition_of_tokens"]
-
 # norm of a, norm of s, the gate's layer, the shift's: Boltz, OpenFold3, Protenix
 NORMS = (
     ("a_norm", "s_norm", "s_scale", "s_bias"),

@@ -36,8 +36,6 @@ from evofeed.kernels.swap.af3_conditioned import (
 )
 from evofeed.kernels.swap.forms import children, linear_trouble, signature_trouble
 
-__all__ = ["rule"]
-
 
 class FusedDiffusionBlock(Recordable):
     """Forward of OpenFold3's `DiffusionTransformerBlock`."""

@@ -15,8 +15,6 @@ from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.swap import af3_attention, af3_averages, af3_blocks, af3_modules, modules
 from evofeed.kernels.swap.forms import children, signature_trouble
 
-__all__ = ["rule"]
-
 
 class FusedBlock(Recordable):
     """A block of fused parts: its own forward calls them."""

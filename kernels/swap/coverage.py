@@ -14,8 +14,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.graphs.recorded import paused
 
-__all__ = ["swapped_share"]
-
 _RANGE = "evofeed::swapped"
 
 

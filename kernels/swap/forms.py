@@ -15,16 +15,6 @@ from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused
 
-__all__ = [
-    "children",
-    "children_trouble",
-    "has",
-    "linear_trouble",
-    "norm_trouble",
-    "plain_class",
-    "signature_trouble",
-]
-
 # These pick another implementation of the same maths, or how much of it is done at once.
 IGNORED = re.compile(
     r"chunk_\w+|ckpt_chunk_size|transition_ckpt_chunk_size|use_\w+|inplace_safe|mask_trans|"

@@ -31,8 +31,6 @@ from evofeed.kernels.swap import (
 )
 from evofeed.kernels.swap.coverage import swapped_share
 
-__all__ = ["RULES", "Rule", "SwapReport", "to_fused", "to_torch"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 Rule = Callable[[nn.Module], "type[Fused] | str | None"]

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["with_truth"]
-
 
 def with_truth(batch: dict[str, Tensor], truths: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     """The batch and, in `gt_features`, each sample's whole truth, padded to the longest."""

@@ -14,8 +14,6 @@ from evofeed.loader.config import LoaderConfig
 from evofeed.loader.order import column, let_through, whole_column
 from evofeed.store import Assemblies
 
-__all__ = ["AssemblyCatalog", "AssemblyPlace", "LoneChains"]
-
 
 class AssemblyPlace(NamedTuple):
     """Where a complex is: everything a reader needs, so that it opens no index."""

@@ -16,8 +16,6 @@ from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float, Int
 
-__all__ = ["CropDraws", "contiguous_crop", "crop_residues", "spatial_crop"]
-
 _CA = ATOM_ORDER["CA"]
 
 

@@ -19,8 +19,6 @@ from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.residues import GAP
 from evofeed.shapes import Float, Integer
 
-__all__ = ["assembly_constants", "assembly_recycle", "ground_truth", "soft_clusters"]
-
 _PROFILE_EPS: Final = 1e-4
 """Added to the number of rows a profile is of, as upstream's masked mean does."""
 

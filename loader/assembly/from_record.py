@@ -20,8 +20,6 @@ from evofeed.loader.draws import sample_key
 from evofeed.loader.from_record import chain_tensors
 from evofeed.loader.msa_draws import RecycleDraws
 
-__all__ = ["assembly_batch", "merged_record"]
-
 _CPU = torch.device("cpu")
 
 

@@ -20,8 +20,6 @@ from evofeed.loader.transforms.crop import crop_templates
 from evofeed.loader.unpack import unpack_chain
 from evofeed.shapes import Integer
 
-__all__ = ["draw_templates", "fill_assembly", "unpack_assembly"]
-
 
 def unpack_assembly(
     slab: AssemblySlab,

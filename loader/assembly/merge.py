@@ -18,8 +18,6 @@ from evofeed.loader.features import ChainTensors
 from evofeed.residues import GAP
 from evofeed.shapes import Bool, Float, Integer, Shaped
 
-__all__ = ["AssemblyTensors", "DeviceRows", "Entity", "merge_entities", "rows_on"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entity:

@@ -29,15 +29,6 @@ from evofeed.store.inner import (
     unpack_column,
 )
 
-__all__ = [
-    "AssemblySlab",
-    "AssemblyTask",
-    "CounterCrop",
-    "Member",
-    "assembly_nbytes",
-    "read_assembly",
-]
-
 _ALIGN: Final = 64
 
 

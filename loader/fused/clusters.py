@@ -14,8 +14,6 @@ from evofeed.loader.fused.emit import deletion_value
 from evofeed.loader.fused.loads import bits, integer, of_recycle, of_sample, recycle, word
 from evofeed.residues import GAP, MASK, RESTYPE_NUM
 
-__all__ = ["add_deletions", "agreement_of", "cluster_rows", "mask_centres"]
-
 _RESIDUES, _ROWS, _DELETIONS, _MAX_ROWS = of_sample("residues rows deletions max_rows")
 _WINDOW_START, _WINDOW, _PITCH = of_sample("window_start window pitch")
 _CROP_START, _CROP_LENGTH, _CROP_AT = of_sample("crop_start crop_length crop_at")

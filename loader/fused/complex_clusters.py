@@ -16,8 +16,6 @@ from evofeed.loader.fused.emit import deletion_value
 from evofeed.loader.fused.loads import of_recycle, of_sample, recycle, word
 from evofeed.residues import MASK
 
-__all__ = ["agree", "emit_clusters", "list_members", "mask_and_emit_extra"]
-
 _MAX_ROWS, _PITCH = of_sample("max_rows pitch")
 _CENTRES, _EXTRA = of_recycle("centres extra_count")
 _NUM_RES, _KEPT, _KEPT_AT = of_complex("num_res kept kept_at")

@@ -18,8 +18,6 @@ from evofeed.loader.fused.filling import sample_words
 from evofeed.loader.fused.sample_words import INT32, Recycle, Sample
 from evofeed.loader.transforms.crop import Crop
 
-__all__ = ["ComplexPlan", "Facts", "complex_words_nbytes", "plan_complex"]
-
 _WORD = (1 << 64) - 1
 SHUFFLED, UNPACKED, PLACED = 32, 16, 64
 """Rows and residues of one program of `unpack_members`."""

@@ -16,8 +16,6 @@ from evofeed.loader.fused.complex_filling import ComplexPlan
 from evofeed.loader.fused.sample_kernels import cdiv
 from evofeed.loader.fused.tables import residue_tables
 
-__all__ = ["ComplexKernels"]
-
 _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""
 

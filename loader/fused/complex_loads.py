@@ -7,8 +7,6 @@ import triton.language as tl
 from evofeed.loader.fused.complex_words import Complex, Entity, Member
 from evofeed.loader.fused.loads import word
 
-__all__ = ["entity_of", "of_complex", "of_entity", "of_member", "own_cells", "value"]
-
 
 def of_complex(names):
     """Numbers of words of a complex, as Triton's constants."""

@@ -17,15 +17,6 @@ from evofeed.loader.fused.loads import integer, of_recycle, of_sample, packed_co
 from evofeed.loader.fused.stages import unpack_and_shuffle
 from evofeed.residues import GAP
 
-__all__ = [
-    "add_member_exceptions",
-    "count_codes",
-    "gather_kept",
-    "merge_rows",
-    "place_deletions",
-    "unpack_members",
-]
-
 _BLOCKS, _STORED_AT, _DELETION_ROW_AT, _XYZ_AT, _OWN_FIRST = of_member(
     "blocks stored_at deletion_row_at xyz_at own_first"
 )

@@ -16,8 +16,6 @@ from evofeed.loader.fused.structure import (
 )
 from evofeed.residues import GAP, UNKNOWN
 
-__all__ = ["constant_features", "whole_truth"]
-
 _AATYPE, _RESIDUE_INDEX = of_sample("aatype_at residue_index_at")
 _RESOLUTION, _IS_DISTILLATION, _CLAMPED = of_sample("resolution is_distillation use_clamped_fape")
 _TEMPLATES = tl.constexpr(len(Sample._fields))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Complex", "Entity", "Member"]
-
 
 class Member(NamedTuple):
     """Before the `Sample` of one record of a complex."""

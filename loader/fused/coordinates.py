@@ -12,8 +12,6 @@ import triton.language as tl
 from evofeed.loader.fused.loads import begin_of, of_sample, word
 from evofeed.loader.fused.sample_words import Sample
 
-__all__ = ["add_exceptions", "unpack_positions"]
-
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
 _OUT_RESIDUES, _CHOSEN, _CENTER_AT = of_sample("out_residues chosen template_center_at")
 _TRUTH, _TEMPLATE = of_sample("truth_residues template_residues")

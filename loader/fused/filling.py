@@ -18,8 +18,6 @@ from evofeed.loader.transforms import msa as msa_transforms
 from evofeed.loader.transforms.crop import Crop
 from evofeed.store.inner import Codec, row_nbytes
 
-__all__ = ["pack_words", "recycle_words", "sample_words", "words_nbytes"]
-
 _KINDS: Final[dict[int, int]] = {
     Codec.UINT8: UINT8,
     Codec.UINT16: UINT16,

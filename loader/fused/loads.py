@@ -7,17 +7,6 @@ import triton.language as tl
 from evofeed.loader import counter_rng
 from evofeed.loader.fused.sample_words import RANGE, UINT8, UINT16, Recycle, Sample
 
-__all__ = [
-    "begin_of",
-    "bits",
-    "integer",
-    "of_recycle",
-    "of_sample",
-    "packed_code",
-    "recycle",
-    "word",
-]
-
 _STEP = tl.constexpr(counter_rng.STEP)
 _MIX_1 = tl.constexpr(counter_rng.MIX_1)
 _MIX_2 = tl.constexpr(counter_rng.MIX_2)

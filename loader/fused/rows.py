@@ -23,8 +23,6 @@ from evofeed.loader.fused.loads import (
 from evofeed.loader.fused.sample_words import Recycle
 from evofeed.residues import GAP
 
-__all__ = ["gather_rows", "place_rows", "shuffle_rows"]
-
 _ROWS, _DELETIONS, _RECYCLES, _MAX_ROWS = of_sample("rows deletions recycles max_rows")
 _ORDER, _DELETION_ROW, _BY_ROW = of_sample("order_at deletion_row_at deletion_by_row")
 _IS_DISTILLATION, _MSA_AT, _MSA_PITCH = of_sample("is_distillation msa_at msa_pitch")

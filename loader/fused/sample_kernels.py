@@ -21,8 +21,6 @@ from evofeed.loader.read_chain import Slab
 from evofeed.loader.transforms.crop import Crop
 from evofeed.residues import MASK
 
-__all__ = ["SampleKernels", "plan_sample"]
-
 _CODES = MASK + 1
 _ALIGNED = 4
 """Words of 32 bits: Triton wants memory that begins at 16 bytes."""

@@ -11,8 +11,6 @@ from evofeed.loader.fused.loads import of_sample, word
 from evofeed.loader.fused.rows import place_rows, shuffle_rows
 from evofeed.loader.fused.structure import residue_features, template_features, true_structure
 
-__all__ = ["constant_features", "mask_and_emit_extra", "unpack_and_shuffle"]
-
 _ROWS, _MAX_ROWS, _RECYCLES = of_sample("rows max_rows recycles")
 _OUT_RESIDUES, _OUT_CENTRES = of_sample("out_residues out_centres")
 

@@ -14,15 +14,6 @@ from evofeed.loader.fused.loads import begin_of, integer, of_sample, packed_code
 from evofeed.loader.fused.sample_words import Sample
 from evofeed.residues import ATOM_ORDER, GAP, RESTYPES, UNKNOWN
 
-__all__ = [
-    "copy_rows",
-    "emit_atom_masks",
-    "emit_torsions",
-    "residue_features",
-    "template_features",
-    "true_structure",
-]
-
 _RESIDUES, _CROP_START, _CROP_LENGTH = of_sample("residues crop_start crop_length")
 _OUT_RESIDUES, _OUT_TEMPLATES = of_sample("out_residues out_templates")
 _SAMPLE, _AATYPE, _RESIDUE_INDEX = of_sample("sample aatype_at residue_index_at")

@@ -13,8 +13,6 @@ from evofeed import residue_geometry as geometry
 from evofeed.loader.transforms.structure import GROUP_ATOMS, GROUP_EXISTS
 from evofeed.residues import ATOM_ORDER
 
-__all__ = ["FLOATS", "INTEGERS", "WIDTH", "column", "residue_tables"]
-
 _N, _CA, _C, _O = (ATOM_ORDER[name] for name in ("N", "CA", "C", "O"))
 
 

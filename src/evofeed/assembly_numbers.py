@@ -15,19 +15,6 @@ from evofeed.interfaces import interface_residues
 from evofeed.residues import ATOM_ORDER, RESTYPES
 from evofeed.structure_text import Structure, to_mmcif
 
-__all__ = [
-    "ChainOf",
-    "Interface",
-    "PairedSpecies",
-    "assembly_ca",
-    "assembly_cif",
-    "assembly_distances",
-    "assembly_fasta",
-    "chains_of",
-    "interfaces_of",
-    "paired_species",
-]
-
 CONTACT = 8.0
 """Ångström between CB atoms (of glycine CA)."""
 

@@ -13,8 +13,6 @@ import numpy as np
 from evofeed.errors import FeatureError
 from evofeed.features import ChainRecord
 
-__all__ = ["AssemblyRecord", "stoichiometry"]
-
 
 def stoichiometry(copies: tuple[int, ...]) -> str:
     """How often each distinct sequence is there, largest first: `A2B`, `A3`."""

@@ -9,8 +9,6 @@ from numba import njit
 
 from evofeed.shapes import Float, Int
 
-__all__ = ["UNIT", "interface_residues"]
-
 UNIT: Final = 1000
 """Distances are compared in whole thousandths of an ångström, alike on every machine."""
 

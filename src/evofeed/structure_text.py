@@ -10,8 +10,6 @@ import numpy as np
 
 from evofeed.residues import ATOM_TYPES, RESTYPE_3
 
-__all__ = ["Structure", "ca_of_mmcif", "chain_name", "to_mmcif", "to_pdb"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Structure:

@@ -28,8 +28,6 @@ from evofeed.trainer.run.build import build_loader, build_model, set_precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
 
-__all__ = ["measure"]
-
 
 def measure(
     config: TrainConfig,

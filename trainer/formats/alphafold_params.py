@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from evofeed.errors import CheckpointError
 from evofeed.trainer.formats.alphafold_tables import KINDS, tables_of
 
-__all__ = ["alphafold_params", "load_alphafold_params"]
-
 _PREFIX: Final = "alphafold/alphafold_iteration/"
 
 

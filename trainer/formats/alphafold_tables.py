@@ -10,8 +10,6 @@ from typing import Final
 
 from torch import nn
 
-__all__ = ["KINDS", "tables_of"]
-
 # What a module's parameters are called there: "<name> <our parameter> <layout>".
 KINDS: Final = {
     "linear": ("weights weight matrix", "bias bias same"),

@@ -16,14 +16,6 @@ from torch import Tensor, nn
 from evofeed.errors import CheckpointError
 from evofeed.trainer.formats.alphafold_params import alphafold_params, load_alphafold_params
 
-__all__ = [
-    "current_names",
-    "load_openfold_checkpoint",
-    "load_weights",
-    "read_weights",
-    "save_openfold_checkpoint",
-]
-
 _LOG = logging.getLogger(__name__)
 
 # OpenFold renamed modules when it took in AF2-multimer; its published weights are older.

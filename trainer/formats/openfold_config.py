@@ -21,8 +21,6 @@ from evofeed.trainer.model.config import (
     TemplateConfig,
 )
 
-__all__ = ["loss_config_from_openfold", "model_config_from_openfold", "with_openfold_config"]
-
 
 def with_openfold_config(run: TrainConfig, path: Path) -> TrainConfig:
     """A run whose model and losses are those of an OpenFold configuration.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from evofeed.trainer.gradients.hosts import Group, Hosts
 
-__all__ = ["Bfloat16", "Exchange", "Hierarchical", "Keeping", "Span", "Whole"]
-
 Span = tuple[int, int, torch.Size]
 """Start, length and shape of a parameter in the flat buffer."""
 

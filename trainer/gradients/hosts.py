@@ -18,8 +18,6 @@ from torch import Tensor
 
 from evofeed.errors import TrainerError
 
-__all__ = ["Group", "Hosts"]
-
 # Torch 2.13 has new names for these two, and warns of the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from evofeed.trainer.gradients.exchange import Exchange
 
-__all__ = ["collected", "described", "hand_out"]
-
 _LINEAR = ("residual", "momentum")
 
 

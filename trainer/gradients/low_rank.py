@@ -22,8 +22,6 @@ from torch import Tensor
 from evofeed.trainer.gradients.exchange import Keeping, Span
 from evofeed.trainer.gradients.hosts import Hosts
 
-__all__ = ["LowRank"]
-
 
 class LowRank(Keeping):
     """Averages low-rank factors; see the module."""

@@ -13,8 +13,6 @@ from evofeed.trainer.gradients.low_rank import LowRank
 from evofeed.trainer.gradients.quantized import Quantized
 from evofeed.trainer.gradients.sparse import Sparse
 
-__all__ = ["exchange_of"]
-
 
 def exchange_of(
     config: GradientConfig,

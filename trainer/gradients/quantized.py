@@ -14,8 +14,6 @@ from torch import Tensor
 
 from evofeed.trainer.gradients.exchange import Keeping, padded
 
-__all__ = ["Quantized"]
-
 BLOCK = 128
 """Neighbours that share a scale: a parameter begins at a multiple of it."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from evofeed.trainer.gradients.exchange import Keeping, Span, padded
 from evofeed.trainer.gradients.hosts import Hosts
 
-__all__ = ["Sparse", "density_at"]
-
 _BLOCK = 1 << 16
 
 

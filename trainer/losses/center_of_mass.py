@@ -11,8 +11,6 @@ from torch import Tensor
 from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float, Int
 
-__all__ = ["chain_center_of_mass_loss"]
-
 _CA = ATOM_ORDER["CA"]
 _MEAN_EPS = 1e-4
 

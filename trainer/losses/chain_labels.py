@@ -13,8 +13,6 @@ from evofeed.features import SUPERVISED
 from evofeed.residues import ATOM_ORDER
 from evofeed.trainer.losses.permutation import align_chains, gather_labels
 
-__all__ = ["GROUND_TRUTH", "flat_batch", "with_assigned_truth"]
-
 GROUND_TRUTH: Final = "gt_features."
 """Names of a whole complex's features begin so, `[B, M, ...]`, M residues without any crop."""
 _CA: Final = ATOM_ORDER["CA"]

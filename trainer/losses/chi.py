@@ -8,8 +8,6 @@ from torch import Tensor
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.constants import table
 
-__all__ = ["supervised_chi"]
-
 _MEAN_EPS = 1e-4
 
 

@@ -12,15 +12,6 @@ from torch import Tensor
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.rigid import from_4x4, from_frames, invert_apply
 
-__all__ = [
-    "aligned_error_loss",
-    "distogram_loss",
-    "experimentally_resolved_loss",
-    "masked_msa_loss",
-    "resolution_gate",
-    "softmax_cross_entropy",
-]
-
 
 def softmax_cross_entropy(
     logits: Float[Tensor, "*B n"], target: Int[Tensor, "*B"]

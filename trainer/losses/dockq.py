@@ -15,8 +15,6 @@ from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float, Int
 from evofeed.trainer.losses.metrics import superpose
 
-__all__ = ["dockq", "interface_dockq"]
-
 _BACKBONE = [ATOM_ORDER[name] for name in ("N", "CA", "C", "O")]
 _CONTACT = 5.0  # ångström, any atoms
 _INTERFACE = 10.0

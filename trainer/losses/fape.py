@@ -12,8 +12,6 @@ from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import Rigid, from_4x4, from_frames
 
-__all__ = ["backbone_fape", "chain_fape", "compute_fape", "sidechain_fape"]
-
 
 def compute_fape(
     pred_frames: Rigid,

@@ -12,8 +12,6 @@ from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float, Int
 from evofeed.trainer.losses.cross_entropy import resolution_gate, softmax_cross_entropy
 
-__all__ = ["lddt", "lddt_ca", "lddt_loss"]
-
 _CA = ATOM_ORDER["CA"]
 
 

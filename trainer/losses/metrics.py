@@ -13,8 +13,6 @@ from evofeed.residues import ATOM_ORDER
 from evofeed.shapes import Float
 from evofeed.trainer.losses.lddt import lddt
 
-__all__ = ["drmsd", "rmsd", "structure_metrics", "superpose", "tm_score"]
-
 _CA = ATOM_ORDER["CA"]
 _TM_ROUNDS = 10
 

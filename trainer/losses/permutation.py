@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from evofeed.shapes import Bool, Float, Int
 from evofeed.trainer.losses.rigid_fit import fit_rmsd, fit_sums
 
-__all__ = ["MOST_ASSIGNMENTS", "ChainAlignment", "align_chains", "gather_labels"]
-
 MOST_ASSIGNMENTS: Final = 5040
 """Of seven copies; complexes with no more are tried whole."""
 _SWAP_ROUNDS: Final = 8

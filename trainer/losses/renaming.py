@@ -14,8 +14,6 @@ from torch import Tensor
 from evofeed.residue_geometry import ATOM14_AMBIGUOUS
 from evofeed.shapes import Float
 
-__all__ = ["rename_ground_truth"]
-
 _EPS = 1e-10
 _ANY = np.flatnonzero(ATOM14_AMBIGUOUS.any(axis=0))
 _SLOTS = slice(int(_ANY[0]), int(_ANY[-1]) + 1)

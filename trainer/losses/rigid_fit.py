@@ -13,8 +13,6 @@ from torch import Tensor
 
 from evofeed.shapes import Float
 
-__all__ = ["FIT_SUMS", "fit_rmsd", "fit_sums"]
-
 FIT_SUMS = 18
 """Numbers in a sum: count, x, y, x y^T, |x|^2, |y|^2."""
 _NEWTON_STEPS = 3

@@ -17,17 +17,6 @@ import numpy as np
 from evofeed.residue_geometry import RESIDUE_ATOMS
 from evofeed.residues import ATOM_TYPES, RESTYPE_3
 
-__all__ = [
-    "ATOM37_RADIUS",
-    "CA_CA_DISTANCE",
-    "COS_CA_C_N",
-    "COS_C_N_CA",
-    "C_N_LENGTH",
-    "C_N_LENGTH_PROLINE",
-    "VAN_DER_WAALS_RADIUS",
-    "atom14_distance_bounds",
-]
-
 VAN_DER_WAALS_RADIUS: Final = {"C": 1.7, "N": 1.55, "O": 1.52, "S": 1.8}
 """By element, ångström."""
 ATOM37_RADIUS: Final = np.array([VAN_DER_WAALS_RADIUS[name[0]] for name in ATOM_TYPES])

@@ -25,8 +25,6 @@ from evofeed.trainer.model.alphafold import last_recycle
 from evofeed.trainer.model.config import LossConfig
 from evofeed.trainer.model.primitives import at_least_float32, full_precision
 
-__all__ = ["AlphaFoldLoss"]
-
 
 class AlphaFoldLoss(nn.Module):
     """Loss of a batch: the mean over its samples, each scaled by the root of its length.

@@ -26,15 +26,6 @@ from evofeed.trainer.losses.stereochemistry import (
 )
 from evofeed.trainer.model.config import LossConfig
 
-__all__ = [
-    "between_residue_bonds",
-    "between_residue_clashes",
-    "find_structural_violations",
-    "violation_loss",
-    "violation_metrics",
-    "within_residue_violations",
-]
-
 _N, _CA, _C = 0, 1, 2
 _SULPHUR_SLOT = 5  # of cysteine; as in AF2, this slot is spared in every residue pair
 _BOND_EPS = 1e-6

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["checkpointed"]
-
 
 def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool) -> Any:
     """`block(*args)`, its activations recomputed in the backward pass when `enabled`."""

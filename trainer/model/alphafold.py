@@ -32,8 +32,6 @@ from evofeed.trainer.model.structure_module import StructureModule
 from evofeed.trainer.model.template import TemplateEmbedder, TemplatePairStack
 from evofeed.trainer.model.torsion import atom14_to_atom37
 
-__all__ = ["AlphaFold", "from_openfold_batch", "last_recycle"]
-
 RECYCLE_FEATURES: Final = frozenset(
     f.name for f in (*BATCH, *ASSEMBLY_BATCH) if f.stage == "recycle"
 )

@@ -8,17 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-__all__ = [
-    "EvoformerConfig",
-    "ExtraMSAConfig",
-    "LossConfig",
-    "ModelConfig",
-    "MultimerConfig",
-    "RecyclingConfig",
-    "StructureModuleConfig",
-    "TemplateConfig",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingConfig:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from evofeed import residue_geometry
 
-__all__ = ["table"]
-
 
 @lru_cache(maxsize=256)
 def table(name: str, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

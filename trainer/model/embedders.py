@@ -14,15 +14,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, one_hot
 
-__all__ = [
-    "ExtraMSAEmbedder",
-    "InputEmbedder",
-    "RecyclingEmbedder",
-    "build_extra_msa_feat",
-    "deletion_features",
-    "distance_one_hot",
-]
-
 
 class InputEmbedder(nn.Module):
     """MSA and pair representation of the input features. Source: algorithms 3 and 4."""

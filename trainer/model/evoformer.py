@@ -24,8 +24,6 @@ from evofeed.trainer.model.triangle import (
     TriangleMultiplicationOutgoing,
 )
 
-__all__ = ["EvoformerBlock", "EvoformerStack", "MSABlock", "MSAStack", "PairStack"]
-
 
 class PairStack(nn.Module):
     """The pair half of a block: both triangle multiplications, both attentions, a transition."""

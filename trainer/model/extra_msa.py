@@ -10,8 +10,6 @@ from torch import Tensor
 from evofeed.trainer.model.evoformer import MSABlock, MSAStack
 from evofeed.trainer.model.msa_attention import MSAColumnGlobalAttention
 
-__all__ = ["ExtraMSABlock", "ExtraMSAStack"]
-
 
 class ExtraMSABlock(MSABlock):
     """An Evoformer block with global column attention and an always masked MSA transition."""

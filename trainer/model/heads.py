@@ -13,19 +13,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.primitives import LayerNorm, Linear, at_least_float32
 
-__all__ = [
-    "AuxiliaryHeads",
-    "DistogramHead",
-    "ExperimentallyResolvedHead",
-    "MaskedMSAHead",
-    "PerResidueLDDTCaPredictor",
-    "TMScoreHead",
-    "aligned_error_bin_centres",
-    "compute_plddt",
-    "compute_predicted_aligned_error",
-    "compute_tm",
-]
-
 
 class PerResidueLDDTCaPredictor(nn.Module):
     """Logits of how well each residue is placed. Source: algorithm 29."""

@@ -16,8 +16,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["IPA_HEAD_WEIGHT", "init_linear"]
-
 IPA_HEAD_WEIGHT: Final = 0.541324854612918
 """softplus of it is 1."""
 

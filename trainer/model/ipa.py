@@ -17,8 +17,6 @@ from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
 from evofeed.trainer.model.rigid import Rigid
 
-__all__ = ["InvariantPointAttention", "PointProjection", "SharedTerms"]
-
 
 class SharedTerms(NamedTuple):
     """What all layers of the structure module share, made once.

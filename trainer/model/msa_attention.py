@@ -19,14 +19,6 @@ from evofeed.trainer.model.primitives import (
     mask_bias,
 )
 
-__all__ = [
-    "GlobalAttention",
-    "MSAAttention",
-    "MSAColumnAttention",
-    "MSAColumnGlobalAttention",
-    "MSARowAttentionWithPairBias",
-]
-
 
 class MSARowAttentionWithPairBias(nn.Module):
     """Every residue of a row attends to that row, biased by the pair representation.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float
 from evofeed.trainer.model.primitives import LayerNorm, Linear, full_precision, in_float32
 
-__all__ = ["OuterProductMean"]
-
 
 class OuterProductMean(nn.Module):
     """Pair update from the outer products of all sequences at residues i and j.

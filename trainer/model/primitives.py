@@ -19,23 +19,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float, Int, Shaped
 from evofeed.trainer.model.init import init_linear
 
-__all__ = [
-    "Attention",
-    "FLOAT32_IN_FLOAT16",
-    "LayerNorm",
-    "Linear",
-    "SharedDropout",
-    "as_bias",
-    "at_least_float32",
-    "exact_products",
-    "full_precision",
-    "in_float32",
-    "gated_attention",
-    "mask_bias",
-    "one_hot",
-]
-
-
 FLOAT32_IN_FLOAT16 = frozenset({"global_query", "outer_product", "triangle_product"})
 """What is computed in float32 when the run is in float16: sums that may pass 65,504, or divide by
 less than 6e-8. Layer norms, softmax, distances, the structure module and all losses have float32

@@ -14,19 +14,6 @@ from torch import Tensor
 
 from evofeed.shapes import Float
 
-__all__ = [
-    "Rigid",
-    "apply",
-    "compose",
-    "compose_quaternion_update",
-    "from_4x4",
-    "from_frames",
-    "from_tensor_7",
-    "invert_apply",
-    "quaternion_to_matrix",
-    "to_4x4",
-]
-
 
 class Rigid(NamedTuple):
     """x -> R x + t, any leading axes: `rots [*, 3, 3]`, `trans [*, 3]`."""

@@ -28,14 +28,6 @@ from evofeed.trainer.model.rigid import (
 )
 from evofeed.trainer.model.torsion import AngleResnet, frames_to_atom14, torsion_angles_to_frames
 
-__all__ = [
-    "BackboneUpdate",
-    "StructureModule",
-    "StructureModuleTransition",
-    "StructureModuleTransitionLayer",
-    "update_frames",
-]
-
 
 class BackboneUpdate(nn.Module):
     """Six numbers per residue: a rotation's vector part and a translation. Source: algorithm 23."""

@@ -32,17 +32,6 @@ from evofeed.trainer.model.triangle import (
     TriangleMultiplicationOutgoing,
 )
 
-__all__ = [
-    "TemplateEmbedder",
-    "TemplatePairEmbedder",
-    "TemplatePairStack",
-    "TemplatePairStackBlock",
-    "TemplatePointwiseAttention",
-    "TemplateSingleEmbedder",
-    "build_template_angle_feat",
-    "build_template_pair_feat",
-]
-
 _N, _CA, _C = (ATOM_ORDER[name] for name in ("N", "CA", "C"))
 
 

@@ -15,14 +15,6 @@ from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.primitives import Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, apply, compose, from_4x4
 
-__all__ = [
-    "AngleResnet",
-    "AngleResnetBlock",
-    "atom14_to_atom37",
-    "frames_to_atom14",
-    "torsion_angles_to_frames",
-]
-
 
 class AngleResnetBlock(nn.Module):
     """Two ReLU layers and a skip."""

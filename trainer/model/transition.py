@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float
 from evofeed.trainer.model.primitives import LayerNorm, Linear
 
-__all__ = ["MSATransition", "PairTransition"]
-
 
 class _Transition(nn.Module):
     def __init__(self, c: int, n: int) -> None:

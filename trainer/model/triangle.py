@@ -11,15 +11,6 @@ from torch import Tensor, nn
 from evofeed.shapes import Float
 from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, in_float32, mask_bias
 
-__all__ = [
-    "FusedTriangleMultiplicationIncoming",
-    "FusedTriangleMultiplicationOutgoing",
-    "TriangleAttentionEndingNode",
-    "TriangleAttentionStartingNode",
-    "TriangleMultiplicationIncoming",
-    "TriangleMultiplicationOutgoing",
-]
-
 
 class _TriangleMultiplication(nn.Module):
     """Shared by the four classes below, which differ in `outgoing` and in the projections."""

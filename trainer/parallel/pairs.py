@@ -23,15 +23,6 @@ from evofeed.trainer.parallel.collectives import exchange, gather, gathered, red
 from evofeed.trainer.parallel.rows import rows_at_once, slices
 from evofeed.trainer.parallel.triangle_product import product_of
 
-__all__ = [
-    "added",
-    "drop_mask",
-    "pair_stack",
-    "plain_attention",
-    "template_block",
-    "transition",
-]
-
 
 def pair_stack(
     stack: Any, z: Tensor, pair_mask: Tensor, mask_trans: bool, axis: Axis

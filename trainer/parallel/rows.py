@@ -23,8 +23,6 @@ from evofeed.trainer.model.primitives import at_least_float32, full_precision
 from evofeed.trainer.model.rigid import Rigid
 from evofeed.trainer.model.structure_module import StructureModule
 
-__all__ = ["embed_by_rows", "rows_at_once", "slices", "structure_by_rows"]
-
 SHARE = 1 / 64  # of a device's memory: 2 GiB of an H200's
 ON_CPU = 2 << 30
 

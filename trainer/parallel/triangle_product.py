@@ -12,8 +12,6 @@ from torch import Tensor
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 
-__all__ = ["ChannelProduct", "RowProduct", "product_of"]
-
 MOST_WHOLE = 1024  # residues up to which a whole matrix of all channels is small: 268 MB
 MOST_RANKS = 4  # beyond, parts of three matrices are less than one
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from evofeed.trainer.predict.prediction import Prediction
 
-__all__ = ["plot_prediction"]
-
 # Confidence bands as AlphaFold DB colours them: lower edge, colour.
 _BANDS = ((0, "#ff7d45"), (50, "#ffdb13"), (70, "#65cbf3"), (90, "#0053d6"))
 

@@ -28,16 +28,6 @@ from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.presets import initial_training, multimer
 
-__all__ = [
-    "Prediction",
-    "load_model",
-    "predict",
-    "predict_structure",
-    "prediction_batch",
-    "spread",
-    "trained_sizes",
-]
-
 SHORT = 1024
 """Residues up to which one card makes everything at once: 2 GiB of outer products."""
 

@@ -15,8 +15,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["LossScale", "autocast"]
-
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _INITIAL, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
 _PATIENCE = 2_000

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["LIMIT", "MOST_ROWS", "is_wide"]
-
 LIMIT = 2**31
 MOST_ROWS = 128  # rows or columns of any saved tile: the last tile's are counted whole
 

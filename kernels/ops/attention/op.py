@@ -31,18 +31,6 @@ from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "BackwardInputs",
-    "MaskTerms",
-    "biased_attention",
-    "fake_mask",
-    "output_delta",
-    "prepare_mask",
-    "run_backward",
-    "run_forward",
-    "scaled_bias",
-]
-
 MAX_HEAD_WIDTH = 64
 
 

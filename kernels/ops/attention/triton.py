@@ -28,16 +28,6 @@ import math
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "LOG2E",
-    "backward_db_kernel",
-    "backward_dkv_kernel",
-    "backward_dq_kernel",
-    "delta_kernel",
-    "forward_kernel",
-    "mask_kernel",
-]
-
 LOG2E = math.log2(math.e)
 
 

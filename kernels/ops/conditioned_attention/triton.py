@@ -6,8 +6,6 @@ Letters: M rows = B * R * N, H heads, D head width.
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = ["gated_heads_grad_kernel", "gated_heads_kernel"]
-
 
 @triton.jit
 def gated_heads_kernel(O_, GATE, OUT, M, K, gs_m, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):

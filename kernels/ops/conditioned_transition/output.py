@@ -16,8 +16,6 @@ from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
 
-__all__ = ["gated_sum", "gated_sum_grads"]
-
 AT_ONCE = 4096  # numbers of a tile
 WALK = 4  # tiles of a program of the backward pass
 

@@ -7,8 +7,6 @@ Letters: M rows, K = H * D channels of the attention's output, N channels of the
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import drop_row
 
-__all__ = ["gated_output_grad_kernel", "gated_output_kernel"]
-
 
 @triton.jit
 def gated_output_kernel(

@@ -10,15 +10,6 @@ Letters: B batch, S sequences, R residues, C channels, H heads, D head width, K 
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "attend_grad_kernel",
-    "attend_kernel",
-    "gated_broadcast_grad_kernel",
-    "gated_broadcast_kernel",
-    "pool_grad_kernel",
-    "pool_kernel",
-]
-
 
 @triton.jit
 def pool_kernel(

@@ -22,14 +22,6 @@ from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "fused_layer_norm",
-    "layer_norm",
-    "layer_norm_backward",
-    "norm_rows_grad",
-    "supported",
-]
-
 MAX_CHANNELS = 8192  # one row must fit one tile
 
 

@@ -6,8 +6,6 @@ Letters: M rows, C channels.
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = ["norm_backward_kernel", "norm_forward_kernel"]
-
 
 @triton.jit
 def _tile_of(

@@ -26,12 +26,6 @@ from evofeed.kernels.ops.optimizer.triton import (
 )
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
 
-__all__ = [
-    "FlatBuffers",
-    "FlatOptions",
-    "FusedAdamEMA",
-]
-
 
 class FlatOptions(TypedDict, total=False):
     """What every flat optimizer takes.

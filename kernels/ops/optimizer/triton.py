@@ -3,15 +3,6 @@
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "adam_update_kernel",
-    "clipped",
-    "move_moments",
-    "scalars_kernel",
-    "square_sum_kernel",
-    "store_weights",
-]
-
 
 @triton.jit
 def square_sum_kernel(GRAD, PARTIAL, N, whole, BLOCK: tl.constexpr):

@@ -11,13 +11,6 @@ output channels.
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "masked_halves_kernel",
-    "outer_dproject_kernel",
-    "outer_dw_kernel",
-    "outer_project_kernel",
-]
-
 
 @triton.jit
 def masked_halves_kernel(

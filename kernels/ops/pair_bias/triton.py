@@ -10,11 +10,6 @@ Letters: M = B * L * L pairs, C channels, H heads, L residues.
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import pair_offset
 
-__all__ = [
-    "heads_last_kernel",
-    "pair_norm_backward_kernel",
-]
-
 
 @triton.jit
 def heads_last_kernel(

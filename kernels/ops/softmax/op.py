@@ -18,8 +18,6 @@ from evofeed.kernels.runtime.projection import padded
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["masked_softmax"]
-
 MAX_KEYS = 4096
 
 

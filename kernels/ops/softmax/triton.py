@@ -10,12 +10,6 @@ Letters: B batch, R rows that attend, H heads, Q queries, K keys.
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = [
-    "softmax_backward_kernel",
-    "softmax_forward_kernel",
-]
-
-
 _MASKED = tl.constexpr(-1.0e9)
 
 

@@ -45,8 +45,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["SwigluWeights", "swiglu_transition", "swiglu_transition_fits"]
-
 WIDE = 256  # channels from which the products are cuBLAS's, as in `transition`
 MOST = 1024  # channels that a row of the norm's kernel holds
 

@@ -7,13 +7,6 @@ Letters: M rows, C channels, N hidden channels. AB `[M, 2N]` is the gate's layer
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import load_normalised
 
-__all__ = [
-    "swiglu_backward_kernel",
-    "swiglu_grad_kernel",
-    "swiglu_kernel",
-    "swiglu_mlp_kernel",
-]
-
 
 @triton.jit
 def swiglu_mlp_kernel(

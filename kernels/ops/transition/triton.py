@@ -7,11 +7,6 @@ Letters: M rows, C channels, N hidden channels.
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import column_sum, load_normalised
 
-__all__ = [
-    "mlp_kernel",
-    "relu_grad_kernel",
-]
-
 
 @triton.jit
 def relu_grad_kernel(

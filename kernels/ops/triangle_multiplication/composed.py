@@ -24,8 +24,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, norm_rows, padded
 from evofeed.kernels.runtime.tiles import tile
 
-__all__ = ["run_in", "run_in_grad", "run_out", "run_out_grad"]
-
 AT_ONCE = 1 << 18  # pairs whose projections are held at once in the forward pass
 WALK = 2  # tiles of a program that adds up rows of the output
 

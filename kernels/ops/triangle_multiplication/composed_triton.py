@@ -8,15 +8,6 @@ once. Letters: M = B * R * R pairs, C channels of the pair representation, E hid
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import drop_row, load_normalised
 
-__all__ = [
-    "gated_columns_grad_kernel",
-    "gated_columns_kernel",
-    "gated_rows_grad_kernel",
-    "gated_rows_kernel",
-    "norm_columns_grad_kernel",
-    "norm_columns_kernel",
-]
-
 
 @triton.jit
 def _projection_and_gate(P, BIAS, rows, row_in, half, e, E, p_m):

@@ -10,14 +10,6 @@ Letters: M = B * R * R pairs, C channels of the pair representation, E hidden ch
 from evofeed.kernels.runtime.backend import tl, triton
 from evofeed.kernels.runtime.projection_kernels import column_sum, drop_row, load_normalised
 
-__all__ = [
-    "projection_sums_kernel",
-    "triangle_in_grad_kernel",
-    "triangle_in_kernel",
-    "triangle_out_grad_kernel",
-    "triangle_out_kernel",
-]
-
 
 @triton.jit
 def triangle_in_kernel(

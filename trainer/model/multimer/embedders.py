@@ -14,8 +14,6 @@ from evofeed.shapes import Float
 from evofeed.trainer.model.embedders import InputEmbedder
 from evofeed.trainer.model.primitives import Linear, one_hot
 
-__all__ = ["InputEmbedderMultimer"]
-
 
 class InputEmbedderMultimer(InputEmbedder):
     """MSA and pair representation of the input features.

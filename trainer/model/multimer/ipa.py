@@ -15,8 +15,6 @@ from evofeed.shapes import Float
 from evofeed.trainer.model.ipa import InvariantPointAttention, PointProjection
 from evofeed.trainer.model.primitives import Linear
 
-__all__ = ["InvariantPointAttentionMultimer"]
-
 
 class InvariantPointAttentionMultimer(InvariantPointAttention):
     """Update of the single representation, invariant under a global rigid motion."""

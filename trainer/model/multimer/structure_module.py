@@ -14,8 +14,6 @@ from evofeed.trainer.model.primitives import exact_products
 from evofeed.trainer.model.rigid import Rigid, compose, quaternion_to_matrix, to_4x4
 from evofeed.trainer.model.structure_module import StructureModule
 
-__all__ = ["StructureModuleMultimer", "update_to_rigid"]
-
 _LEAST_SQUARE_NORM = 1e-6
 
 

@@ -22,15 +22,6 @@ from evofeed.trainer.model.primitives import LayerNorm, Linear, one_hot
 from evofeed.trainer.model.rigid import Rigid, invert_apply
 from evofeed.trainer.model.template import TemplatePairStack
 
-__all__ = [
-    "TemplateEmbedderMultimer",
-    "TemplatePairEmbedderMultimer",
-    "TemplateSingleEmbedderMultimer",
-    "backbone_frames",
-    "chi_angles",
-    "unit_vectors",
-]
-
 _N, _CA, _C, _CB = (ATOM_ORDER[name] for name in ("N", "CA", "C", "CB"))
 _GLYCINE = RESTYPES.index("G")
 _LEAST_NORM = 1e-6

@@ -28,8 +28,6 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
-__all__ = ["backward_kernel"]
-
 
 @gluon.jit
 def _store_extra(tile, lses, deltas, inverse):

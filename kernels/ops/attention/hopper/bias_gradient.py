@@ -10,8 +10,6 @@ from evofeed.kernels.ops.attention.hopper.layouts import copy_line, copy_rows, c
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
-__all__ = ["bias_gradient_kernel"]
-
 
 @gluon.jit
 def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr, WIDE: gl.constexpr):

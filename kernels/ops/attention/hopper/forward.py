@@ -27,8 +27,6 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
-__all__ = ["forward_kernel"]
-
 
 @gluon.jit
 def forward_kernel(

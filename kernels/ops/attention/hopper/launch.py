@@ -24,15 +24,6 @@ from evofeed.kernels.runtime.tiles import HopperTiles, Tile, hopper_tiles
 if TYPE_CHECKING:
     from evofeed.kernels.ops.attention.op import BackwardInputs, MaskTerms
 
-__all__ = [
-    "backward_fits",
-    "forward_fits",
-    "run_backward",
-    "run_backward_of_rows",
-    "run_bias_gradient",
-    "run_forward",
-]
-
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)

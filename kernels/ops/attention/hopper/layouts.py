@@ -11,23 +11,6 @@ Strides are in units of numbers here; letters as in `triton.py`.
 
 from evofeed.kernels.runtime.backend import cp, gl, gluon
 
-__all__ = [
-    "as_logits",
-    "copy_in_turn",
-    "copy_line",
-    "copy_line_in_turn",
-    "copy_rows",
-    "copying",
-    "in_pairs",
-    "in_turn",
-    "load_pairs",
-    "pairs_layout",
-    "put",
-    "put_in_turn",
-    "sum_of_pairs",
-    "unpacked",
-]
-
 
 @gluon.constexpr_function
 def pairs_layout(ROWS, PAIRS, warps):

@@ -23,8 +23,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     vectors_of,
 )
 
-__all__ = ["gated_output_grad_kernel", "gated_output_kernel"]
-
 LOG2E = gl.constexpr(1.4426950408889634)
 
 

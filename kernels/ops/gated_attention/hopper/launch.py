@@ -18,8 +18,6 @@ from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, even
 
-__all__ = ["OutputGrads", "fits", "run_output", "run_output_grad"]
-
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
 PART = 128  # channels of a program's share of the weight

@@ -17,8 +17,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     tiles_of,
 )
 
-__all__ = ["swiglu_weights_kernel"]
-
 LOG2E = gl.constexpr(1.4426950408889634)
 
 

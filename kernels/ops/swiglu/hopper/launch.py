@@ -14,8 +14,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import even
 from evofeed.kernels.runtime.sums import column_sums
 
-__all__ = ["fits", "run_hidden_grad"]
-
 ROWS = 64  # rows a program takes at a time: 128 spill registers
 HIDDEN = 64  # hidden channels of a program: what registers hold of three weights' gradients
 WARPS = 8

@@ -19,8 +19,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     tiles_of,
 )
 
-__all__ = ["transition_grad_kernel"]
-
 
 @gluon.jit
 def transition_grad_kernel(

@@ -15,8 +15,6 @@ from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import even
 
-__all__ = ["HiddenGrads", "fits", "run_hidden_grad"]
-
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
 

@@ -27,14 +27,6 @@ from evofeed.kernels.runtime.hopper_tiles import (
     vectors_of,
 )
 
-__all__ = [
-    "triangle_in_grad_kernel",
-    "triangle_in_kernel",
-    "triangle_out_grad_kernel",
-    "triangle_out_kernel",
-]
-
-
 LOG2E = gl.constexpr(1.4426950408889634)
 
 
