@@ -308,13 +308,7 @@ def job_log(service: Service, job_id: str, attempt: int) -> str:
 
 
 def _word(chain: JobChain) -> ChainWord:
-    return ChainWord(
-        chain_id=chain.chain_id,
-        type=chain.type,
-        message=chain.message,
-        path=chain.path,
-        line=chain.line,
-    )
+    return ChainWord.model_validate(chain, from_attributes=True)
 
 
 def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:

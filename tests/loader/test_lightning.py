@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from tests.loader.pages import block
 from tests.loader.records import small_dataset
@@ -18,6 +17,8 @@ SMALL = "LoaderConfig(crop_size=8, max_msa_clusters=4, max_extra_msa=4, epoch_le
 def test_a_checkpoint_of_lightning_continues_with_the_very_next_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import pytorch_lightning as pl  # here: it takes three seconds, of every worker that collects
+
     monkeypatch.chdir(tmp_path)
     small_dataset(tmp_path / "data")
     code = block("class Features").replace("LoaderConfig.initial_training(epoch_len=10_000)", SMALL)

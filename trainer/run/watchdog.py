@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
@@ -85,12 +84,7 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop watching."""
         self._over.set()
         if self._thread:

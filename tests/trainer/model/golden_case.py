@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,29 @@ def unchanged(module: nn.Module) -> None:
 
 @dataclass
 class Case:
-    """A golden file read for one precision (`""` float32, `"64"` float64).
+    """A golden file for one precision (`""` float32, `"64"` float64), read when it is needed.
 
     `prepare` may change the module after it got the stored parameters.
     """
 
-    name: str
-    meta: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+    path: Path
     suffix: str
     prepare: Prepare = unchanged
 
-    @classmethod
-    def read(cls, path: Path, suffix: str, prepare: Prepare = unchanged) -> Case:
-        with np.load(path) as file:
-            arrays = {key: file[key] for key in file.files if key != "meta"}
-            meta = json.loads(str(file["meta"]))
-        return cls(path.stem, meta, arrays, suffix, prepare)
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        with np.load(self.path) as file:
+            meta: dict[str, Any] = json.loads(str(file["meta"]))
+        return meta
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        with np.load(self.path) as file:
+            return {key: file[key] for key in file.files if key != "meta"}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,7 +54,8 @@ class Case:
     @property
     def has_reference(self) -> bool:
         """Whether results of this precision are stored."""
-        return any(key.startswith(f"out{self.suffix}.") for key in self.arrays)
+        with np.load(self.path) as file:
+            return any(key.startswith(f"out{self.suffix}.") for key in file.files)
 
     def group(self, prefix: str) -> dict[str, np.ndarray]:
         start = prefix + "."

@@ -51,7 +51,7 @@ class Run:
 
     @classmethod
     def of(cls, path: Path, prepare: Prepare, *, half: bool = False) -> Run:
-        case = Case.read(path, "" if half else "64", prepare)
+        case = Case(path, "" if half else "64", prepare)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             module, _, loss, terms = whole_model(case, case.tensors("in"))
         loss.backward()

@@ -36,11 +36,11 @@ Run = dict[str, Tensor]
 
 @cache
 def _recorded(path: Path, suffix: str) -> Case:
-    return Case.read(path, suffix)
+    return Case(path, suffix)
 
 
 def _runs_in_bfloat16(path: Path) -> bool:
-    case = Case.read(path, "")
+    case = Case(path, "")
     masks = [array for name, array in case.group("in").items() if name.endswith("mask")]
     kind = case.meta["kind"]
     return kind in RUNNERS and bool(case.group("param")) and all(mask.any() for mask in masks)

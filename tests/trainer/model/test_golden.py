@@ -59,19 +59,19 @@ def test_every_case_of_the_pack_is_of_a_kind_that_is_tested(golden: Path) -> Non
 def test_outputs_and_gradients_equal_the_recorded_ones(path: Path) -> None:
     compared = 0
     for suffix in ("64", ""):
-        case = Case.read(path, suffix)
+        case = Case(path, suffix)
         if case.has_reference and _is_target(case):
             assert not _check(case), case.dtype
             compared += 1
     assert compared or not _is_target(case)
 
 
-MIXED = [path for path in CASES if not _is_target(Case.read(path, "64"))]
+MIXED = [path for path in CASES if not _is_target(Case(path, "64"))]
 
 
 @pytest.mark.parametrize("path", MIXED, ids=lambda path: str(path.stem))
 def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(path: Path) -> None:
-    case = Case.read(path, "64")
+    case = Case(path, "64")
     inputs = case.tensors("in")
     run = RUNNERS[case.meta["kind"]]
     together = run(case, inputs)[1]["out"]
@@ -88,7 +88,7 @@ def test_a_batch_counts_its_samples_one_by_one_where_the_recording_mixes_them(pa
 def test_the_whole_model_its_losses_and_all_gradients_equal_the_recorded_ones(
     path: Path, suffix: str
 ) -> None:
-    case = Case.read(path, suffix)
+    case = Case(path, suffix)
     module, outputs, loss, breakdown = whole_model(case, case.tensors("in"))
     exact = bool(suffix)
     limit = {
@@ -136,5 +136,5 @@ def _wrong_gradients(case: Case, grads: dict[str, np.ndarray], limit: float) -> 
 @cache
 def _analytic_zeros() -> tuple[str, ...]:
     """Parameters of stacks whose true gradient is 0, so that a stored one is rounding."""
-    names = {n for p in CASES for n in Case.read(p, "").meta.get("analytic_zero_grads", ())}
+    names = {n for p in CASES for n in Case(p, "").meta.get("analytic_zero_grads", ())}
     return tuple(f".{name}" for name in names if name.count(".") >= 2 and "blocks" not in name)

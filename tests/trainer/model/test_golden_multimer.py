@@ -21,7 +21,7 @@ OF_THE_LOADER = "nearest_neighbor_clusters"
 
 
 def _kinds() -> dict[Path, str]:
-    return {path: str(Case.read(path, "64").meta["kind"]) for path in CASES}
+    return {path: str(Case(path, "64").meta["kind"]) for path in CASES}
 
 
 KINDS = _kinds()
@@ -40,7 +40,7 @@ def test_every_case_is_of_a_kind_that_is_tested(golden: Path) -> None:
 def test_outputs_and_gradients_equal_the_recorded_ones(path: Path) -> None:
     compared = 0
     for suffix in ("64", ""):
-        case = Case.read(path, suffix)
+        case = Case(path, suffix)
         if case.has_reference and (suffix or case.meta.get("f32_arrays_stored", True)):
             assert not _off(case), case.dtype
             compared += 1
@@ -65,7 +65,7 @@ def _off(case: Case) -> list[str]:
     "path", [p for p in CASES if KINDS[p] == WHOLE], ids=lambda path: str(path.stem)
 )
 def test_the_whole_model_its_losses_and_all_gradients_equal_the_recorded_ones(path: Path) -> None:
-    case = Case.read(path, "64")
+    case = Case(path, "64")
     module, outputs, loss, breakdown = whole_multimer(case, case.tensors("in"))
     found = outputs | {"loss": loss[None]} | {f"breakdown.{k}": v for k, v in breakdown.items()}
     assert not case.compare_outputs(found)
