@@ -60,8 +60,13 @@ def species_keys(species: Sequence[str]) -> Int[np.ndarray, " N"]:
     Names of up to eight ASCII letters are numbers by themselves; of others, which no database
     has, the first eight bytes decide and their length.
     """
-    distinct = sorted(set(species))
-    keys = {name: _key(name) for name in distinct}
+    try:  # as databases have them: thousands at once
+        short = np.array(species, np.bytes_)
+    except UnicodeEncodeError:
+        short = np.zeros(0, "S9")
+    if short.itemsize <= _KEY_BYTES:
+        return short.astype(f"S{_KEY_BYTES}").view(">u8").astype(np.int64)
+    keys = {name: _key(name) for name in set(species)}
     return np.array([keys[name] for name in species], np.int64)
 
 
@@ -167,8 +172,13 @@ def _count_with_residues(msa: np.ndarray, rows: np.ndarray) -> int:
 
 def _not_among(msa: np.ndarray, pair_msa: np.ndarray, paired: np.ndarray) -> np.ndarray:
     """Rows of `msa` that are none of the paired ones, gaps for -1 included."""
-    used = {row.tobytes() for row in pair_msa[np.unique(paired[paired >= 0])]}
+    used = set(_as_bytes(pair_msa[np.unique(paired[paired >= 0])]))
     if (paired < 0).any():
-        used.add(np.full(msa.shape[1], GAP, np.uint8).tobytes())
-    fresh = [number for number, row in enumerate(msa) if row.tobytes() not in used]
+        used.add(bytes([GAP]) * msa.shape[1])
+    fresh = [number for number, row in enumerate(_as_bytes(msa)) if row not in used]
     return np.array(fresh, np.int64)
+
+
+def _as_bytes(rows: UInt8[np.ndarray, "N L"]) -> list[bytes]:
+    whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1])))
+    return whole.ravel().tolist()  # type: ignore[return-value]
