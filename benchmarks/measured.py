@@ -86,6 +86,7 @@ def loader() -> list[Row]:
     tuning = result("loader_h200")["presets"]["finetuning"]
     complexes = result("complexes_loader_h200")
     waits, work = complexes["waits"]["large"], complexes["work"]
+    cpu = result("complexes_cpu")["rows"]
     kernels, plain = work["large, kernels"], work["large, plain torch"]
     ours, peer = here["step_50_ms"], here["step_50_ms_openfold_dataloader"]
     wait, peer_wait = ours["data_wait_ms"], peer["data_wait_ms"]
@@ -119,6 +120,14 @@ def loader() -> list[Row]:
             f"{waits['data_wait_ms']['p50']:.2f} ms p50, {waits['data_wait_ms']['p99']:.2f} ms p99",
             "",
             "complexes_loader_h200",
+        ),
+        (
+            "... its CPU in the reader, two real entries",
+            ", ".join(f"{row['evofeed_read_ms']['median']:.1f}" for row in cpu) + " ms",
+            "OpenFold's multimer data path "
+            + ", ".join(f"{row['openfold_cpu_ms']['median'] / 1e3:.1f}" for row in cpu)
+            + " s, parsing included, same run",
+            "complexes_cpu",
         ),
         (
             "... its features",

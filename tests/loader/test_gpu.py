@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import golden_files
+from tests.loader.complexes import three_complexes
 from tests.loader.made import KNOWN, assert_same
 from tests.loader.recorded import RecordedDraws, load_case
 from tests.loader.records import small_dataset
 from tests.loader.replayed import replay_fused
 
-from evofeed.loader import FeatureLoader, LoaderConfig
+from evofeed.loader import AssemblyConfig, FeatureLoader, LoaderConfig
 from evofeed.loader.arena import Arena
 from evofeed.loader.features import recycle_features, sample_msa
 from evofeed.loader.read_chain import slot_nbytes
@@ -33,6 +34,19 @@ def test_batches_of_cpu_and_gpu_agree(tmp_path: Path, fused: bool) -> None:
     ):
         for want, got in zip(one, two, strict=True):
             assert_same(got, want, limit=1e-4)
+
+
+def test_complexes_of_cpu_and_gpu_agree(tmp_path: Path) -> None:
+    dataset = three_complexes(tmp_path)
+    rules = AssemblyConfig(msa_rows=40, paired_rows=16, min_rows=24, interface_threshold=20.0)
+    config = CONFIG.replace(assemblies=rules, epoch_len=6, batch_size=2)
+    with (
+        FeatureLoader(dataset.assemblies, config, device="cpu") as one,
+        FeatureLoader(dataset.assemblies, config, device="cuda") as two,
+    ):
+        for want, got in zip(one, two, strict=True):
+            for batches in ((got.pop("gt_features"), want.pop("gt_features")), (got, want)):
+                assert_same(*batches, limit=1e-4)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["kernels", "plain"])
