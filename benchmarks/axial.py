@@ -6,10 +6,10 @@
     PYTHONPATH=src torchrun --nproc-per-node 2 benchmarks/axial.py --out one.json --one-gpu \
         --parts equal                                      # gloo: correctness alone
 
-`equal`: loss and gradients of a few blocks at the preset's shapes, on the ranks of the axis and
-on one, in float32 and in bfloat16 (whose own error, against float32 on one GPU, is beside it);
-and of one GPU with itself where the Evoformer's outputs are nudged by a rounding of float32.
+`equal`: loss, what each stack gives and gets back, and all gradients of a few blocks at the
+preset's shapes: how far one GPU and the ranks of the axis are from one GPU in float64.
 `exchange`: the exchanges of a block by themselves.
+`ways`: a shared step with and without exchanges beside other work.
 `time`: a whole step, forward, backward, mean of the gradient and update, on one GPU and shared;
 then with the exchanges left out (what they cost beyond what is hidden), with `--more` also by
 NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest rank's.
@@ -18,13 +18,12 @@ NCCL instead of the GPUs' own memory, and eagerly. Every time is the slowest ran
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.train_step import PRESETS, Case, Step, machine
+from benchmarks.train_step import PRESETS, Case, Step, forget, machine
 from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.kernels import PeerMemory
@@ -43,10 +42,10 @@ from evofeed.trainer import AlphaFold, AlphaFoldLoss
 from evofeed.trainer.parallel import collectives
 from evofeed.trainer.parallel import parallelize as parallel
 from evofeed.trainer.parallel.axis import Axis, axial_group
+from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 
 FEW = 3  # blocks of the Evoformer in `equal`
-ROUNDING = 2.0**-24  # of float32, relative
 
 
 class Ranks:
@@ -96,74 +95,118 @@ def _through_the_cpu() -> None:
     dist.all_reduce = wrapped(dist.all_reduce)
 
 
-def equal(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Largest relative differences of loss and gradients, shared against one GPU."""
-    chosen = PRESETS[options.preset][0]()
-    few = replace(chosen.model.evoformer, no_blocks=min(FEW, chosen.model.evoformer.no_blocks))
-    config = replace(
-        chosen.model, evoformer=few, extra_msa=replace(chosen.model.extra_msa, no_blocks=1)
-    )
-    batch = synthetic_batch(**PRESETS[options.preset][1], no_recycling_iters=1, device=ranks.device)
-    loss = AlphaFoldLoss(chosen.loss)
+STAGES = ("template_embedder", "extra_msa_stack", "evoformer")
 
-    def nudged(module: Any, given: Any, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        draws = torch.Generator(ranks.device).manual_seed(3)
-        noise = (torch.randn(x.shape, generator=draws, device=x.device) for x in made)
-        return tuple(x * (1 + ROUNDING * n) for x, n in zip(made, noise, strict=True))
 
-    def grads(precision: str, axis: Axis | None, nudge: bool = False) -> dict[str, Tensor]:
+class Found:
+    """Loss, gradients, and what `STAGES` give and get back, of one forward and backward pass."""
+
+    def __init__(
+        self, options: argparse.Namespace, ranks: Ranks, how: str, axis: Axis | None,
+        nudge: float = 0.0,
+    ) -> None:  # fmt: skip
+        kernels, precision = how.split(":")
+        dtype = torch.float64 if precision == "fp64" else torch.float32
+        chosen = PRESETS[options.preset][0]()
+        blocks = min(FEW, chosen.model.evoformer.no_blocks)
+        config = replace(
+            chosen.model, evoformer=replace(chosen.model.evoformer, no_blocks=blocks),
+            extra_msa=replace(chosen.model.extra_msa, no_blocks=1),
+        )  # fmt: skip
+        shapes = PRESETS[options.preset][1]
+        batch = synthetic_batch(**shapes, no_recycling_iters=1, device=ranks.device)
+        batch = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
         torch.manual_seed(0)
         with ranks.device, torch.no_grad():  # AF2's start has zeros where gradients should flow
             model = AlphaFold(config).train()
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        if options.device == "cuda":
+            for module in model.modules():  # random numbers differ from type to type
+                if isinstance(getattr(module, "p", None), float):
+                    module.p = 0.0
+        model.to(dtype)
+        if kernels == "fused":
             from evofeed.kernels import to_fused
 
             to_fused(model)
         if axis is not None:
             parallelize(model, axis)
-        if nudge:
-            model.evoformer.register_forward_hook(nudged)
-        torch.manual_seed(5)
-        half = precision == "bf16"
-        with torch.autocast(ranks.device.type, torch.bfloat16, enabled=half):
+        self.stages: dict[str, Tensor] = {}
+        for name in STAGES:
+            model.get_submodule(name).register_forward_hook(self._seen(name, nudge))
+        with torch.autocast(ranks.device.type, torch.bfloat16, enabled=precision == "bf16"):
             outputs = model(batch)
-        total, _ = loss(outputs, batch)
+        loss = AlphaFoldLoss(chosen.loss)
+        total, _ = (loss if axis is None else share_losses(loss, axis))(outputs, batch)
         total.backward()
-        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        self.loss = total.detach()
+        self.parameters = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        # Not of the MSA, which on one GPU the last outer product reads too.
+        back = [n for n, x in self.stages.items() if x.grad is not None and n != "evoformer 0"]
+        self.back = {n: self.stages[n].grad for n in back}
+        self.stages = {n: x.detach() for n, x in self.stages.items()}
         if axis is not None:
-            for grad in found.values():
+            for grad in (*self.parameters.values(), *self.back.values()):
                 dist.all_reduce(grad)
                 grad.div_(ranks.size)
-        return {"loss": total.detach(), **found}
 
-    one, ours = grads("fp32", None), grads("fp32", ranks.axis)
-    beside = grads("fp32", None, nudge=True)
-    half_one, half_ours = grads("bf16", None), grads("bf16", ranks.axis)
-    largest = max(v.abs().max().item() for n, v in one.items() if n != "loss")
-    worst = {n: _difference(ours[n], one[n], 1e-3 * largest) for n in one}
-    name = max(worst, key=lambda n: worst[n])
-    alone = {n: _difference(beside[n], one[n], 1e-3 * largest) for n in one}
-    alone_name = max(alone, key=lambda n: alone[n])
+    def _seen(self, name: str, nudge: float) -> Callable[..., Any]:
+        def see(module: Any, given: Any, made: Any) -> Any:
+            several = isinstance(made, tuple)
+            kept = []
+            for number, x in enumerate(made if several else (made,)):
+                if nudge and name == STAGES[-1]:
+                    draws = torch.Generator(x.device).manual_seed(3)
+                    x = x * (1 + nudge * torch.randn(x.shape, generator=draws, device=x.device))
+                if x.requires_grad:
+                    x.retain_grad()
+                    self.stages[f"{name} {number}"] = x
+                kept.append(x)
+            return tuple(kept) if several else kept[0]
 
-    def error(found: dict[str, Tensor]) -> float:
-        """Root mean square over all gradients, relative."""
-        of = sum((found[n] - one[n]).double().square().sum().item() for n in one if n != "loss")
-        all_of = sum(one[n].double().square().sum().item() for n in one if n != "loss")
-        return float((of / all_of) ** 0.5)
+        return see
 
-    yield ranks.say(
-        {
-            "part": "equal", "parameters": len(worst) - 1, "ranks": ranks.size,
-            "fp32_loss": _difference(ours["loss"], one["loss"], 0.0),
-            "fp32_worst_gradient": worst[name], "fp32_worst_name": name,
-            "fp32_error_shared": error(ours),
-            "fp32_nudged_worst_gradient": alone[alone_name], "fp32_nudged_worst_name": alone_name,
-            "fp32_nudged_same_gradient": alone[name], "fp32_error_nudged": error(beside),
-            "bf16_error_one": error(half_one), "bf16_error_shared": error(half_ours),
-        }
-    )  # fmt: skip
+    def against(self, true: Found) -> dict[str, Any]:
+        """How far everything is off, relative; `worst` is by a gradient's largest value."""
+        least = 1e-3 * max(grad.abs().max().item() for grad in true.parameters.values())
+        mine, theirs = self.parameters, true.parameters
+        off = {n: _difference(mine[n], theirs[n], least) for n in theirs}
+        worst = max(off, key=lambda n: off[n])
+        return {
+            "loss": _difference(self.loss, true.loss, 0.0), "gradients": _rms(mine, theirs),
+            "worst": off[worst], "worst_name": worst,
+            "stages": {n: _rms({n: self.stages[n]}, true.stages) for n in self.stages},
+            "back": {n: _rms({n: self.back[n]}, true.back) for n in self.back},
+        }  # fmt: skip
+
+
+def _rms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Root mean square of the differences of all tensors of `ours`, relative."""
+    wrong = sum((x - theirs[n]).double().square().sum().item() for n, x in ours.items())
+    whole = sum(theirs[n].double().square().sum().item() for n in ours)
+    return float((wrong / whole) ** 0.5) if whole else wrong**0.5
+
+
+EQUAL = ("plain:fp64", "fused:bf16", "plain:fp32", "fused:fp32")
+
+
+def equal(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """How far one GPU and the ranks of the axis are from float64 on one GPU, and from each other.
+
+    Last one GPU in float64 whose Evoformer's outputs are nudged by as much as float32's were off.
+    """
+    true = Found(options, ranks, "plain:fp64", None)
+    off = 0.0
+    for how in (how for how in options.how if "plain" in how or options.device == "cuda"):
+        one = true if how == "plain:fp64" else Found(options, ranks, how, None)
+        ours = Found(options, ranks, how, ranks.axis)
+        row = {"part": "equal", "how": how, "parameters": len(ours.parameters)}
+        found = {"one": one.against(true), "shared": ours.against(true), "both": ours.against(one)}
+        yield ranks.say(row | found)
+        off = max(off, found["one"]["stages"]["evoformer 1"]) if "fp32" in how else off
+        del one, ours
+    nudged = Found(options, ranks, "plain:fp64", None, nudge=off).against(true)
+    yield ranks.say({"part": "equal", "how": "plain:fp64 nudged", "by": off, "one": nudged})
 
 
 def _difference(ours: Tensor, theirs: Tensor, least: float) -> float:
@@ -179,10 +222,7 @@ def timed(
     began = time.perf_counter()
     case = Case.parse(text)
     cuda = ranks.device.type == "cuda"
-    if cuda:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget(ranks.device)
     found: dict[str, Any] = {
         "part": "time", "preset": preset, "case": text, "axial": axis.size if axis else 1,
     }  # fmt: skip
@@ -211,7 +251,7 @@ def timed(
         "median": round(statistics.median(steps), 2), "min": round(min(steps), 2),
         "max": round(max(steps), 2),
     }  # fmt: skip
-    if not beside:
+    if beside != "without exchanges":
         found |= {"loss": step.last_loss.tolist(), "gradient_norm": float(step.last_norm)}
     if cuda:
         peak = ranks.slowest([torch.cuda.max_memory_allocated() / 2**30])[0]
@@ -249,7 +289,7 @@ def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
     cpu = options.device == "cpu"
     presets = [options.preset] if cpu else options.presets
     how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
-    axis = replace(ranks.axis, memory=None) if options.nccl else ranks.axis
+    axis = replace(ranks.axis, memory=None, beside=None) if options.nccl else ranks.axis
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for preset in presets:
         for name, way in (("one", None), ("shared", axis)):
@@ -274,9 +314,27 @@ def times(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]
     if not cpu and options.more:
         for preset in presets:
             yield timed(
-                options, ranks, preset, how, replace(axis, memory=None), beside="NCCL alone"
+                options,
+                ranks,
+                preset,
+                how,
+                replace(axis, memory=None, beside=None),
+                beside="NCCL alone",
             )
         yield timed(options, ranks, presets[0], "fused:bf16:eager:0", axis)
+
+
+WAYS = {"in line": False, "all beside": True}  # exchanges beside other work
+
+
+def ways(options: argparse.Namespace, ranks: Ranks) -> Iterator[dict[str, Any]]:
+    """A shared step with exchanges beside other work or not: losses and norms are equal."""
+    cpu = options.device == "cpu"
+    how = "torch:fp32:eager:0" if cpu else "fused:bf16:graph:0"
+    for preset in [options.preset] if cpu else options.presets:
+        for name in options.ways:
+            axis = ranks.axis if WAYS[name] else replace(ranks.axis, beside=None)
+            yield timed(options, ranks, preset, how, axis, beside=name)
 
 
 EXCHANGES = {  # of a block at crop 256: shape of a rank's part of two, what is done, axes
@@ -344,6 +402,8 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["initial_training", "finetuning"])
     parser.add_argument("--parts", nargs="+", default=["equal", "time"])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--how", nargs="+", default=list(EQUAL), choices=EQUAL, help="of `equal`")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--nccl", action="store_true", help="not through the GPUs' own memory")
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU, by gloo")
     parser.add_argument("--more", action="store_true", help="NCCL alone, eager steps")
@@ -357,7 +417,9 @@ def main() -> None:
         "shapes": PRESETS[options.preset][1],
         "nccl": {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}, "found": [],
     }  # fmt: skip
-    parts: dict[str, Callable[..., Any]] = {"equal": equal, "time": times, "exchange": exchanges}
+    parts: dict[str, Callable[..., Any]] = {
+        "equal": equal, "time": times, "exchange": exchanges, "ways": ways,
+    }  # fmt: skip
     for found in (row for part in options.parts for row in parts[part](options, ranks)):
         result["found"].append(found)
         if ranks.rank == 0:  # a later case that dies loses nothing

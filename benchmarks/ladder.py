@@ -17,7 +17,6 @@ No new row begins after `--limit` seconds.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.train_step import PRESETS, Case, Step, _without_out, batch_of, machine
+from benchmarks.train_step import PRESETS, Case, Step, batch_of, command, forget, machine
 
 from evofeed.kernels.fused_module import fuse
 from evofeed.kernels.swap.swap import RULES
@@ -125,10 +124,7 @@ def measured(name: str, has: frozenset[str], options: argparse.Namespace) -> dic
     """What a row takes; one that does not fit in memory says so."""
     began = time.perf_counter()
     device = torch.device(options.device)
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget(device)
     found: dict[str, Any] = {"name": name, "has": [piece for piece in PIECES if piece in has]}
     try:
         rung = Rung(has, options.preset, device)
@@ -154,7 +150,7 @@ def main() -> None:
     began = time.perf_counter()
     result: dict[str, Any] = {
         "benchmark": "ladder",
-        "command": " ".join(["python benchmarks/ladder.py", *_without_out(sys.argv[1:])]),
+        "command": command(__file__),
         "machine": machine(options), "preset": options.preset,
         "shapes": PRESETS[options.preset][1] | {"batch_size": 1}, "precision": "bf16",
         "warm_up": 2, "repeats": options.repeats, "rungs": [], "beside": [], "left_out": [],

@@ -32,6 +32,7 @@ from evofeed.trainer.predict.prediction import spread
 from evofeed.trainer.run.distributed import World, join_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.train_step import command
 from tests.trainer.synthetic_batch import synthetic_batch
 
 WARM = 1100  # residues: what long chains run, in little time
@@ -93,15 +94,20 @@ def main() -> None:
         if world.is_first:
             print("found " + json.dumps(found), flush=True)
         return
-    rows = []
+    card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    rows: list[dict[str, Any]] = []
+    result = {
+        "command": command(__file__), "card": card, "cards": options.cards,
+        "torch": torch.__version__, "rows": rows,
+    }  # fmt: skip
     for size in options.sizes:
         ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start = [*ranks, str(options.cards)] if options.cards > 1 else []
-        command = [sys.executable, *start, __file__, "--one", str(size), "--model", options.model]
-        command += ["--device", options.device]
-        command += ["--blocks", str(options.blocks)] if options.blocks else []
+        call = [sys.executable, *start, __file__, "--one", str(size), "--model", options.model]
+        call += ["--device", options.device]
+        call += ["--blocks", str(options.blocks)] if options.blocks else []
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+            done = subprocess.run(call, capture_output=True, text=True, timeout=options.limit)
             lines = done.stdout.splitlines()
             row = next((json.loads(t[6:]) for t in lines if t.startswith("found ")), None)
             row = row or {"residues": size, "error": done.stderr.strip()[-2000:]}
@@ -109,13 +115,8 @@ def main() -> None:
             row = {"residues": size, "error": f"more than {options.limit} s"}
         rows.append(row)
         print(json.dumps(row), flush=True)
-    if options.out:
-        card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
-        result = {
-            "command": " ".join(sys.argv), "card": card, "cards": options.cards,
-            "torch": torch.__version__, "rows": rows,
-        }  # fmt: skip
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        if options.out:  # a later size that dies loses nothing
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from axial import without_exchanges  # noqa: E402
-from train_step import PRESETS, Case, Step, _without_out, machine  # noqa: E402
+from train_step import PRESETS, Case, Step, command, machine  # noqa: E402
 
 from evofeed.trainer.parallel.axis import Axis  # noqa: E402
 from evofeed.trainer.run.distributed import World, join_world  # noqa: E402
@@ -242,7 +242,7 @@ def measure(options: argparse.Namespace, world: World) -> None:
         return
     result = {
         "benchmark": "step_parts",
-        "command": " ".join(["python benchmarks/step_parts.py", *_without_out(sys.argv[1:])]),
+        "command": command(__file__),
         "machine": machine(options),
         "preset": options.preset,
         "shapes": batch_of,

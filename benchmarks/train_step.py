@@ -45,6 +45,7 @@ from evofeed.trainer import (
 )
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.report.cards import peak_flops
 from evofeed.trainer.run.flat import FlatOptimizer
@@ -160,6 +161,8 @@ class Step:
             for block in (block for stack in stacks for block in stack.blocks):
                 block.compile(dynamic=False)
         self.loss = AlphaFoldLoss(loss_config)
+        if axis is not None:
+            share_losses(self.loss, axis)
         fused = case.kernels == "fused" and on_gpu
         self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused)
         self.replay = self._replay() if case.how == "graph" else None
@@ -229,10 +232,7 @@ def measured(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """What a case takes; one that does not fit in memory says so."""
     began = time.perf_counter()
     device = torch.device(options.device)
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget(device)
     found: dict[str, Any] = dict(vars(case))
     try:
         step = Step(case, options.preset, device)
@@ -344,7 +344,7 @@ def main() -> None:
     cases = [Case.parse(text) for text in options.cases]
     result: dict[str, Any] = {
         "benchmark": "train_step",
-        "command": " ".join(["python benchmarks/train_step.py", *_without_out(sys.argv[1:])]),
+        "command": command(__file__),
         "machine": machine(options),
         "preset": options.preset,
         "shapes": PRESETS[options.preset][1] | {"batch_size": 1},
@@ -363,11 +363,21 @@ def main() -> None:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _without_out(words: list[str]) -> list[str]:
-    if "--out" not in words:
-        return words
-    at = words.index("--out")
-    return words[:at] + words[at + 2 :]
+def command(script: str) -> str:
+    """How a benchmark was called, but for where its result went."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        at = words.index("--out")
+        words = words[:at] + words[at + 2 :]
+    return " ".join([f"python benchmarks/{Path(script).name}", *words])
+
+
+def forget(device: torch.device) -> None:
+    """Memory of earlier cases is given back, and the peak counted anew."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":

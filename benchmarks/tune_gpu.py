@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.train_step import command
 from tests.trainer.synthetic_records import write_dataset
 
 from evofeed.errors import InputError
@@ -59,7 +60,7 @@ def main() -> None:
     cuda = options.device == "cuda"
     result: dict[str, Any] = {
         "benchmark": "tune",
-        "command": " ".join(["python benchmarks/tune_gpu.py", *_without_out(sys.argv[1:])]),
+        "command": command(__file__),
         "device": torch.cuda.get_device_name() if cuda else "CPU", "torch": torch.__version__,
         "python": platform.python_version(), "load": os.getloadavg()[0],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -125,11 +126,6 @@ def regret(
         "choice_beside_itself": medians[chosen],
         "regret": max(1 / min(medians.values()) - 1, 0.0),
     }
-
-
-def _without_out(words: list[str]) -> list[str]:
-    at = words.index("--out")
-    return words[:at] + words[at + 2 :]
 
 
 if __name__ == "__main__":

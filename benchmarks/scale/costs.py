@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+SAMPLE_BYTES = 0.7e6  # of a sample of initial training, compressed
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 ASSUMED = {
     "hours_a_card_between_failures": 50_000.0,  # Meta's Llama 3 report: 419 in 54 days of 16,384
@@ -158,7 +159,7 @@ def loader() -> Loader:
 def storage(cores: int = 2) -> Storage:
     """A service of so many cores; two gave what was measured with ranges of 350 KiB.
 
-    A sample of 0.7 MB is one range, taken for two of those.
+    A sample of `SAMPLE_BYTES` is one range, taken for two of those.
     """
     per_second = result("service_ratios")["per_second"]["shard_350_KiB"]["median"]
     return Storage(servers=cores, seconds_a_read=2 * 2 / per_second)

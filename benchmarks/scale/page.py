@@ -44,9 +44,10 @@ def schedule(found: dict[str, Any]) -> list[str]:
 
 
 def first_limits(found: dict[str, Any]) -> list[str]:
+    each = found["bytes_a_sample"] / 1e9
     rows = [
         f"| {row['cards']:,} | {row['axial']} | {row['initial_samples_a_second']:,.0f} | "
-        f"{row['initial_samples_a_second'] * 0.7e-3:.2f} | {row['initial_two_cores_busy']:.0%} | "
+        f"{row['initial_samples_a_second'] * each:.2f} | {row['initial_two_cores_busy']:.0%} | "
         f"{row['initial_wait']:.1%} | {row['initial_gradient_share']:.1%} |"
         for row in found["schedule"]
     ]
@@ -88,7 +89,8 @@ def page(found: dict[str, Any]) -> str:
     gains = {name: found["speedups"][name]["by_cards"] for name in ("initial", "finetuning")}
     feeds = found["chains"][0]["cores_one_driver_feeds"]
     beyond = own[0]["measured_ms"] - own[0]["predicted_ms"]
-    most = max(row["initial_samples_a_second"] for row in found["schedule"]) * 0.7e-3
+    most = max(row["initial_samples_a_second"] for row in found["schedule"])
+    most *= found["bytes_a_sample"] / 1e9
     shares = sorted(row["initial_gradient_share"] for row in found["schedule"])
     shared = ", ".join(
         f"{cards}: {gains['initial'][str(cards)]:.2f} and {gains['finetuning'][str(cards)]:.2f}"

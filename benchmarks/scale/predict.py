@@ -194,6 +194,7 @@ def main() -> None:
         "command": "python benchmarks/scale/predict.py",
         "assumed": costs.ASSUMED,
         "service_cores": SERVICE_CORES,
+        "bytes_a_sample": costs.SAMPLE_BYTES,
         "speedups": {
             name: {"by_cards": stage.speedups, "measured": list(stage.measured)}
             for name, stage in (("initial", initial), ("finetuning", tuning))

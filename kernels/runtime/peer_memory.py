@@ -20,8 +20,9 @@ from evofeed.kernels.runtime.private_apis import peer_buffers
 
 __all__ = ["PeerMemory", "nbytes"]
 
-SLOT = 64 << 20  # bytes of a slot, of which there are two
+SLOT = 128 << 20  # bytes of a slot, of which there are two: 5,120 sequences of 384 residues fit
 PROGRAMS = 2 if INTERPRETER else 128  # all must run at once: fewer than any GPU of a host has SMs
+REGISTERS = 128  # of a thread: two exchanges fit a multiprocessor and can't keep each other out
 BLOCK = 1024  # groups of 16 bytes that a program has on their way
 _FLAGS = 4 * MOST_PEERS * PROGRAMS
 
@@ -107,7 +108,8 @@ class PeerMemory:
             (x, out, self._count, *slots, *spare, *self._flags, *spare, *sizes,
              self._slot // x.element_size()),
             {"RANK": self._rank, "SIZE": self._size, "HOW": how, "OWN": own, "VEC": vec,
-             "BLOCK": BLOCK, "PRECISE": x.dtype is torch.float64, "num_warps": 8},
+             "BLOCK": BLOCK, "PRECISE": x.dtype is torch.float64, "num_warps": 8,
+             **({} if INTERPRETER else {"maxnreg": REGISTERS})},
         )  # fmt: skip
 
     def _of_type(self, dtype: torch.dtype) -> list[Tensor | None]:

@@ -16,7 +16,37 @@ from torch import Tensor
 from evofeed.errors import TrainerError
 from evofeed.kernels import PeerMemory
 
-__all__ = ["Axis", "axial_group", "check_divides"]
+__all__ = ["Axis", "Beside", "axial_group", "check_divides"]
+
+
+class Beside:
+    """Exchanges that go on while this GPU computes, on a stream and through memory of their own.
+
+    Args:
+        memory: what they go through.
+        stream: which one; None: at once, in line.
+    """
+
+    def __init__(self, memory: PeerMemory, stream: torch.cuda.Stream | None) -> None:
+        self.memory, self._stream = memory, stream
+        self._sent: list[Tensor] = []
+
+    def exchange(self, x: Tensor, split: int, join: int, length: int) -> Tensor:
+        """As `PeerMemory.exchange`: may be read once it has `arrived`."""
+        if self._stream is None:
+            at_once: Tensor = self.memory.exchange(x, split, join, length)
+            return at_once
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._sent.append(x)  # its memory may not be used again before
+        with torch.cuda.stream(self._stream):
+            sent: Tensor = self.memory.exchange(x, split, join, length)
+        return sent
+
+    def arrived(self) -> None:
+        """Lets the current stream wait for all that was sent."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._sent.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +58,14 @@ class Axis:
         rank: number of this one among them.
         size: how many they are.
         memory: what they exchange through if they are GPUs of one host.
+        beside: and what for exchanges that other work goes on beside.
     """
 
     group: Any
     rank: int
     size: int
     memory: PeerMemory | None = None
+    beside: Beside | None = None
 
     def lengths(self, whole: int) -> list[int]:
         """Length of every rank's part of an axis."""
@@ -70,7 +102,11 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)["axial"]
     group = mesh.get_group()
     memory = PeerMemory.of_group(group, device)
-    return Axis(group=group, rank=mesh.get_local_rank(), size=axial, memory=memory)
+    more = None if memory is None else PeerMemory.of_group(group, device)
+    beside = None if more is None else Beside(more, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return Axis(
+        group=group, rank=mesh.get_local_rank(), size=axial, memory=memory, beside=beside
+    )  # fmt: skip
 
 
 def check_divides(ranks: int, axial: int) -> None:

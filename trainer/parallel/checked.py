@@ -39,12 +39,12 @@ def checked(
     """
     if axis.memory is None or axis.size == 1:
         return axis
-    plain = replace(axis, memory=None)
+    plain = replace(axis, memory=None, beside=None)
+    ways = [axis, *([] if axis.beside is None else [replace(axis, memory=axis.beside.memory)])]
     wrong = torch.zeros((), device=device)
     for call in _calls(axis.rank, device, shape):
         expected = call(plain)
-        for _ in range(times):
-            found = call(axis)
+        for found in (call(way) for way in ways for _ in range(times)):
             wrong += float(found.shape != expected.shape or not torch.equal(found, expected))
     dist.all_reduce(wrong, group=axis.group)
     if wrong.item():

@@ -22,11 +22,13 @@ from torch import Tensor
 from evofeed.trainer.parallel.axis import Axis
 
 __all__ = [
+    "Sent",
     "exchange",
     "exchanged",
     "gather",
     "gathered",
     "reduced",
+    "send",
 ]
 
 # Torch 2.13 has new names for these two, and warns of the old ones.
@@ -47,6 +49,35 @@ def exchange(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Te
     return _Exchange.apply(x, axis, split, join, length)  # type: ignore[no-any-return]
 
 
+def send(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Sent:
+    """As `exchange`, but what is done until the result's `arrive` goes on beside it."""
+    return Sent(x, axis, split, join, length)
+
+
+class Sent:
+    """An exchange under way.
+
+    In the backward pass the two ends change places: the gradient is sent where `arrive` was called,
+    goes beside the backward pass of what was done in between, and is waited for where `send` was.
+    """
+
+    def __init__(self, x: Tensor, axis: Axis, split: int, join: int, length: int) -> None:
+        self.axis = axis
+        self.there = split, join, length
+        self.back = join, split, x.shape[split]
+        self.gradient: Tensor | None = None
+        self._x: Tensor = _Send.apply(x, self)
+
+    def arrive(self) -> Tensor:
+        """What was sent; to be called once."""
+        return _Arrive.apply(self._x, self)  # type: ignore[no-any-return]
+
+    def arrived(self) -> None:
+        """Lets the stream wait for it."""
+        if self.axis.beside is not None:
+            self.axis.beside.arrived()
+
+
 def gather(x: Tensor, axis: Axis, *, dim: int, length: int) -> Tensor:
     """The whole, on every rank, from everybody's part along `dim` (counted from the end)."""
     return _Gather.apply(x, axis, dim, length)  # type: ignore[no-any-return]
@@ -57,8 +88,7 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     if axis.size == 1:
         return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
-    others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
-    memory = axis.memory_for(x, others * x.shape[split] * receives[0])
+    memory = axis.memory_for(x, _most(x, axis, split, join, length))
     if memory is not None:
         mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
         return mine
@@ -115,6 +145,48 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
     received = x.new_empty(_with(x.shape, dim, most))
     _reduce_scatter(received.view(-1), sent, group=axis.group)
     return received.narrow(dim, 0, lengths[axis.rank]).contiguous()
+
+
+def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
+    """`exchanged`, beside what follows where that can be."""
+    most, beside = _most(x, axis, split, join, length), axis.beside
+    if axis.size == 1 or beside is None or not beside.memory.fits(x.dtype, most):
+        return exchanged(x, axis, split, join, length)
+    return beside.exchange(x.contiguous(), split, join, length)
+
+
+def _most(x: Tensor, axis: Axis, split: int, join: int, length: int) -> int:
+    """The most numbers that any rank sends in an exchange."""
+    others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
+    return others * x.shape[split] * axis.lengths(length)[0]
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: Sent) -> Tensor:
+        ctx.sent = sent
+        return _sent(x, sent.axis, *sent.there)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        sent: Sent = ctx.sent
+        sent.arrived()
+        found, sent.gradient = sent.gradient, None
+        return found, None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: Sent) -> Tensor:
+        ctx.sent = sent
+        sent.arrived()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        sent: Sent = ctx.sent
+        sent.gradient = _sent(grad, sent.axis, *sent.back)
+        return grad, None  # of the right shape; what matters goes round autograd
 
 
 class _Exchange(torch.autograd.Function):

@@ -18,7 +18,7 @@ from evofeed.kernels import (
 )
 from evofeed.trainer.model.primitives import full_precision
 from evofeed.trainer.parallel.axis import Axis
-from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
+from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced, send
 from evofeed.trainer.parallel.pairs import (
     added,
     drop_mask,
@@ -52,8 +52,9 @@ def msa_block(
     m = transition(block.msa_transition, m, columns if block._masks_msa(mask_trans) else None)
     if not block.opm_first:
         z, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
-    m = exchange(m, axis, split=-3, join=-2, length=N)
-    return m, pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
+    sent = send(m, axis, split=-3, join=-2, length=N)  # nothing of the pairs reads it
+    z = pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
+    return sent.arrive(), z
 
 
 def _attend_rows(

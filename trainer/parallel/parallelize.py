@@ -100,14 +100,25 @@ def _template_embedder(
     embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
     pair_mask: Tensor, mask_trans: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of long chains one template after the other, and the features of a few rows at a time."""
+    """Rows of the pairs; of long chains one template after the other, a few rows at a time."""
     T, N = batch["template_aatype"].shape[-2:]
-    at_once = rows_at_once(N * 88 * 12, z.device)
-    if at_once is None or not T or at_once >= T * N or not axis.all_have(N):
+    if not T or not axis.all_have(N):
         return TemplateEmbedder.forward(embedder, batch, z, pair_mask, mask_trans)
     lengths = axis.lengths(N)
     first, last = sum(lengths[: axis.rank]), sum(lengths[: axis.rank + 1])
     mask = pair_mask[..., None, :, :]
+    at_once = rows_at_once(N * 88 * 12, z.device)
+    template_mask = batch["template_mask"]
+    if at_once is None or at_once >= T * N:
+        distogram: Any = embedder.distogram
+        feat = build_template_pair_feat(
+            batch, inf=embedder.inf, rows=slice(first, last), **distogram
+        )
+        t = embedder.template_pair_embedder(feat)
+        mask = mask.expand(*t.shape[:-3], N, N)
+        t = _template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans)
+        own = embedder.template_pointwise_att(t, axis.part(z, -3), template_mask)
+        return _with_templates(embedder, batch, gather(own, axis, dim=-3, length=N))
     made = []
     for template in range(T):
         one = _one_template(batch, template)
@@ -127,7 +138,7 @@ def _template_embedder(
             del feat
         made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans))
         del t
-    template_mask, own = batch["template_mask"], torch.empty_like(z[..., first:last, :, :])
+    own = torch.empty_like(z[..., first:last, :, :])
     for some in slices(first, last, at_once):
         here = slice(some.start - first, some.stop - first)
         part = torch.cat([t[..., here, :, :] for t in made], dim=-4)
@@ -135,10 +146,17 @@ def _template_embedder(
         own[..., here, :, :] = update
         del part, update
     del made
-    update = gather(own, axis, dim=-3, length=N)
-    update *= (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)[..., None, None, None]
+    return _with_templates(embedder, batch, gather(own, axis, dim=-3, length=N))
+
+
+def _with_templates(
+    embedder: TemplateEmbedder, batch: Mapping[str, Tensor], update: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the embedder returns, from its update of the pairs."""
+    there = (torch.sum(batch["template_mask"], dim=-1) > 0).to(update.dtype)
     psi_mask = batch["template_torsion_angles_mask"][..., 2]
-    return update, embedder.template_single_embedder(build_template_angle_feat(batch)), psi_mask
+    rows = embedder.template_single_embedder(build_template_angle_feat(batch))
+    return update * there[..., None, None, None], rows, psi_mask
 
 
 def _one_template(batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:

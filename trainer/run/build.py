@@ -18,6 +18,7 @@ from evofeed.trainer.formats.openfold_checkpoint import load_openfold_checkpoint
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.run.checkpoint import checkpoint_in
 from evofeed.trainer.run.distributed import World
@@ -66,9 +67,11 @@ def build_model(
         from evofeed.kernels import to_fused
 
         model = to_fused(model)
+    loss = AlphaFoldLoss(loss_config(config))
     if axis is not None:
         parallelize(model, axis)
-    return model, AlphaFoldLoss(loss_config(config))
+        share_losses(loss, axis)
+    return model, loss
 
 
 def _start_from(model: AlphaFold, weights: Path) -> None:

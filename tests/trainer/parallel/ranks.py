@@ -28,9 +28,10 @@ from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
 from evofeed.trainer.parallel import rows
-from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.axis import Axis, Beside
 from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
+from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
 from evofeed.trainer.presets import tiny
@@ -56,7 +57,7 @@ def differences(
     They are compared with a thousandth of the largest gradient.
     """
     shared = parallelize(build(), axis)
-    ours, our_outputs = _step(shared, batch)
+    ours, our_outputs = _step(shared, batch, axis)
     for part in shared.parameters():
         if part.grad is not None:
             dist.all_reduce(part.grad, group=axis.group)
@@ -76,10 +77,13 @@ def differences(
     return found
 
 
-def _step(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+def _step(
+    model: nn.Module, batch: dict[str, Tensor], axis: Axis | None = None
+) -> tuple[Tensor, dict[str, Any]]:
     torch.manual_seed(7)  # of the dropout
     outputs = model(batch)
-    loss, _ = AlphaFoldLoss(tiny().loss)(outputs, batch)
+    make = AlphaFoldLoss(replace(tiny().loss, violation=0.5))
+    loss, _ = (make if axis is None else share_losses(make, axis))(outputs, batch)
     loss.backward()
     return loss.detach(), outputs
 
@@ -269,7 +273,8 @@ def main(out: Path, dataset: str) -> None:
         compare(f"products {ranks}", products, axis)
         compare(f"few {ranks}", differences, _exact(), few, axis)
         if ranks == 2:
-            compare("fused 2", fused_block, axis)
+            beside = Beside(shared_files(out, group), None)
+            compare("fused 2", fused_block, replace(axis, beside=beside))
         if ranks == 3:
             compare("memory 3", through_memory, axis, out)
         if ranks == 2:

@@ -1,0 +1,52 @@
+"""The two dearest terms of the loss, each made by one of the ranks that share a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.trainer.losses import AlphaFoldLoss
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import gathered
+
+__all__ = ["share_losses"]
+
+
+def share_losses(loss: AlphaFoldLoss, axis: Axis) -> AlphaFoldLoss:
+    """Lets violations be one rank's and FAPE another's, in place, and returns the loss.
+
+    Every rank gets every value. A gradient is its owner's alone, times the number of ranks: their
+    mean over the ranks is as it was.
+    """
+    for number, name in enumerate(("_violation", "_fape")):
+        term = partial(_term, getattr(loss, name), axis, number % axis.size)
+        setattr(loss, name, term)
+    return loss
+
+
+def _term(
+    make: Callable[..., Tensor], axis: Axis, owner: int, sm: Mapping[str, Tensor],
+    feats: Mapping[str, Tensor],
+) -> Tensor:  # fmt: skip
+    """A term of each sample `[*]`."""
+    if axis.rank == owner:
+        mine = make(sm, feats)
+    else:
+        mine = sm["positions"].new_zeros(feats["aatype"].shape[:-1])
+    return _OwnersValue.apply(mine, axis)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _OwnersValue(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, axis: Axis) -> Tensor:
+        ctx.ranks = axis.size
+        rows = gathered(mine.reshape(1, -1), axis, -2, axis.size)
+        return rows.sum(0).view(mine.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.ranks, None
