@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evofeed.kernels import reference
 from evofeed.kernels.ops.triangle_multiplication.op import TriangleWeights, triangle_multiplication
-from evofeed.kernels.swap.modules import triangle_weights
+from evofeed.kernels.swap.parameters import triangle_weights
 from evofeed.trainer.model.triangle import (
     TriangleMultiplicationIncoming,
     TriangleMultiplicationOutgoing,

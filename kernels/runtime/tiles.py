@@ -103,6 +103,9 @@ DEFAULTS: dict[str, Tile] = {
     "triangle_columns_grad": Tile(64, 32, 4, 1),
     "triangle_norm": Tile(32, 1, 4, 1),
     "triangle_norm_grad": Tile(64, 1, 8, 1),
+    # of an average over positions: positions of its result, positions that it takes at a time
+    "average": Tile(128, 64, 8, 3),
+    "shares_grad": Tile(128, 128, 8, 3, 4),
     "outer_project": Tile(64, 32, 4, 3),
     "outer_dproject": Tile(64, 32, 4, 2),
     "outer_dw": Tile(64, 128, 4, 3),

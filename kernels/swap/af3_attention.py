@@ -36,9 +36,7 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.modules import four_axes
-
-__all__ = ["is_plain", "rule", "shared_bias", "token_attention", "token_weights"]
+from evofeed.kernels.swap.parameters import four_axes
 
 # --- attention with pair bias ---------------------------------------------------------------------
 

@@ -21,9 +21,7 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.modules import four_axes, shaped
-
-__all__ = ["rule"]
+from evofeed.kernels.swap.parameters import four_axes, shaped
 
 # norm of m, norm of z, values, gate, pair weights, output: Boltz, OpenFold3, Protenix
 AVERAGES = (

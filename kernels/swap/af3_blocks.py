@@ -39,9 +39,9 @@ from evofeed.kernels.swap.af3_modules import (
     swiglu_weights,
 )
 from evofeed.kernels.swap.forms import children, has, signature_trouble
-from evofeed.kernels.swap.modules import (
-    FusedTriangleAttention,
-    FusedTriangleMultiplication,
+from evofeed.kernels.swap.modules import FusedTriangleAttention, FusedTriangleMultiplication
+from evofeed.kernels.swap.pair_stacks import drop_mask
+from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
     is_outgoing,
@@ -50,7 +50,6 @@ from evofeed.kernels.swap.modules import (
     three_axes,
     triangle_weights,
 )
-from evofeed.kernels.swap.pair_stacks import drop_mask
 
 __all__ = ["rule"]
 

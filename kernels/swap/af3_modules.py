@@ -35,7 +35,7 @@ from evofeed.kernels.swap.forms import (
     plain_class,
     signature_trouble,
 )
-from evofeed.kernels.swap.modules import four_axes, shaped, three_axes
+from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes
 
 __all__ = ["form_of", "packed_triangle_weights", "swiglu_parts"]
 

@@ -23,16 +23,18 @@ from evofeed.kernels.swap.modules import (
     FusedMSAAttention,
     FusedOuterProductMean,
     FusedTransition,
+    global_attention,
+    row_attention_with_pairs,
+)
+from evofeed.kernels.swap.pair_stacks import drop_mask, form_of, masks_transition
+from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    global_attention,
     outer_weights,
-    row_attention_with_pairs,
     shaped,
     three_axes,
     transition_weights,
 )
-from evofeed.kernels.swap.pair_stacks import drop_mask, form_of, masks_transition
 
 
 class FusedEvoformerBlock(Recordable):

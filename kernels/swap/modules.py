@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
 from evofeed.kernels.ops.gated_attention.op import (
-    AttentionWeights,
     gated_attention,
     gated_attention_fits,
 )
@@ -24,14 +23,12 @@ from evofeed.kernels.ops.global_attention.op import (
     global_column_attention,
 )
 from evofeed.kernels.ops.outer_product_mean.op import (
-    OuterWeights,
     outer_product_mean,
     outer_product_mean_fits,
 )
 from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_with_input
-from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
+from evofeed.kernels.ops.transition.op import transition, transition_fits
 from evofeed.kernels.ops.triangle_multiplication.op import (
-    TriangleWeights,
     triangle_multiplication,
     triangle_multiplication_fits,
 )
@@ -43,89 +40,22 @@ from evofeed.kernels.swap.forms import (
     plain_class,
     signature_trouble,
 )
-
-__all__ = [
-    "attention_weights",
-    "global_attention",
-    "outer_weights",
-    "pair_layer",
-    "row_attention",
-    "row_attention_with_pairs",
-    "transition_weights",
-    "triangle_attention_trouble",
-    "triangle_multiplication_trouble",
-    "triangle_weights",
-]
-
-
-def attention_weights(norm: Any, mha: Any, pair: Tensor | None = None) -> AttentionWeights:
-    """Parameters of a norm and an attention module, by OpenFold's names."""
-    return AttentionWeights(
-        norm.weight, norm.bias, mha.linear_q.weight, mha.linear_k.weight, mha.linear_v.weight,
-        mha.linear_g.weight, mha.linear_g.bias, mha.linear_o.weight, mha.linear_o.bias, pair,
-    )  # fmt: skip
-
-
-def triangle_weights(module: Any) -> TriangleWeights:
-    """Parameters of a triangle multiplication, also of one whose a and b share a matrix."""
-    if has(module, "linear_ab_p"):
-        E = module.linear_ab_p.weight.shape[0] // 2
-        p, g = module.linear_ab_p, module.linear_ab_g
-        parts: list[Any] = [
-            t for half in (slice(0, E), slice(E, None)) for layer in (p, g)
-            for t in (layer.weight[half], None if layer.bias is None else layer.bias[half])
-        ]  # fmt: skip
-    else:
-        layers = (module.linear_a_p, module.linear_a_g, module.linear_b_p, module.linear_b_g)
-        parts = [t for layer in layers for t in (layer.weight, layer.bias)]
-    into, out = module.layer_norm_in, module.layer_norm_out
-    return TriangleWeights(  # type: ignore[call-arg]
-        into.weight, into.bias, *parts, out.weight, out.bias, module.linear_z.weight,
-        module.linear_z.bias, module.linear_g.weight, module.linear_g.bias,
-    )  # fmt: skip
-
-
-def transition_weights(module: Any) -> TransitionWeights:
-    """Parameters of an MSA or pair transition."""
-    norm, first, second = module.layer_norm, module.linear_1, module.linear_2
-    return TransitionWeights(
-        norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
-    )
-
-
-def outer_weights(module: Any) -> OuterWeights:
-    """Parameters of an outer product mean."""
-    norm, a, b, out = module.layer_norm, module.linear_1, module.linear_2, module.linear_out
-    return OuterWeights(
-        norm.weight, norm.bias, a.weight, a.bias, b.weight, b.bias, out.weight, out.bias
-    )
-
-
-def four_axes(x: Tensor) -> Tensor:
-    """`[B, I, J, C]` view of `[..., I, J, C]`; x itself where it is that: a view costs 10 us."""
-    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
-
-
-def three_axes(mask: Tensor | None) -> Tensor | None:
-    """`[B, I, J]` view of `[..., I, J]`, or None."""
-    if mask is None or mask.dim() == 3:
-        return mask
-    return mask.reshape(-1, *mask.shape[-2:])
-
-
-def shaped(x: Tensor, like: Tensor) -> Tensor:
-    """x with the leading axes of `like`."""
-    return x if x.dim() == like.dim() else x.view(like.shape)
+from evofeed.kernels.swap.parameters import (
+    attention_weights,
+    four_axes,
+    is_outgoing,
+    outer_weights,
+    pair_layer,
+    shaped,
+    three_axes,
+    transition_weights,
+    triangle_weights,
+)
 
 
 def _is_transposed(x: Tensor) -> bool:
     """Whether `x` is a view of a contiguous tensor with its two position axes exchanged."""
     return not x.is_contiguous() and x.transpose(-2, -3).is_contiguous()
-
-
-def pair_layer(module: Any) -> Any:
-    """What makes a triangle attention's bias (OpenFold3: `linear_z`)."""
-    return module.linear if hasattr(module, "linear") else module.linear_z
 
 
 class FusedTriangleAttention(Recordable):
@@ -278,11 +208,6 @@ class FusedTriangleMultiplication(Recordable):
             eps=self.layer_norm_in.eps,
         )
         return shaped(update, z)
-
-
-def is_outgoing(module: Any) -> bool:
-    """Direction of a triangle multiplication (OpenFold: `_outgoing`)."""
-    return bool(module.outgoing if hasattr(module, "outgoing") else module._outgoing)
 
 
 class FusedTransition(Recordable):

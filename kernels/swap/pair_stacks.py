@@ -29,6 +29,8 @@ from evofeed.kernels.swap.modules import (
     FusedTransition,
     FusedTriangleAttention,
     FusedTriangleMultiplication,
+)
+from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
     is_outgoing,

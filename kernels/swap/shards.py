@@ -31,10 +31,10 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_fits,
     triangle_multiplication_of_rows,
 )
-from evofeed.kernels.swap.modules import (
+from evofeed.kernels.swap.modules import global_attention
+from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    global_attention,
     is_outgoing,
     outer_weights,
     pair_layer,

@@ -69,11 +69,12 @@ class Conditions(NamedTuple):
 
 
 def conditions(
-    s: Tensor, gamma: Tensor, packed: Tensor, eps: float, dtype: torch.dtype
-) -> Conditions:
-    """Norm of s with the scale gamma, and both layers `packed` `[2C, K]` of it."""
+    s: Tensor, gamma: Tensor, packed: Tensor, eps: float, dtype: torch.dtype,
+    layers: Tensor | None = None,
+) -> Conditions:  # fmt: skip
+    """Norm of s with the scale gamma, and both layers `packed` `[2C, K]` of it, unless given."""
     normed, stats, _ = norm_rows(s, gamma, torch.zeros_like(gamma), eps, dtype)
-    return Conditions(normed, project(normed, packed), stats)
+    return Conditions(normed, project(normed, packed) if layers is None else layers, stats)
 
 
 def adapted(
@@ -96,22 +97,23 @@ def adapted_grads(
     """Gradients of a and s, to which `later_a` and `later_s` are added, and of the parameters.
 
     Of the scale of the norm of s (`[2K]`, zeros behind), of both layers, of the gate's bias.
-    `of_s.layers` is overwritten. All rows `[M, C]` or `[M, K]`.
+    All rows `[M, C]` or `[M, K]`.
     """
     M, C = a.shape
-    da, rows = torch.empty_like(a), max(1, AT_ONCE // padded(C))
+    da, dlayers = torch.empty_like(a), torch.empty_like(of_s.layers)
+    rows = max(1, AT_ONCE // padded(C))
     programs = triton.cdiv(M, rows * WALK)
     partial = torch.empty((programs, C), dtype=torch.float32, device=a.device)
     launch(
         adaptive_norm_grad_kernel, (programs,),
-        (dx, a, of_s.layers, gate_bias, later_a, da, partial, M, C, eps, WALK),
+        (dx, a, of_s.layers, gate_bias, later_a, da, dlayers, partial, M, C, eps, WALK),
         {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_RES": later_a is not None, "num_warps": 4},
     )  # fmt: skip
     ds, norm_sums = norm_rows_grad(
-        torch.mm(of_s.layers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
+        torch.mm(dlayers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s
     )
     dbias, of_norm = column_sums([partial, norm_sums], gate_bias.dtype, gamma.dtype)
-    return [da, ds, of_norm, weight_grad(of_s.layers, of_s.normed), dbias]
+    return [da, ds, of_norm, weight_grad(dlayers, of_s.normed), dbias]
 
 
 def fake_grads(

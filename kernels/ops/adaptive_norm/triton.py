@@ -37,10 +37,10 @@ def adaptive_norm_kernel(A, GS, BIAS, OUT, M, C, eps, BLOCK_M: tl.constexpr, BLO
 
 @triton.jit
 def adaptive_norm_grad_kernel(
-    DOUT, A, GS, BIAS, RES, DA, PARTIAL, M, C, eps, tiles_each,
+    DOUT, A, GS, BIAS, RES, DA, DGS, PARTIAL, M, C, eps, tiles_each,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, HAS_RES: tl.constexpr,
 ):  # fmt: skip
-    """DA + RES, and GS becomes its gradient; PARTIAL `[programs, C]`: sums of the gate's rows."""
+    """DA + RES, DGS; PARTIAL `[programs, C]`: sums of the gate's rows."""
     c = tl.arange(0, BLOCK_C)
     c_in = c < C
     sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
@@ -56,8 +56,9 @@ def adaptive_norm_grad_kernel(
         dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
         dx = dout * gate
         dg = dx * x * (1.0 - gate)
-        tl.store(from_g, dg.to(GS.dtype.element_ty), mask=inside)
-        tl.store(from_g + C, dout.to(GS.dtype.element_ty), mask=inside)
+        to_g = DGS + rows.to(tl.int64)[:, None] * (2 * C) + c[None, :]
+        tl.store(to_g, dg.to(DGS.dtype.element_ty), mask=inside)
+        tl.store(to_g + C, dout.to(DGS.dtype.element_ty), mask=inside)
         sums += dg
         mean_d, mean_dx = tl.sum(dx, 1) / C, tl.sum(dx * x, 1) / C
         dx = rstd[:, None] * (dx - mean_d[:, None] - x * mean_dx[:, None])

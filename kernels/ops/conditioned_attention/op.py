@@ -2,8 +2,8 @@
 
 Norm (adaptive where s conditions it), projections, core, gate, output layer, a gate that s
 gives, residual. Copies of the tokens (the diffusion transformer's noise samples) share a bias,
-made once. All products are cuBLAS's. As in `gated_attention` q, k, v and gate are kept, so is the
-result before the last gate.
+made once. All products are cuBLAS's. As in `gated_attention` q, k, v and gate are kept; so are
+x, what s gives for it, and the result before the last gate.
 
 Letters: B batch, R copies, N tokens, C channels of a, K channels of s, H heads, D head width,
 M = B * R * N rows.
@@ -50,8 +50,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-__all__ = ["ConditionedAttentionWeights", "conditioned_attention", "conditioned_attention_fits"]
 
 AT_ONCE = 4096  # numbers of a tile
 
@@ -110,13 +108,14 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         ) = tensors  # fmt: skip
         width, D = q.shape[0], q.shape[0] // heads
         rows = a.view(-1, a.shape[-1])
-        packed = wl = stats = y = None
+        packed = wl = stats = of_x = y = None
         if s is None:
             x, stats, _ = norm_rows(rows, gamma, beta, eps, dtype)
         else:
             flat, packed, wl = s.view(-1, s.shape[-1]), pack([gate, shift], dtype), None
             of_s = conditions(flat, gamma, packed, eps, dtype)
-            x = adapted(rows, of_s.layers, gate_bias, eps, dtype)
+            of_x = of_s.layers
+            x = adapted(rows, of_x, gate_bias, eps, dtype)
         packed_w, wo = pack([q, k, v, g], dtype), pack([o], dtype)
         qkvg = project(x, packed_w, F.pad(q_bias, (0, 3 * width)))
         attended = torch.empty((*a.shape[:3], heads, D), dtype=dtype, device=a.device)
@@ -130,8 +129,8 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
             y, wl = update, pack([last], dtype)
             found = gated_sum(y, project(flat.to(dtype), wl), last_bias, None, rows, residual)
         return [
-            found.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, qkvg,
-            attended, lse, y, *(masked or (None, None)),
+            found.to(a.dtype).view(a.shape), ready, packed, packed_w, wo, wl, stats, of_x,
+            x, qkvg, attended, lse, y, *(masked or (None, None)),
         ]  # fmt: skip
 
     @staticmethod
@@ -145,7 +144,8 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
             "ready": None if bias is None else tuple(bias.shape),
             "packed": None if s is None else (2 * C, s.shape[-1]), "weights": (4 * width, C),
             "wo": tuple(o.shape), "wl": None if s is None else tuple(last.shape),
-            "stats": (2, M) if s is None else None, "qkvg": (M, 4 * width),
+            "stats": (2, M) if s is None else None,
+            "of_x": None if s is None else (M, 2 * C), "x": (M, C), "qkvg": (M, 4 * width),
             "attended": (B, R, N, heads, width // heads), "lse": (B * R, heads, N),
             "y": None if s is None else (M, C),
         }  # fmt: skip
@@ -167,7 +167,7 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
     ) -> list[Tensor | None]:
         (
             dout, a, s, gamma, beta, gate_bias, last_bias, ready, packed, packed_w, wo, wl, stats,
-            qkvg, attended, lse, y, term, factor,
+            of_x, x, qkvg, attended, lse, y, term, factor,
         ) = tensors  # fmt: skip
         rows, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, dout))
         width = wo.shape[1]
@@ -176,15 +176,13 @@ class _ConditionedAttention(Operator, name="conditioned_attention"):
         rest: list[Tensor | None]
         if s is None:
             dy = dout.to(dtype)
-            x, _, _ = norm_rows(rows, gamma, beta, eps, dtype)
         else:
             flat = s.view(-1, s.shape[-1])
             narrow = flat.to(dtype)
             dgate = project(narrow, wl)
             dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, None)
             of_last = [weight_grad(dgate, narrow), *column_sums([last_sums], last_bias.dtype)]
-            of_s = conditions(flat, gamma, packed, eps, dtype)
-            x = adapted(rows, of_s.layers, gate_bias, eps, dtype)
+            of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         drows, dbias, dwo = _core_grads(
             dy, wo, qkvg, attended, lse, ready, None if term is None else MaskTerms(term, factor)
         )

@@ -2,7 +2,7 @@
 
 Adaptive norm, two layers (Boltz: three) whose product is the hidden layer, a last layer, a gate
 that s gives, mask, residual. All products are cuBLAS's: a token has hundreds of channels. Beside
-the inputs the result before its gate is kept; the hidden layer is built again.
+the inputs all results of products but the last gate's are kept; the hidden layer is built again.
 
 Letters: M rows, C channels of a, K channels of s, N hidden channels.
 """
@@ -36,8 +36,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import pack, padded, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-__all__ = ["ConditionedWeights", "conditioned_transition", "conditioned_transition_fits"]
 
 ROWS, COLUMNS = 16, 256  # of a tile of the hidden layer
 
@@ -83,10 +81,11 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         rows, flat = (t.view(-1, t.shape[-1]) for t in (a, s))
         of_s = conditions(flat, gamma, packed, eps, dtype)
         x = adapted(rows, of_s.layers, bias, eps, dtype)
-        y = project(_hidden(project(x, hidden_w), wo.shape[1]), wo)
+        layers = project(x, hidden_w)
+        y = project(_hidden(layers, wo.shape[1]), wo)
         of_rows = None if mask is None else mask.reshape(-1)
         found = gated_sum(y, project(flat.to(dtype), wl), last_bias, of_rows, rows, residual)
-        return [found.view(a.shape), packed, hidden_w, wo, wl, y]
+        return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
 
     @staticmethod
     def forward_fake(
@@ -94,29 +93,30 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
     ) -> list[Tensor]:
         a, _, _, _, gate, _, _, silu, _, out, last, _, factor = tensors
         (C, K), N = gate.shape, silu.shape[0]
-        shapes = [(2 * C, K), ((2 if factor is None else 3) * N, C), out.shape, last.shape]
-        shapes.append((a.numel() // C, C))
+        parts, M = 2 if factor is None else 3, a.numel() // C
+        shapes = [(2 * C, K), (parts * N, C), out.shape, last.shape]
+        shapes += [(M, 2 * C), (M, C), (M, parts * N), (M, C)]
         return [a.new_empty(a.shape), *(a.new_empty(shape, dtype=dtype) for shape in shapes)]
 
     @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor]:
-        dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, y = tensors
+        dout, a, s, mask, gamma, bias, last_bias, packed, hidden_w, wo, wl, *made = tensors
+        of_x, x, layers, y = made
         rows, flat, dout = (t.contiguous().view(-1, t.shape[-1]) for t in (a, s, dout))
         narrow, of_rows = flat.to(dtype), None if mask is None else mask.reshape(-1)
         dgate = project(narrow, wl)
         dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, of_rows)
-        of_s = conditions(flat, gamma, packed, eps, dtype)
-        x = adapted(rows, of_s.layers, bias, eps, dtype)
-        layers, hidden = project(x, hidden_w), torch.mm(dy, wo)
-        _hidden_grads(layers, hidden)
+        hidden, dlayers = torch.mm(dy, wo), torch.empty_like(layers)
+        _hidden_launch(conditioned_hidden_grad_kernel, layers, hidden, dlayers)
+        of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         da, ds, *of_norm = adapted_grads(
-            torch.mm(layers, hidden_w), rows, flat, of_s, gamma, bias, packed, eps,
+            torch.mm(dlayers, hidden_w), rows, flat, of_s, gamma, bias, packed, eps,
             dout if residual else None, torch.mm(dgate, wl),
         )  # fmt: skip
         return [
-            da.view(a.shape), ds.view(s.shape), *of_norm, weight_grad(layers, x),
+            da.view(a.shape), ds.view(s.shape), *of_norm, weight_grad(dlayers, x),
             weight_grad(dy, hidden), weight_grad(dgate, narrow),
             *column_sums([last_sums], last_bias.dtype),
         ]  # fmt: skip
@@ -125,8 +125,8 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
     def backward_fake(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor]:
-        _, a, s, _, gamma, bias, last_bias, packed, *weights, _ = tensors
-        made = [t.new_empty(t.shape) for t in (*weights, last_bias)]
+        _, a, s, _, gamma, bias, last_bias, packed, hidden_w, wo, wl, *_ = tensors
+        made = [t.new_empty(t.shape) for t in (hidden_w, wo, wl, last_bias)]
         return [*fake_grads(a, s, gamma, bias, packed), *made]
 
     @staticmethod
@@ -142,11 +142,11 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         ]  # fmt: skip
 
 
-def _hidden_launch(kernel: Any, layers: Tensor, hidden: Tensor) -> None:
+def _hidden_launch(kernel: Any, layers: Tensor, hidden: Tensor, *more: Tensor) -> None:
     M, N = hidden.shape
     columns = min(COLUMNS, padded(N))
     launch(
-        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, M, N),
+        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, *more, M, N),
         {"BLOCK_M": ROWS, "BLOCK_N": columns, "THIRD": layers.shape[1] == 3 * N, "num_warps": 4},
     )  # fmt: skip
 
@@ -156,11 +156,6 @@ def _hidden(layers: Tensor, N: int) -> Tensor:
     hidden = torch.empty((layers.shape[0], N), dtype=layers.dtype, device=layers.device)
     _hidden_launch(conditioned_hidden_kernel, layers, hidden)
     return hidden
-
-
-def _hidden_grads(layers: Tensor, hidden: Tensor) -> None:
-    """In place: layers become their gradients, the gradient in `hidden` the hidden layer."""
-    _hidden_launch(conditioned_hidden_grad_kernel, layers, hidden)
 
 
 def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeights) -> bool:

@@ -18,26 +18,28 @@ from torch import Tensor
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.triangle_multiplication import composed, reference
 from evofeed.kernels.ops.triangle_multiplication.hopper import launch as hopper
+from evofeed.kernels.ops.triangle_multiplication.launch import (
+    product,
+    product_grads,
+    programs_of,
+    run,
+    run_out_grad,
+)
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
     triangle_in_kernel,
-    triangle_out_grad_kernel,
     triangle_out_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
     Drop,
     norm_rows,
     pack,
-    padded,
-    precision,
     weight_grad,
     zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 __all__ = [
@@ -105,30 +107,6 @@ class _Plan(NamedTuple):
     dtype: torch.dtype
 
 
-def _run(
-    kernel: Any, op: str, args: tuple[Any, ...], sizes: tuple[int, int, int], dtype: torch.dtype,
-    more: tuple[Any, ...] = (), **meta: bool,
-) -> None:  # fmt: skip
-    """Launches one of the four kernels; those of the output hold all of E."""
-    M, C, E = sizes
-    block = tile(op, C, dtype)
-    if op.startswith("triangle_out"):
-        columns = {"BLOCK_E": padded(E), "BLOCK_N": min(block.columns, padded(C))}
-    else:
-        columns = {"BLOCK_E": min(block.columns, padded(E))}
-    launch(
-        kernel, (_programs(op, sizes, dtype),), (*args, M, C, E, *more),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), **columns, **meta,
-         "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-
-
-def _programs(op: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """How many programs share the pairs."""
-    programs: int = triton.cdiv(sizes[0], tile(op, sizes[1], dtype).rows)
-    return programs
-
-
 class _TriangleMultiplication(Operator, name="triangle_multiplication"):
     options = "bool outgoing, bool residual, bool drop_columnwise, float eps, ScalarType dtype"
     kept = (0, 1, 2, 3, 4, 13, 14, 16, 18)  # z, mask, drop_mask, both norms, z_bias, g_bias
@@ -159,13 +137,13 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         elif on_hopper:
             hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
         else:
-            _run(
+            run(
                 triangle_in_kernel, "triangle_in",
                 (z, *norm_in, packed_w, packed_b, mask, ab, stats[0]), sizes, plan.dtype,
                 (plan.eps,),
             )  # fmt: skip
         if others is None:
-            xt, kept = _product(ab, plan.outgoing), [ab]
+            xt, kept = product(ab, plan.outgoing), [ab]
         else:
             xt, seen = others(ab.view(2, E, B, R, N), plan.outgoing)
             kept = [xt, *seen]
@@ -181,7 +159,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 drop, plan.residual, out, plan.eps,
             )  # fmt: skip
         else:
-            _run(
+            run(
                 triangle_out_kernel, "triangle_out",
                 (xt, *norm_out, wz, w.z_bias, z, *norm_in, packed_w[4 * E :], w.g_bias,
                  drop_mask, out, stats[1]),
@@ -225,7 +203,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         else:
             normed = torch.empty_like(flat, dtype=plan.dtype)
             dpacked = torch.empty((M, 4 * E + C), dtype=plan.dtype, device=z.device)
-        xt = _product(kept[0], plan.outgoing) if others is None else kept[0]
+        xt = product(kept[0], plan.outgoing) if others is None else kept[0]
         dxt = torch.empty_like(xt)
         if in_parts:
             dwz, parts = composed.run_out_grad(
@@ -239,13 +217,14 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 packed_w[4 * E :], g_bias, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
             )  # fmt: skip
         else:
-            dwz, of_out = _out_grad(
+            dwz, of_out = run_out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, gamma_in, beta_in,
-                packed_w[4 * E :], g_bias, plan, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
+                packed_w[4 * E :], g_bias, plan.eps, drop, dxt, dpacked[:, 4 * E :], plan.dtype,
+                gamma_in.dtype,
             )  # fmt: skip
         del xt
         if others is None:
-            dab = _product_grads(dxt, kept[0], plan.outgoing)
+            dab = product_grads(dxt, kept[0], plan.outgoing)
         else:
             dab = others.gradient(dxt, kept[1:], plan.outgoing)
         if in_parts:
@@ -255,9 +234,9 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 z, stats[0], gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked
             )
         else:
-            programs = _programs("triangle_in_grad", sizes, plan.dtype)
+            programs = programs_of("triangle_in_grad", sizes, plan.dtype)
             in_sums = torch.empty((programs, 4 * E), dtype=torch.float32, device=z.device)
-            _run(
+            run(
                 triangle_in_grad_kernel, "triangle_in_grad",
                 (z, gamma_in, beta_in, packed_w, packed_b, mask, dab, dpacked, in_sums),
                 sizes, plan.dtype, (dpacked.stride(0), plan.eps),
@@ -297,47 +276,6 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
 def _composed(C: int, E: int) -> bool:
     """Whether cuBLAS makes the projections too: wide tiles spill registers."""
     return max(C, E) >= COMPOSED
-
-
-def _product(ab: Tensor, outgoing: bool) -> Tensor:
-    """`[E * B, R, R]`: x_ij is the sum over k of a_ik b_jk, or of a_ki b_kj."""
-    a, b = ab
-    return torch.bmm(a, b.mT) if outgoing else torch.bmm(a.mT, b)
-
-
-def _product_grads(dxt: Tensor, ab: Tensor, outgoing: bool) -> Tensor:
-    """The gradient of `ab` from that of its product."""
-    a, b = ab
-    dab = torch.empty_like(ab)
-    if outgoing:  # x_ij = sum_k a_ik b_jk
-        torch.bmm(dxt, b, out=dab[0])
-        torch.bmm(dxt.mT, a, out=dab[1])
-    else:  # x_ij = sum_k a_ki b_kj
-        torch.bmm(b, dxt.mT, out=dab[0])
-        torch.bmm(a, dxt, out=dab[1])
-    return dab
-
-
-def _out_grad(
-    dout: Tensor, xt: Tensor, gamma_x: Tensor, beta_x: Tensor, wz: Tensor, bz: Tensor, z: Tensor,
-    gamma_z: Tensor, beta_z: Tensor, wg: Tensor, bg: Tensor, plan: _Plan, drop: Drop,
-    dxt: Tensor, dgate: Tensor, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `hopper.run_out_grad`."""
-    (M, C), E = dout.shape, wz.shape[1]
-    dy = torch.empty((M, C), dtype=plan.dtype, device=z.device)
-    normed = torch.empty((M, E), dtype=plan.dtype, device=z.device)
-    sizes = (M, C, E)
-    programs = _programs("triangle_out_grad", sizes, plan.dtype)
-    sums = torch.empty((programs, 2 * (C + E)), dtype=torch.float32, device=z.device)
-    _run(
-        triangle_out_grad_kernel, "triangle_out_grad",
-        (dout, xt, gamma_x, beta_x, wz, bz, z, gamma_z, beta_z, wg, bg, drop.mask, dxt, dy,
-         dgate, normed, sums),
-        sizes, plan.dtype, (dgate.stride(0), plan.eps, *drop.strides()),
-        HAS_DROP=drop.mask is not None,
-    )  # fmt: skip
-    return weight_grad(dy, normed), column_sums([sums], dtype)[0]
 
 
 def triangle_multiplication_fits(

@@ -1,9 +1,9 @@
 """Average of an MSA's values with weights that the pairs give, as AF3's MSA module has it.
 
 Norm, values and gate, average, gated output as one op. Attention without queries and keys: all
-rows share their weights, so the average is one matrix product a head, by cuBLAS. Only the input,
-its statistics and the weights are saved: values, gate and average are made again in the
-backward pass.
+rows share their weights, so the average is one matrix product a head. It reads and writes values
+where the projections left them. The input, its statistics, the weights and the average are
+saved: values and gate are made again in the backward pass.
 
 Letters: B batch, S sequences, N residues, C channels, H heads, D head width, K = H * D,
 M = B * S * N rows.
@@ -18,20 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.weighted_average import reference
-from evofeed.kernels.ops.weighted_average.triton import heads_first_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
+from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import Drop, norm_rows, pack, padded, project, weight_grad
+from evofeed.kernels.runtime.projection import (
+    Drop,
+    norm_rows,
+    pack,
+    padded,
+    precision,
+    project,
+    weight_grad,
+)
 from evofeed.kernels.runtime.sums import column_sums
+from evofeed.kernels.runtime.tiles import Tile, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["AverageWeights", "weighted_average", "weighted_average_fits"]
+__all__ = ["AverageWeights", "block_of", "weighted_average", "weighted_average_fits"]
 
-SEQUENCES = 64  # that a program of `heads_first_kernel` copies
+COLUMNS = {"average": 128, "shares_grad": 64}
+"""Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,50 +72,58 @@ class _WeightedAverage(Operator, name="weighted_average"):
         normed, stats, _ = norm_rows(m.view(-1, C), gamma, beta, eps, dtype)
         rows = project(normed, packed)
         del normed
-        _, averaged = _averaged(rows, shares.to(dtype), m.shape)
+        averaged = torch.empty((*m.shape[:3], shares.shape[1], K // shares.shape[1]),
+                               dtype=dtype, device=m.device)  # fmt: skip
+        _average(shares.to(dtype), rows, averaged.view(-1, K), m.shape, back=False)
         zeros = wo.new_zeros(max(C, K))
         out = gated_output(
             averaged, rows[:, K:], zeros[:K], wo, zeros[:C], m, Drop(None, (1, 1)), False
         )
-        return [out, packed, wo, stats]
+        return [out, packed, wo, stats, averaged]
 
     @staticmethod
     def forward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        m, _, _, _, v, _, o = tensors
-        K, C = v.shape
+        m, shares, _, _, v, _, o = tensors
+        (K, C), H = v.shape, shares.shape[1]
         return [
             m.new_empty(m.shape), v.new_empty((2 * K, C), dtype=dtype),
             o.new_empty((C, K), dtype=dtype),
             m.new_empty((2, m.numel() // C), dtype=torch.float32),
+            m.new_empty((*m.shape[:3], H, K // H), dtype=dtype),
         ]  # fmt: skip
 
     @staticmethod
     def backward(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        dout, m, shares, gamma, beta, packed, wo, stats = tensors
-        C, K = wo.shape
-        flat, dout = m.view(-1, C), dout.contiguous().view(-1, C)
+        dout, m, shares, gamma, beta, packed, wo, stats, averaged = tensors
+        (C, K), H = wo.shape, shares.shape[1]
+        flat, dout = m.view(-1, C), dout.contiguous().view(-1, C).to(dtype)
         normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
-        rows, weights = project(normed, packed), shares.to(dtype)
-        values, averaged = _averaged(rows, weights, m.shape)
+        rows, zeros = project(normed, packed), wo.new_zeros(K)
         drows, do = torch.empty_like(rows), torch.empty_like(averaged)
-        dwo, _, _ = output_grads(
-            dout.to(dtype), wo, averaged, rows[:, K:], wo.new_zeros(K), do, drows[:, K:],
-            Drop(None, (1, 1)), columns=False, sums=False,
-        )  # fmt: skip
-        by_head = _heads_first(do.view(-1, K), m.shape, shares.shape[1])
-        dshares = torch.bmm(by_head, values.mT)
-        _rows_of(torch.bmm(weights.flatten(0, 1).mT, by_head), drows, m.shape, shares.shape[1])
+        drop = Drop(None, (m.shape[1], m.shape[2]))
+        if hopper.fits(m, K, dtype):
+            _, of_weight, *_ = hopper.run_output_grad(
+                dout, drop, wo, averaged, rows[:, K:], zeros, do, drows[:, K:], False
+            )
+            dwo = column_sums([of_weight], dtype)[0].view(wo.shape)
+        else:
+            dwo, _, _ = output_grads(
+                dout, wo, averaged, rows[:, K:], zeros, do, drows[:, K:], drop, columns=False,
+                sums=False,
+            )  # fmt: skip
+        _average(shares.to(dtype), do.view(-1, K), drows, m.shape, back=True)
+        dshares = _shares_grad(do.view(-1, K), rows, m.shape, H)
         dm, norm_sums = norm_rows_grad(torch.mm(drows, packed), flat, stats, gamma, beta, None)
         return [
-            dm.view(m.shape), dshares.view(shares.shape), weight_grad(drows, normed),
+            dm.view(m.shape), dshares, weight_grad(drows, normed),
             column_sums([norm_sums], gamma.dtype)[0], dwo,
         ]  # fmt: skip
 
     @staticmethod
     def backward_fake(tensors: Sequence[Any], eps: float, dtype: torch.dtype) -> list[Tensor]:
-        _, m, shares, gamma, _, packed, wo, _ = tensors
+        _, m, shares, gamma, _, packed, wo, _, _ = tensors
         return [
-            m.new_empty(m.shape), shares.new_empty(shares.shape, dtype=dtype),
+            m.new_empty(m.shape), shares.new_empty(shares.shape, dtype=torch.float32),
             packed.new_empty(packed.shape), gamma.new_empty(2 * wo.shape[0]),
             wo.new_empty(wo.shape),
         ]  # fmt: skip
@@ -117,41 +136,46 @@ class _WeightedAverage(Operator, name="weighted_average"):
         return [dm, dshares, *of_norm.chunk(2), *dpacked.chunk(2), dwo]
 
 
-def _averaged(rows: Tensor, shares: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Values `[B * H, N, S * D]` from the first K columns of rows, and their average.
-
-    The average is `[B, S, N, H, D]`.
-    """
-    B, S, N, _ = shape
-    H = shares.shape[1]
-    K = rows.shape[1] // 2
-    values = _heads_first(rows[:, :K], shape, H)
-    averaged = torch.empty((B, S, N, H, K // H), dtype=rows.dtype, device=rows.device)
-    _rows_of(torch.bmm(shares.flatten(0, 1), values), averaged.view(-1, K), shape, H)
-    return values, averaged
+def block_of(H: int, K: int, name: str, dtype: torch.dtype) -> tuple[Tile, dict[str, int]]:
+    """The tile of a kernel, and what it says of heads: whole sequences as far as columns go."""
+    block, D = tile(name, K, dtype), K // H
+    return block, {
+        "H": H, "D": D, "BLOCK_I": block.rows, "BLOCK_J": block.columns,
+        "BLOCK_S": max(1, COLUMNS[name] // padded(D)), "BLOCK_D": padded(D),
+        "num_warps": block.warps, "num_stages": block.stages,
+    }  # fmt: skip
 
 
-def _heads_first(rows: Tensor, shape: torch.Size, H: int) -> Tensor:
-    """`[B * H, N, S * D]` from rows `[M, H * D]`."""
-    B, S, N, _ = shape
-    D = rows.shape[1] // H
-    heads = torch.empty((B * H, N, S * D), dtype=rows.dtype, device=rows.device)
-    _copy(rows, heads, shape, H, D, back=False)
-    return heads
-
-
-def _rows_of(heads: Tensor, rows: Tensor, shape: torch.Size, H: int) -> None:
-    """Fills the first columns of rows from `[B * H, N, S * D]`."""
-    _copy(rows, heads, shape, H, heads.shape[2] // shape[1], back=True)
-
-
-def _copy(rows: Tensor, heads: Tensor, shape: torch.Size, H: int, D: int, *, back: bool) -> None:
-    B, S, N, _ = shape
+def _average(
+    shares: Tensor, x: Tensor, out: Tensor, shape: torch.Size, *, back: bool
+) -> None:  # fmt: skip
+    """The first K columns of rows `out` from those of rows x; `back`: the adjoint."""
+    (B, S, N, _), H = shape, shares.shape[1]
+    K = min(x.shape[1], out.shape[1])
+    block, sizes = block_of(H, K, "average", x.dtype)
+    groups = triton.cdiv(S, sizes["BLOCK_S"])
     launch(
-        heads_first_kernel, (B * N * H, triton.cdiv(S, SEQUENCES)),
-        (rows, heads, S, N, H, D, rows.stride(0)),
-        {"BLOCK_S": SEQUENCES, "BLOCK_D": padded(D), "BACK": back, "num_warps": 4},
+        average_kernel, (B * groups * H * triton.cdiv(N, block.rows),),
+        (shares, x, out, S, N, x.stride(0), out.stride(0)),
+        {**sizes, "BACK": back, "PRECISION": precision(x.dtype)},
     )  # fmt: skip
+
+
+def _shares_grad(do: Tensor, rows: Tensor, shape: torch.Size, H: int) -> Tensor:
+    """The gradient of the shares `[B, H, N, N]` from that of the average and the values."""
+    B, S, N, _ = shape
+    block, sizes = block_of(H, do.shape[1], "shares_grad", do.dtype)
+    tiles = triton.cdiv(N, block.rows) * triton.cdiv(N, block.columns)
+    wanted = max(1, block.programs * sm_count(do) // (B * H * tiles))
+    each = triton.cdiv(triton.cdiv(S, wanted), sizes["BLOCK_S"]) * sizes["BLOCK_S"]
+    splits = triton.cdiv(S, each)
+    partial = torch.empty((splits, B * H * N * N), dtype=torch.float32, device=do.device)
+    launch(
+        shares_grad_kernel, (B * splits * H * tiles,),
+        (do, rows, partial, S, N, do.stride(0), rows.stride(0), each, splits),
+        {**sizes, "PRECISION": precision(do.dtype)},
+    )  # fmt: skip
+    return (partial[0] if splits == 1 else partial.sum(0)).view(B, H, N, N)
 
 
 def weighted_average_fits(m: Tensor, shares: Tensor, weights: AverageWeights) -> bool:

@@ -1,28 +1,78 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Between rows of an MSA and matrices of one head, so that the average is a batched GEMM.
+"""The average over positions, and the gradient of its weights, on rows that projections left.
+
+A tile's columns are the D numbers of a head of some sequences, so nothing is put in another order.
 
 Letters: B batch, S sequences, N residues, H heads, D head width.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = ["heads_first_kernel"]
+
+@triton.jit
+def _columns(first, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Sequence and number of each of a tile's columns, and whether it is one."""
+    column = tl.arange(0, BLOCK_S * BLOCK_D)
+    s, d = first + column // BLOCK_D, column % BLOCK_D
+    return s.to(tl.int64), d, (s < S) & (d < D)
 
 
 @triton.jit
-def heads_first_kernel(
-    ROWS, HEADS, S, N, H, D, row_stride,
-    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BACK: tl.constexpr,
+def average_kernel(
+    SHARES, X, OUT, S, N, x_m, out_m, H: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BACK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """HEADS `[B, H, N, S, D]` from rows `[B, S, N]` of H * D numbers; BACK: the other way."""
-    at = tl.program_id(0)  # (b * N + n) * H + h
-    h, n, b = at % H, (at // H) % N, (at // (H * N)).to(tl.int64)
-    s = (tl.program_id(1) * BLOCK_S + tl.arange(0, BLOCK_S)).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    inside = (s < S)[:, None] & (d < D)[None, :]
-    rows = ROWS + ((b * S + s) * N + n)[:, None] * row_stride + (h * D + d)[None, :]
-    heads = HEADS + (((b * H + h) * N + n) * S + s)[:, None] * D + d[None, :]
-    if BACK:
-        tl.store(rows, tl.load(heads, mask=inside, other=0.0), mask=inside)
-    else:
-        tl.store(heads, tl.load(rows, mask=inside, other=0.0), mask=inside)
+    """OUT[s, i] = sum over j of SHARES[i, j] X[s, j]; BACK: of SHARES[j, i]. Rows of x_m, out_m."""
+    tiles = tl.cdiv(N, BLOCK_I)
+    at = tl.program_id(
+        0
+    )  # (b * sequences + group) * H * tiles + h * tiles + tile: i varies fastest
+    h, groups = (at // tiles) % H, tl.cdiv(S, BLOCK_S)
+    b = (at // (tiles * H * groups)).to(tl.int64)
+    first = (at // (tiles * H)) % groups * BLOCK_S
+    i = (at % tiles) * BLOCK_I + tl.arange(0, BLOCK_I)
+    s, d, in_row = _columns(first, S, D, BLOCK_S, BLOCK_D)
+    rows = (b * S + s) * N
+    shares = SHARES + (b * H + h) * N * N
+    acc = tl.zeros([BLOCK_I, BLOCK_S * BLOCK_D], tl.float32)
+    for start in range(0, N, BLOCK_J):
+        j = start + tl.arange(0, BLOCK_J)
+        x = tl.load(X + (rows[None, :] + j[:, None]) * x_m + (h * D + d)[None, :],
+                    mask=(j < N)[:, None] & in_row[None, :], other=0.0)  # fmt: skip
+        if BACK:
+            w = tl.load(shares + j[:, None] * N + i[None, :],
+                        mask=(j < N)[:, None] & (i < N)[None, :], other=0.0)  # fmt: skip
+            w = tl.trans(w)
+        else:
+            w = tl.load(shares + i[:, None] * N + j[None, :],
+                        mask=(i < N)[:, None] & (j < N)[None, :], other=0.0)  # fmt: skip
+        acc = tl.dot(w, x, acc, input_precision=PRECISION)
+    out = OUT + (rows[None, :] + i[:, None]) * out_m + (h * D + d)[None, :]
+    tl.store(out, acc.to(OUT.dtype.element_ty), mask=(i < N)[:, None] & in_row[None, :])
+
+
+@triton.jit
+def shares_grad_kernel(
+    DO, V, PARTIAL, S, N, do_m, v_m, each, splits, H: tl.constexpr, D: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """PARTIAL `[splits, B, H, N, N]`: sums over `each` sequences of DO[s, i] V[s, j]^T."""
+    tiles_i, tiles_j = tl.cdiv(N, BLOCK_I), tl.cdiv(N, BLOCK_J)
+    at, tiles = tl.program_id(0), tiles_i * tiles_j
+    h, split, b = (at // tiles) % H, (at // (tiles * H)) % splits, at // (tiles * H * splits)
+    i = (at % tiles) // tiles_j * BLOCK_I + tl.arange(0, BLOCK_I)
+    j = (at % tiles_j) * BLOCK_J + tl.arange(0, BLOCK_J)
+    acc = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
+    for step in range(0, each, BLOCK_S):
+        s, d, in_row = _columns(split * each + step, S, D, BLOCK_S, BLOCK_D)
+        rows = (b.to(tl.int64) * S + s) * N
+        do = tl.load(DO + (rows[None, :] + i[:, None]) * do_m + (h * D + d)[None, :],
+                     mask=(i < N)[:, None] & in_row[None, :], other=0.0)  # fmt: skip
+        v = tl.load(V + (rows[None, :] + j[:, None]) * v_m + (h * D + d)[None, :],
+                    mask=(j < N)[:, None] & in_row[None, :], other=0.0)  # fmt: skip
+        acc = tl.dot(do, tl.trans(v), acc, input_precision=PRECISION)
+    batches = tl.num_programs(0) // (tiles * H * splits)
+    to = PARTIAL + ((split * batches + b) * H + h).to(tl.int64) * N * N
+    tl.store(to + i[:, None] * N + j[None, :], acc, mask=(i < N)[:, None] & (j < N)[None, :])

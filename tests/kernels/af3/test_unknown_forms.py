@@ -72,6 +72,38 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         ),
         "linear_ab_g has no bias",
     ),
+    "a last gate without bias": (
+        lambda: _with(
+            openfold3.ConditionedTransitionBlock(C, C, 2), "linear_g", nn.Linear(C, C, bias=False)
+        ),
+        "last gate's layer has no bias",
+    ),
+    "a narrower factor": (
+        lambda: _with(
+            boltz.ConditionedTransitionBlock(C, C), "a_to_b", nn.Linear(C, C, bias=False)
+        ),
+        "not all",
+    ),
+    "an adaptive norm with a bias": (
+        lambda: _with(
+            protenix.AttentionPairBias(True, False, 2, C, C, C), "layernorm_a.layernorm_s",
+            nn.LayerNorm(C),
+        ),
+        "its norm has norms with other parameters",
+    ),
+    "dropped paths": (
+        lambda: _with(
+            protenix.DiffusionTransformerBlock(C, C, C, 2), "drop_path", nn.Dropout(0.1)
+        ),
+        "drops paths",
+    ),
+    "a gate of its own": (
+        lambda: _with(
+            boltz.DiffusionTransformerLayer(2, C, C), "output_projection",
+            nn.Sequential(nn.Linear(C, C), nn.Sigmoid()),
+        ),
+        "gates its attention",
+    ),
 }  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from evofeed.kernels.ops.gated_attention import triton as gated
 from evofeed.kernels.ops.swiglu import triton as swiglu
 from evofeed.kernels.ops.triangle_multiplication import composed_triton as composed
 from evofeed.kernels.ops.triangle_multiplication import triton as triangle
+from evofeed.kernels.ops.weighted_average import op as averages
+from evofeed.kernels.ops.weighted_average import triton as average
 from evofeed.kernels.runtime.tiles import DEFAULTS, AttentionTiles, Tile
 from evofeed.kernels.runtime.tiles import tile as tile_of
 
@@ -104,6 +106,11 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         kernel = name.replace("norm", "norm_columns") if "norm" in name else f"gated_{name}"
         sizes = {"BLOCK_M": chosen.rows, "BLOCK_E": 256 if "norm" in name else chosen.columns}
         found[kernel] = (getattr(composed, f"{kernel}_kernel"), chosen, sizes)
+    for name in ("average", "shares_grad"):
+        chosen, sizes = averages.block_of(8, 256, name, torch.bfloat16)
+        sizes = {k: v for k, v in sizes.items() if not k.startswith("num_")} | {"PRECISION": "ieee"}
+        sizes |= {"BACK": True} if name == "average" else {}
+        found[name] = (getattr(average, f"{name}_kernel"), chosen, sizes)
     row = {"BLOCK_M": 16, "BLOCK_N": 256, "HAS_DROP": True}
     plain = Tile(16, 256, 4, 1)
     found["gated_rows"] = (composed.gated_rows_kernel, plain, {**row, "HAS_RES": True})
