@@ -51,20 +51,66 @@ def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
     """
     plt = _pyplot()
     true_distance, known = pseudo_beta_distances(record)
-    edges = np.linspace(2.3125, 21.6875, 63)
-    step = edges[1] - edges[0]
-    centres = np.concatenate([edges - step / 2, [edges[-1] + step / 2]])
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    expected = (shifted / shifted.sum(-1, keepdims=True)) @ centres
+    expected = expected_distances(shifted / shifted.sum(-1, keepdims=True))
 
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="constrained")
-    truth = np.where(known, np.minimum(true_distance, centres[-1]), np.nan)
+    truth = np.where(known, np.minimum(true_distance, _FARTHEST), np.nan)
     panels = ((expected, "predicted (mean of the distogram)"), (truth, "in the structure"))
     for axis, (values, title) in zip(axes, panels, strict=True):
         image = _distance_map(axis, values)
         axis.set_title(title)
     figure.suptitle(f"{record.chain_id}: {_WHAT}")
     figure.colorbar(image, ax=list(axes), label=_SCALE)
+    return _save(figure, path)
+
+
+def expected_distances(distogram: np.ndarray) -> np.ndarray:
+    """`[L, L]` mean distances in ångström of the distogram's probabilities `[L, L, 64]`."""
+    edges = np.linspace(2.3125, 21.6875, 63)
+    step = edges[1] - edges[0]
+    return np.asarray(distogram @ np.concatenate([edges - step / 2, [edges[-1] + step / 2]]))
+
+
+def draw_complex(
+    path: Path,
+    pred: np.ndarray,
+    true: np.ndarray,
+    chain: np.ndarray,
+    distances: tuple[np.ndarray, np.ndarray],
+    title: str,
+) -> Path:
+    """A predicted complex on the true one, and its distances, predicted and true.
+
+    Args:
+        path: the PNG to write.
+        pred: predicted CA atoms, superposed on the true ones, `[n, 3]`, ångström.
+        true: the true ones.
+        chain: number of the chain of each, from 1.
+        distances: predicted and true, `[L, L]`, ångström; NaN where unknown.
+        title: above.
+    """
+    plt = _pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
+    middle = true.mean(axis=0)
+    axes = np.linalg.svd(true - middle, full_matrices=True)[2][
+        :2
+    ]  # the longest two, from the front
+    for number in np.unique(chain).tolist():
+        colour, own = f"C{number - 1}", chain == number
+        for points, width, strength in ((true, 6, 0.3), (pred, 1.8, 1.0)):
+            x, y = axes @ (points[own] - middle).T
+            label = f"chain {chr(ord('A') + (number - 1) % 26)}" if strength == 1 else None
+            left.plot(x, y, color=colour, linewidth=width, alpha=strength, label=label)
+    left.set_aspect("equal")
+    left.set_axis_off()
+    left.set_title("predicted (thin) on true (broad), CA atoms", fontsize="medium")
+    left.legend(loc="upper center", ncols=4, frameon=False, bbox_to_anchor=(0.5, 0.0))
+    upper = np.triu(np.ones(distances[0].shape, bool))
+    image = _distance_map(right, np.where(upper, distances[0], np.minimum(distances[1], _FARTHEST)))
+    right.set_title("distances: predicted above the diagonal, true below", fontsize="medium")
+    figure.colorbar(image, ax=right, label=_SCALE)
+    figure.suptitle(title)
     return _save(figure, path)
 
 
@@ -171,6 +217,7 @@ def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]], label: str) -> None
     axis.invert_yaxis()
 
 
+_FARTHEST = 21.84375  # middle of the distogram's last bin, Å
 _WHAT = "distances between residues (CB, of glycine CA)"
 _SCALE = "Å; 22 and more in one colour, white is unresolved"
 

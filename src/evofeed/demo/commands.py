@@ -13,9 +13,17 @@ def demo(
         Path | None,
         typer.Option("--input", help="Raw files to start from: alignments/ and mmcif/ below it."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="For everything it makes, else demo or demo_complexes."),
+    ] = None,
     chains: Annotated[int, typer.Option(min=4, help="Chains to simulate without --input.")] = 24,
-    steps: Annotated[int, typer.Option(min=16, help="Training steps.")] = 120,
+    steps: Annotated[
+        int | None, typer.Option(min=16, help="Training steps [120; of complexes 240].")
+    ] = None,
+    complexes: Annotated[
+        bool, typer.Option("--complexes", help="Simulate complexes; learn one by heart.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON only.")] = False,
 ) -> None:
     """The whole path: files, shards, service, batches, some training steps, a report.
@@ -23,12 +31,23 @@ def demo(
     Without --input it simulates protein families first. Nothing is left running.
 
     Example: evofeed demo --input my_alignments --steps 200
+
+    Complexes: evofeed demo --complexes
     """
+    from evofeed.demo.complexes import run_complexes
     from evofeed.demo.path import run_demo
 
+    if raw is not None and complexes:
+        raise typer.BadParameter("of complexes the demo simulates its own files")
     if raw is not None and not raw.is_dir():
         raise typer.BadParameter(f"{raw} is no folder", param_hint="--input")
-    report = run_demo(out, raw=raw, chains=chains, steps=steps, say=None if as_json else _heading)
+    out = folder or Path("demo_complexes" if complexes else "demo")
+    say = None if as_json else _heading
+    report = (
+        run_complexes(out, steps=steps or 240, say=say)
+        if complexes
+        else run_demo(out, raw=raw, chains=chains, steps=steps or 120, say=say)
+    )
     if as_json:
         print(report.to_json())
         return

@@ -129,16 +129,18 @@ def tell(say: Say | None, text: str) -> None:
         say(text)
 
 
-def simulate(folder: Path, chains: int, say: Say | None) -> Path:
-    """Synthetic families as raw files, once."""
+def simulate(folder: Path, number: int, say: Say | None, **kind: Any) -> Path:
+    """Synthetic families as raw files, once: chains, or complexes of some `stoichiometries`."""
     from evofeed.synth import write_synthetic
 
     marker = folder / ".complete"
-    if not marker.exists() or marker.read_text() != str(chains):
+    wanted = f"{number} {kind}" if kind else str(number)
+    if not marker.exists() or marker.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)  # ours: chains of another count would stay
-        tell(say, f"synth: {chains} chains of simulated protein families")
-        write_synthetic(folder, chains, seed=0)
-        marker.write_text(str(chains))
+        what = "complexes" if kind else "chains"
+        tell(say, f"synth: {number} {what} of simulated protein families")
+        write_synthetic(folder, number, seed=0, **kind)
+        marker.write_text(wanted)
     return folder
 
 
@@ -187,25 +189,35 @@ def serve_and_train(
 
 def train_tiny(dataset: Any, out: Path, steps: int, say: Say | None) -> dict[str, Any]:
     """Some steps of the tiny preset, from scratch."""
+    tell(say, f"train: {steps} steps of the tiny AlphaFold2")
+    return train_preset(
+        dataset, out, steps, say is not None, "tiny",
+        loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
+        # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and AF2's
+        # outer product mean divides its bias by 1e-3: a jump from which a short run never recovers.
+        loader={"num_blocks": 0},
+    )  # fmt: skip
+
+
+def train_preset(
+    dataset: Any, out: Path, steps: int, show: bool, preset: str, **changes: Any
+) -> dict[str, Any]:
+    """Some steps of a small preset with changes, from scratch: losses, times, device."""
     from evofeed.trainer.log.runlog import read_steps
     from evofeed.trainer.presets import PRESETS
     from evofeed.trainer.report.run_report import make_report
     from evofeed.trainer.run.train import train
 
-    tell(say, f"train: {steps} steps of the tiny AlphaFold2")
     shutil.rmtree(out, ignore_errors=True)  # a demo starts over; `evofeed train` resumes
-    start = PRESETS["tiny"]().train
+    start = PRESETS[preset]().train
     config = start.replace(
         steps=steps,
         checkpoint_every=0,
         profile_steps=0,  # a third of the time on a CPU, and the demo does not show it
         optim=dataclasses.replace(start.optim, learning_rate=3e-3),
-        loss={"distogram": 2.0},  # what the picture shows; AF2's weights need far more steps
-        # Deleting blocks may leave fewer rows than clusters. Then the extra MSA is empty, and AF2's
-        # outer product mean divides its bias by 1e-3: a jump from which a short run never recovers.
-        loader={"num_blocks": 0},
+        **changes,
     )
-    train(config, dataset, out=out, show=say is not None)
+    train(config, dataset, out=out, show=show)
     figures = make_report(out)
     return {
         "losses": [line["terms"]["unscaled_loss"] for line in read_steps(out)],

@@ -1,0 +1,245 @@
+"""The whole path of complexes: files, shards, service, training, a prediction on the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.assembly_record import AssemblyRecord
+from evofeed.demo.path import Say, featurize, simulate, tell, train_preset
+from evofeed.errors import EvofeedError
+
+_STOICHIOMETRIES: Final = ("A2", "AB")
+_SIZES: Final = {"mean_length": 30, "mean_depth": 40, "mean_members": 2}
+_ALL_CHAINS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComplexesReport:
+    """What the demo of complexes did. Times in seconds; scores before training and after."""
+
+    dataset: str
+    snapshot: str
+    device: str
+    complexes: int
+    left_out: int
+    shown: str
+    steps: int
+    loss_first: float
+    loss_last: float
+    step_seconds: float
+    interface_lddt: tuple[float, float]
+    dockq: tuple[float, float]
+    iptm: tuple[float, float]
+    picture: str
+    seconds: float
+
+    def to_json(self) -> str:
+        """The report as JSON, for machines."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and text, in the order of the path."""
+        return [
+            ("complexes", f"{self.complexes} good, {self.left_out} left out, in {self.dataset}"),
+            ("snapshot", self.snapshot[:16]),
+            ("device", self.device),
+            ("training", f"{self.steps} steps of {self.step_seconds:.2f} s (median)"),
+            ("learnt by heart", self.shown),
+            (
+                "loss",
+                f"{self.loss_first:.2f} in the first quarter, {self.loss_last:.2f} in the last",
+            ),
+            ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*self.interface_lddt)),
+            # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
+            ("DockQ", "{1:.3f}, {0:.3f} untrained (all in one place)".format(*self.dockq)),
+            ("ipTM", "{1:.3f}, {0:.3f} untrained".format(*self.iptm)),
+            ("picture", self.picture),
+            ("all in all", f"{self.seconds:.0f} s"),
+        ]
+
+
+def run_complexes(
+    out: Path, *, complexes: int = 4, steps: int = 240, say: Say | None = None
+) -> ComplexesReport:
+    """Simulated complexes to a small AF2-multimer that learns one of them by heart.
+
+    Args:
+        out: folder for everything the demo makes; an earlier demo there is continued.
+        complexes: how many to simulate.
+        steps: training steps.
+        say: gets a line at the start of each stage; None shows nothing, no bars either.
+
+    Raises:
+        EvofeedError: a stage failed, or the loss did not fall.
+    """
+    from evofeed.pictures import draw_complex
+    from evofeed.service import serving
+    from evofeed.store import Dataset
+
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    raw = simulate(out / "raw", complexes, say, stoichiometries=_STOICHIOMETRIES, **_SIZES)
+    featurize(raw, out / "dataset", say)
+    left_out = _add(raw, out / "dataset", say)
+    with serving({"demo": str(out / "dataset")}) as url:
+        address = f"{url}/v1/datasets/demo"
+        tell(say, f"serve: {address}")
+        dataset = Dataset.open(address)
+        record = largest_interface(dataset)
+        name = f"{record.assembly_id} ({record.stoichiometry})"
+        tell(say, f"train: {steps} steps of a small AF2-multimer on {name}")
+        training = train_preset(
+            dataset, out / "training", steps, say is not None, "tiny_multimer",
+            **_by_heart(record),
+        )  # fmt: skip
+        tell(say, f"predict: {name}, before and after")
+        first, last = (predicted(record, out / "training", trained=t) for t in (False, True))
+        picture = draw_complex(
+            out / "complex.png", *last.traces, last.chain, last.distances,
+            f"{name}: interface lDDT {last.scores['interface_lddt']:.2f}, "
+            f"DockQ {last.scores['dockq']:.2f}",
+        )  # fmt: skip
+        tell(say, f"draw: {picture}")
+    quarter = max(1, len(training["losses"]) // 4)
+    report = ComplexesReport(
+        dataset=str(out / "dataset"),
+        snapshot=dataset.digest,
+        device=training["device"],
+        complexes=len(dataset.assemblies),
+        left_out=left_out,
+        shown=name,
+        steps=len(training["losses"]),
+        loss_first=float(np.mean(training["losses"][:quarter])),
+        loss_last=float(np.mean(training["losses"][-quarter:])),
+        step_seconds=training["step_seconds"],
+        **{key: (first.scores[key], last.scores[key]) for key in first.scores},
+        picture=str(picture),
+        seconds=time.perf_counter() - began,
+    )
+    (out / "report.json").write_text(report.to_json())
+    if not report.loss_last < report.loss_first:
+        raise EvofeedError(
+            f"the loss did not fall: {report.loss_first:.3f} to {report.loss_last:.3f} in "
+            f"{report.steps} steps; the report is kept",
+            path=str(out / "report.json"),
+        )
+    return report
+
+
+def _add(raw: Path, folder: Path, say: Say | None) -> int:
+    """Put the complexes of raw files beside their chains, once; how many were left out."""
+    from evofeed.featurize import assembly_sources, discover, featurize_assembly
+    from evofeed.store import Dataset, add_assemblies
+
+    dataset = Dataset.open(folder)
+    sources = assembly_sources(discover(raw))
+    if list(dataset.assemblies) != [source.assembly_id for source in sources]:
+        tell(say, "assemblies: the complexes of the chains")
+        add_assemblies(dataset, [featurize_assembly(one, dataset.__getitem__) for one in sources])
+    return len(sources) - len(Dataset.open(folder).assemblies)
+
+
+def largest_interface(dataset: Any) -> AssemblyRecord:
+    """The complex of most residues near another chain."""
+    table = dataset.assemblies.table.to_pydict()
+    pairs = zip(table["num_interface"], table["assembly_id"], strict=True)
+    record: AssemblyRecord = dataset.assemblies[max(pairs)[1]]
+    return record
+
+
+def _by_heart(record: AssemblyRecord) -> dict[str, Any]:
+    """Settings with which a few hundred steps are enough for one complex, as in `overfit`."""
+    none = {"msa_dropout": 0.0, "pair_dropout": 0.0}
+    return {
+        "model": {
+            "template": None,
+            "evoformer": none,
+            "extra_msa": none,
+            "structure_module": {"dropout_rate": 0.0},
+        },
+        "loss": {"masked_msa": 0.1, "fape": 4.0, "distogram": 2.0, "violation": 0.0},
+        "loader": {
+            "chains": [record.assembly_id],
+            "crop_size": record.num_res,
+            "clamp_prob": 0.0,
+            "num_blocks": 0,
+            "max_recycling_iters": 0,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """A prediction beside the truth, whose equal chains are in the order that fits it best.
+
+    Attributes:
+        traces: CA atoms as predicted, superposed, and as they are, `[n, 3]`.
+        chain: of each of them.
+        distances: predicted and true between CB atoms, `[L, L]`, NaN where unknown.
+        scores: `interface_lddt`, `dockq`, `iptm`.
+    """
+
+    traces: tuple[np.ndarray, np.ndarray]
+    chain: np.ndarray
+    distances: tuple[np.ndarray, np.ndarray]
+    scores: dict[str, float]
+
+
+def predicted(record: AssemblyRecord, run: Path, *, trained: bool) -> Shown:
+    """A complex by the weights of a run, or by those it began with."""
+    import torch
+
+    from evofeed.assembly_numbers import assembly_distances
+    from evofeed.chain_numbers import superposed
+    from evofeed.pictures import expected_distances
+    from evofeed.residues import ATOM_ORDER
+    from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, with_assigned_truth
+    from evofeed.trainer.predict import prediction as predicting
+    from evofeed.trainer.run.build import build_plain
+    from evofeed.trainer.run.settings import load_config
+    from evofeed.trainer.run.validation import complex_metrics
+
+    untrained = build_plain(load_config(str(run / "config.yaml")))
+    model = predicting.load_model(run) if trained else untrained
+    sizes = predicting.trained_sizes(run)
+    batch = predicting.prediction_batch(record, model, no_recycling_iters=0, **sizes)
+    made = predicting.predict_structure(model, batch)
+    ids = {
+        "asym_id": made.structure.chain,
+        "entity_id": made.structure.entity,
+        "residue_index": made.structure.residue_index,
+    }
+    own = {name: torch.as_tensor(value)[None] for name, value in ids.items()}
+    known = {
+        "all_atom_positions": torch.as_tensor(record.all_atom_positions)[None],
+        "all_atom_mask": torch.as_tensor(record.all_atom_mask)[None].float(),
+    }
+    outputs = {"final_atom_positions": torch.as_tensor(made.structure.positions)[None]}
+    labels = with_assigned_truth(
+        outputs,
+        own
+        | {"seq_mask": torch.ones(1, record.num_res)}
+        | {GROUND_TRUTH + name: value for name, value in (own | known).items()},
+        _ALL_CHAINS,
+    )
+    found = complex_metrics(outputs, labels)
+    scores = {name: float(value.mean()) for name, value in found.items()}
+    ca = ATOM_ORDER["CA"]
+    here = labels["all_atom_mask"][0, :, ca].numpy() > 0
+    true = labels["all_atom_positions"][0, :, ca].double().numpy()[here]
+    moved = superposed(made.structure.positions[here, ca].astype(float), true)
+    chain = record.asym_id()
+    distance, _ = assembly_distances(record, 0)
+    return Shown(
+        (moved, true),
+        chain[here],
+        (expected_distances(made.distogram), distance),
+        scores | {"iptm": made.scores["iptm"]},
+    )
