@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ MAX_CHAINS: Final = 512
 MAX_RESIDUES: Final = 50_000
 """Residues of all chains, likewise."""
 
+_LEAST_ALIKE: Final = 0.8
 _DEFAULT: Final = FeaturizeConfig()
 
 
@@ -79,6 +80,8 @@ def _assembly(
     if twice:
         raise InputError(f"several chains are called {', '.join(twice)}: give each an id")
     names, sources, records = _entities(members, record_of, dropped)
+    if structure:
+        dropped += _alike(names)
     total = sum(len(sequence) * len(found) for sequence, found in names.items())
     if total > MAX_RESIDUES:
         raise InputError(f"{total} residues, more than {MAX_RESIDUES}: left out")
@@ -128,6 +131,22 @@ def _entities(
                 sources[sequence], records[sequence] = chain, record
         names.setdefault(sequence, []).append(member.name)
     return names, sources, records
+
+
+def _alike(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Sequences that are another's without some residues, as copies seem where only what is seen
+    is known."""
+    found = []
+    for one, other in itertools.permutations(names, 2):
+        if _LEAST_ALIKE * len(other) <= len(one) < len(other):
+            letters = iter(other)
+            if all(letter in letters for letter in one):
+                found.append(
+                    f"chain {', '.join(names[one])} has {len(one)} of the {len(other)} residues of "
+                    f"chain {', '.join(names[other])} and counts as another sequence: if they are "
+                    "copies, give a file with the full sequence"
+                )
+    return found
 
 
 def _record(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.featurize.binary_cif import as_bcif
 from tests.featurize.test_assemblies import QUERY_A, QUERY_B, fasta_folder
 
 from evofeed.assembly_record import AssemblyRecord
@@ -15,8 +16,10 @@ from evofeed.cli import main
 from evofeed.errors import InputError
 from evofeed.featurize import assembly_sources, discover, featurize_assembly, featurize_chain
 from evofeed.featurize.job.run import run_job
+from evofeed.featurize.structure_files import parse_structure
 from evofeed.residues import RESTYPES
 from evofeed.store import Dataset
+from evofeed.structure_text import Structure, to_pdb
 from evofeed.synth.mmcif import Entry, Model, mmcif
 
 DNA = """loop_
@@ -62,6 +65,28 @@ def entry(folder: Path, name: str, chains: list[Model], *aligned: str, extra: st
     return text
 
 
+def as_pdb(folder: Path, name: str, extra: str = "") -> None:
+    """Turn an entry into a PDB file without SEQRES."""
+    path = folder / "mmcif" / f"{name}.cif"
+    found = parse_structure(path.read_bytes(), path.name)
+    chains = [found.chain(author) for author in found.sequences]
+    letters = "".join(one.sequence for one in chains)
+    text = to_pdb(
+        Structure(
+            name=name,
+            aatype=np.array([RESTYPES.index(letter) for letter in letters]),
+            residue_index=np.concatenate([np.arange(len(one.sequence)) for one in chains]),
+            positions=np.concatenate([one.positions for one in chains]),
+            mask=np.concatenate([one.mask for one in chains]),
+            confidence=np.zeros(len(letters)),
+            chain=np.repeat(np.arange(len(chains)) + 1, [len(one.sequence) for one in chains]),
+            chain_names=tuple(found.sequences),
+        )
+    )
+    path.with_suffix(".pdb").write_text(extra + text)
+    path.unlink()
+
+
 def complex_of(folder: Path) -> AssemblyRecord:
     """The one complex of a folder."""
     problems: list[InputError] = []
@@ -85,6 +110,41 @@ def test_dna_and_rna_are_listed_and_the_protein_chains_keep_names_and_numbers(
     assert made.all_atom_positions is not None
     ca = made.all_atom_positions[:, 1]
     assert ca == pytest.approx(np.concatenate([one.atoms[:, 1], two.atoms[:, 1]]), abs=1e-3)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_nucleic_acids_are_listed_from_binary_cif_and_from_pdb_too(
+    tmp_path: Path, binary: bool
+) -> None:
+    pair = [chain("A", QUERY_A), chain("C", QUERY_B, shift=4.0)]
+    text = entry(tmp_path, "1dna", pair, "A", "C")
+    path = tmp_path / "mmcif" / "1dna.cif"
+    if binary:
+        path.with_suffix(".bcif").write_bytes(as_bcif(text + DNA))
+        path.unlink()
+    else:
+        row = "ATOM  {0:5d}  P    DA D{0:4d}    {0:8.3f}{0:8.3f}{0:8.3f}  1.00  0.00           P\n"
+        as_pdb(tmp_path, "1dna", "".join(map(row.format, range(1, 4))))
+    made = complex_of(tmp_path)
+    assert made.copies == (("A",), ("C",)) and made.num_interface > 0
+    (left_out,) = [note for note in made.dropped if "chain D" in note]
+    assert left_out.startswith("left out: chain D (")
+
+
+def test_copies_that_differ_where_a_file_has_no_full_sequence_are_said_to(tmp_path: Path) -> None:
+    copies = [chain("A", QUERY_A), chain("B", QUERY_A, unseen=(0, 1)), chain("C", QUERY_B)]
+    entry(tmp_path, "1gap", copies, "A", "C")
+    as_pdb(tmp_path, "1gap")
+    home = tmp_path / "alignments" / "1gap_B"
+    home.mkdir()
+    (home / "uniref90_hits.a3m").write_text(f">q\n{QUERY_A[2:]}\n")
+    made = complex_of(tmp_path)
+    assert made.stoichiometry == "ABC"
+    (said,) = [note for note in made.dropped if "sequence" in note]
+    assert said == (
+        "chain B has 8 of the 10 residues of chain A and counts as another sequence: "
+        "if they are copies, give a file with the full sequence"
+    )
 
 
 def test_copies_with_different_missing_residues_are_one_entity_each_with_its_own(
