@@ -105,12 +105,11 @@ def publish(folder: Path, rows: int) -> tuple[str, str, str]:
     for number in range(48):
         writer.add(small.record(number))
     digest = writer.commit("main").digest
-    small.ROWS = rows
     names = [f"{number:064x}" for number in range(-(-rows // small.PER_SHARD))]
     entries = [ShardEntry(f"{name}.arrow", name, 1 << 28, small.PER_SHARD) for name in names]
     storage = LocalStorage(folder / "large")
     large = write_snapshot(
-        storage, canonical([small.large_index(0)]), entries, parent=None, config={}
+        storage, canonical([small.large_index(0, rows)]), entries, parent=None, config={}
     )
     move_ref(storage, "main", large.digest, None)
     shard = Dataset.open(folder / "data").manifest.shards[0].name

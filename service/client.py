@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evofeed.service.client_requests import made, part
+from evofeed.service.client_search import SearchRequests
 from evofeed.service.client_snapshots import SnapshotRequests
 from evofeed.service.client_views import (
     BrokenChain,
@@ -28,7 +29,7 @@ from evofeed.service.client_views import (
 from evofeed.store import Dataset
 
 
-class Client(SnapshotRequests):
+class Client(SnapshotRequests, SearchRequests):
     """The service at `url`; safe to use from many threads.
 
     Args:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evofeed.errors import InputError
+from evofeed.files import write_atomic
 from evofeed.service.client import Client
 from evofeed.service.client_views import Job
+from evofeed.service.names import is_name
 
+_TICKETS = 16  # that wait at once: a service takes some 50 of one caller
+_MOST = 1_000_000
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(help="Id of the job, 16 digits.")]
 
@@ -58,6 +65,32 @@ def featurize(
             for chain in client.broken(job.id):
                 typer.echo(f"  {chain.chain_id}: {chain.message}")
     raise typer.Exit(1 if job.state in ("failed", "cancelled") else 0)
+
+
+def search(
+    source: Annotated[Path, typer.Argument(metavar="FASTA", help="Sequences.")],
+    out: Annotated[Path, typer.Argument(help="Folder; a folder for each sequence goes there.")],
+    mode: Annotated[str, typer.Option(help="env, all, env-nofilter, ...")] = "env",
+    as_json: Json = False,
+) -> None:
+    """Have the service search alignments and template hits of sequences.
+
+    Example: evofeed --service http://host:8461 search proteins.fasta msas/
+    """
+    from evofeed.service.ticket_text import parse_query
+
+    names, sequences = parse_query(source.read_text(), _MOST)
+    if odd := [name for name in names if not is_name(name)]:
+        raise InputError("want a name that can be a folder's", path=str(source), item=odd[0][:40])
+    with service_client() as client, ThreadPoolExecutor(_TICKETS) as pool:
+        ask = functools.partial(client.search, mode=mode)
+        for name, files in zip(names, pool.map(ask, sequences), strict=True):
+            (out / name).mkdir(parents=True, exist_ok=True)
+            for file, data in files.items():
+                write_atomic(out / name / Path(file).name, data)
+            rows = {file: data.count(b">") for file, data in files.items() if file[-4:] == ".a3m"}
+            line = json.dumps({"name": name, "rows": rows})
+            typer.echo(line if as_json else f"{name}: {sum(rows.values())} rows")
 
 
 @jobs.command("ls")

@@ -63,6 +63,7 @@ REMOTE: dict[str, tuple[str, str, str]] = {
         "snapshots",
         "Its snapshots and refs, also written.",
     ),
+    "search": (_REMOTE, "search", "Alignments of sequences, by the service."),
     "tokens": (_REMOTE, "tokens", "Its tokens."),
     "webhooks": (_REMOTE, "webhooks", "Whom it tells of jobs."),
 }

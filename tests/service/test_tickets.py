@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +23,10 @@ from tests.featurize.search_programs import (
 )
 from tests.service.conftest import Start
 
+from evofeed.cli import main
+from evofeed.errors import InputError
 from evofeed.featurize.search.pairing import pair
-from evofeed.service import ServiceSettings
+from evofeed.service import Client, ServiceSettings
 from evofeed.service.auth import create_token
 from evofeed.service.database import Database
 from evofeed.service.tickets import Tickets
@@ -93,6 +96,26 @@ def test_alignments_come_as_clients_read_them_and_at_once_the_second_time(
     other = ask(client, queries[1], mode="all")
     assert other["status"] == "COMPLETE"
     assert alignments(fetch(client, other)["uniref.a3m"])[101] == found_of(files, 102)
+
+
+def test_the_client_and_the_command_line_search_too(
+    start: Start, databases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(start(msa_databases=databases, msa_workers=1).base_url).rstrip("/")
+    with Client(url) as client:
+        found = client.search(FAMILIES[0][0], seconds=0.05)
+        with pytest.raises(InputError, match="letters A to Z"):
+            client.search("AC-D")
+    assert found["uniref.a3m"].count(b">") >= 5 and b"\0" not in found["uniref.a3m"]
+    asked = tmp_path / "asked.fasta"
+    asked.write_text(f">one\n{FAMILIES[0][0]}\n>two\n{FAMILIES[1][0]}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["--service", url, "search", str(asked), str(tmp_path / "out"), "--json"])
+    assert ended.value.code == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["one", "two"]
+    assert (tmp_path / "out" / "one" / "uniref.a3m").read_bytes() == found["uniref.a3m"]
+    assert lines[0]["rows"]["uniref.a3m"] == found["uniref.a3m"].count(b">")
 
 
 def found_of(files: dict[str, bytes], number: int) -> list[str]:
