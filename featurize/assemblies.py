@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.assembly_record import AssemblyRecord
-from evofeed.errors import InputError
+from evofeed.errors import InputError, LoneChain
 from evofeed.features import ChainRecord
 from evofeed.featurize.assembly_inputs import AssemblySource
 from evofeed.featurize.config import FeaturizeConfig
@@ -55,7 +55,8 @@ def featurize_assembly(
 
     Raises:
         InputError: a chain has no record or, in a structure, no alignment here, an alignment to
-            pair is missing or broken, it has too many chains, or there is only one of them.
+            pair is missing or broken, or it has too many chains.
+        LoneChain: there is only one.
     """
     try:
         return _assembly(source, record_of, config).validate()
@@ -75,7 +76,7 @@ def _assembly(
     members = _named_chains(source) if structure is None else _chains_of(structure, source)
     _check_number(len(members))
     if len(members) < 2:
-        raise InputError("one chain: it is a sample of its own, and no complex")
+        raise LoneChain("one chain: it is a sample of its own, and no complex")
     twice = [name for name, times in Counter(m.name for m in members).items() if times > 1]
     if twice:
         raise InputError(f"several chains are called {', '.join(twice)}: give each an id")

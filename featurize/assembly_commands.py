@@ -30,7 +30,7 @@ def assemblies(
 
     Example: evofeed assemblies raw/ data/
     """
-    from evofeed.errors import ChainMissing, InputError
+    from evofeed.errors import ChainMissing, InputError, LoneChain
     from evofeed.features import ChainRecord
     from evofeed.featurize.assemblies import featurize_assembly
     from evofeed.featurize.assembly_inputs import assembly_sources
@@ -48,7 +48,7 @@ def assemblies(
     sources = assembly_sources(found, fasta, problems)
     dropped: list[dict[str, Any]] = []
 
-    made = 0
+    made = alone = 0
     why = {one.get("chain_id"): one.get("reason", "") for one in dataset.manifest.dropped}
 
     def record_of(chain_id: str) -> ChainRecord:
@@ -57,11 +57,13 @@ def assemblies(
         return dataset[chain_id]
 
     def records() -> Any:
-        nonlocal made
+        nonlocal made, alone
         for source in _shown(sources, quiet=as_json):
             try:
                 yield featurize_assembly(source, record_of, config)
                 made += 1
+            except LoneChain:
+                alone += 1
             except (InputError, KeyError) as error:
                 dropped.append({"assembly_id": source.assembly_id, "reason": str(error)})
         if not made:
@@ -72,6 +74,7 @@ def assemblies(
     report: dict[str, Any] = {
         "snapshot": snapshot.digest,
         "assemblies": made,
+        "alone": alone,
         "dropped": dropped,
         "faults": [str(problem) for problem in problems],
     }
@@ -79,6 +82,8 @@ def assemblies(
         print(json.dumps(report))
         return
     print(f"{made} complexes in snapshot {snapshot.digest[:12]}, {len(dropped)} left out")
+    if alone:
+        print(f"  {alone} entries have one chain: samples of their own, and no complexes")
     for one in dropped:
         print(f"  {one['assembly_id']}: {one['reason']}")
     for fault in report["faults"]:

@@ -79,6 +79,10 @@ class TemplateError(InputError):
     """A template hit or its hit file (hhr, hmmsearch) cannot be used."""
 
 
+class LoneChain(InputError):
+    """A single chain where a complex was wanted."""
+
+
 class SearchFailed(InputError):
     """A search program crashed, took too long or wrote half a result."""
 

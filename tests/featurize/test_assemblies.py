@@ -14,7 +14,7 @@ from tests.conftest import golden_files
 
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.cli import main
-from evofeed.errors import InputError
+from evofeed.errors import InputError, LoneChain
 from evofeed.features import ChainRecord
 from evofeed.featurize import (
     ChainSource,
@@ -191,7 +191,7 @@ def test_a_chain_without_alignment_leaves_its_complex_out(golden: Path) -> None:
 def test_one_chain_is_no_complex(tmp_path: Path) -> None:
     path = tmp_path / "lone.fasta"
     path.write_text(f">one\n{QUERY_A}\n")
-    with pytest.raises(InputError, match=r"lone: .*sample of its own"):
+    with pytest.raises(LoneChain, match=r"lone: .*sample of its own"):
         featurized(path, str(path))
 
 

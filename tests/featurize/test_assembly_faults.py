@@ -240,6 +240,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
     entry(raw, "2bad", pair, "A", "B")
     entry(raw, "3half", pair, "A")
     entry(raw, "4torn", pair, "A", "B")
+    entry(raw, "5lone", pair[:1], "A")
     (raw / "alignments" / "2bad_B" / "uniref90_hits.a3m").write_text(">q\nMKV\n")
     (raw / "alignments" / "4torn_A" / "uniprot_hits.sto").write_text("# STOCKHOLM 1.0\nq MK\n//\n")
     run_job(str(raw), data, executor="local", workers=1, max_broken=1.0)
@@ -247,7 +248,7 @@ def test_good_complexes_are_made_beside_bad_ones_and_all_are_counted(
         main(["assemblies", str(raw), data, "--json"])
     assert not ended.value.code
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert report["assemblies"] == 1 and report["faults"] == []
+    assert report["assemblies"] == 1 and report["alone"] == 1 and report["faults"] == []
     why = {one["assembly_id"]: one["reason"] for one in report["dropped"]}
     assert list(why) == ["2bad", "3half", "4torn"]
     assert "2bad_B" in why["2bad"] and "3 columns" in why["2bad"]
