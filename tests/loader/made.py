@@ -20,6 +20,8 @@ from evofeed.store import Dataset
 
 KNOWN = {
     "chi_angles_sin_cos": "chi_mask",
+    "torsion_angles_sin_cos": "torsion_angles_mask",
+    "alt_torsion_angles_sin_cos": "torsion_angles_mask",
     "template_torsion_angles_sin_cos": "template_torsion_angles_mask",
     "template_alt_torsion_angles_sin_cos": "template_torsion_angles_mask",
     "rigidgroups_gt_frames": "rigidgroups_gt_exists",
