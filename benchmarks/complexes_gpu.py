@@ -230,6 +230,9 @@ def step(options: argparse.Namespace, until: float) -> dict[str, Any]:
     code = process.wait(timeout=60)
     taken = [line["seconds"] for line in read_steps(run)]
     later = sorted(sum(one.values()) for one in taken[2:])
+    if not later:
+        log_end = (options.out / "runs" / "multimer.log").read_text(errors="replace")[:1500]
+        return {"error": f"{len(taken)} steps before the time was over", "log": log_end}
     found: dict[str, Any] = {
         "exit_code": code,
         "seconds": round(time.monotonic() - began, 1),
