@@ -148,18 +148,25 @@ def _cost(
         "ray_half": lambda out: job("ray", len(chains) // 2, out),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {"bare": [], "job": []}  # Ray's processes are not ours to count
     for turn in range(_TURNS):
         for name, way in ways.items():
-            began = time.perf_counter()
+            began, used = time.perf_counter(), sum(os.times()[:4])
             way(f"{name}{turn}")
             times[name].append(time.perf_counter() - began)
+            if name in cpu:
+                cpu[name].append(sum(os.times()[:4]) - used)
     median = {name: statistics.median(values) for name, values in times.items()}
     second = median["ray"] - median["ray_half"]
     return {
         "share": round(median["job"] / median["bare"] - 1, 4),
+        "share_of_cpu": round(
+            statistics.median(cpu["job"]) / statistics.median(cpu["bare"]) - 1, 4
+        ),
         "share_on_ray": round(2 * second / median["bare"] - 1, 4),
         "ray_starts_and_ends_in": round(median["ray"] - 2 * second, 1),
         "seconds": {name: [round(value, 3) for value in values] for name, values in times.items()},
+        "cpu_seconds": {name: [round(v, 2) for v in values] for name, values in cpu.items()},
         "load": round(os.getloadavg()[0], 1),
     }
 
