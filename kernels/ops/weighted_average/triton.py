@@ -59,11 +59,11 @@ def shares_grad_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """PARTIAL `[splits, B, H, N, N]`: sums over `each` sequences of DO[s, i] V[s, j]^T."""
-    tiles_i, tiles_j = tl.cdiv(N, BLOCK_I), tl.cdiv(N, BLOCK_J)
-    at, tiles = tl.program_id(0), tiles_i * tiles_j
+    across = tl.cdiv(N, BLOCK_J)
+    at, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_I) * across
     h, split, b = (at // tiles) % H, (at // (tiles * H)) % splits, at // (tiles * H * splits)
-    i = (at % tiles) // tiles_j * BLOCK_I + tl.arange(0, BLOCK_I)
-    j = (at % tiles_j) * BLOCK_J + tl.arange(0, BLOCK_J)
+    i = (at % tiles) // across * BLOCK_I + tl.arange(0, BLOCK_I)
+    j = (at % across) * BLOCK_J + tl.arange(0, BLOCK_J)
     acc = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
     for step in range(0, each, BLOCK_S):
         s, d, in_row = _columns(split * each + step, S, D, BLOCK_S, BLOCK_D)

@@ -67,8 +67,8 @@ def test_it_is_as_exact_as_pytorch(
     tensors = [t.to(device, dtype or half) for t in given]
     three_way(
         call(conditioned_attention, mask), call(reference.conditioned_attention, mask), tensors,
-        range(len(tensors)),
-    )  # fmt: skip
+        range(len(tensors)), 2.0 if dtype is None else 1.5,
+    )  # fmt: skip  # q's bias is 16 numbers in 16 bits: chance decides
 
 
 def test_a_wrong_shape_is_named(device: str) -> None:
