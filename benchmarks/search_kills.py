@@ -5,7 +5,8 @@
 SIGKILL goes to the driver, to a worker or to the program that a worker has started, after a
 random number of calls of the program. A killed driver is started again. Each search that ends
 must have the digest of one that nobody disturbed, and no call may be for a sequence whose
-result was in the cache when its driver began. Needs jackhmmer on the PATH.
+result was in the cache when its driver began. Needs jackhmmer on the PATH. The service that
+answers tickets is killed by `service_faults.py`.
 """
 
 from __future__ import annotations
