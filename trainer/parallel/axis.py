@@ -42,9 +42,19 @@ class Beside:
             sent: Tensor = self.memory.exchange(x, split, join, length)
         return sent
 
+    def takes(self, x: Tensor, most: int) -> bool:
+        """Whether such a tensor goes beside: not where a CUDA graph is recorded, which then failed.
+
+        Args:
+            x: what is to be sent.
+            most: numbers that any rank sends.
+        """
+        recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.memory.fits(x.dtype, most) and not recorded
+
     def arrived(self) -> None:
         """Lets the current stream wait for all that was sent."""
-        if self._stream is not None:
+        if self._stream is not None and self._sent:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._sent.clear()
 

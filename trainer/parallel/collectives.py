@@ -66,11 +66,12 @@ class Sent:
         self.there = split, join, length
         self.back = join, split, x.shape[split]
         self.gradient: Tensor | None = None
-        self._x: Tensor = _Send.apply(x, self)
+        self._x: Tensor | None = _Send.apply(x, self)
 
     def arrive(self) -> Tensor:
         """What was sent; to be called once."""
-        return _Arrive.apply(self._x, self)  # type: ignore[no-any-return]
+        x, self._x = self._x, None  # its node holds this object: a circle nobody would collect
+        return _Arrive.apply(x, self)  # type: ignore[no-any-return]
 
     def arrived(self) -> None:
         """Lets the stream wait for it."""
@@ -150,7 +151,7 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
 def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
     """`exchanged`, beside what follows where that can be."""
     most, beside = _most(x, axis, split, join, length), axis.beside
-    if axis.size == 1 or beside is None or not beside.memory.fits(x.dtype, most):
+    if axis.size == 1 or beside is None or not beside.takes(x, most):
         return exchanged(x, axis, split, join, length)
     return beside.exchange(x.contiguous(), split, join, length)
 

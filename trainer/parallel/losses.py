@@ -15,6 +15,8 @@ from evofeed.trainer.parallel.collectives import gathered
 
 __all__ = ["share_losses"]
 
+SHARED = ("violation", "fape")
+
 
 def share_losses(loss: AlphaFoldLoss, axis: Axis) -> AlphaFoldLoss:
     """Lets violations be one rank's and FAPE another's, in place, and returns the loss.
@@ -22,22 +24,29 @@ def share_losses(loss: AlphaFoldLoss, axis: Axis) -> AlphaFoldLoss:
     Every rank gets every value. A gradient is its owner's alone, times the number of ranks: their
     mean over the ranks is as it was.
     """
-    for number, name in enumerate(("_violation", "_fape")):
-        term = partial(_term, getattr(loss, name), axis, number % axis.size)
-        setattr(loss, name, term)
+    for number, name in enumerate(SHARED):
+        term = partial(_term, getattr(loss, f"_{name}"), axis, number % axis.size)
+        setattr(loss, f"_{name}", term)
+    loss.terms = partial(_terms, loss.terms, axis)  # type: ignore[method-assign]
     return loss
+
+
+def _terms(
+    make: Callable[..., dict[str, Tensor]], axis: Axis, *given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All terms of each sample; ranks wait for each other when each has made its own."""
+    terms = make(*given)
+    return terms | {name: _OwnersValue.apply(terms[name], axis) for name in SHARED}  # type: ignore[no-untyped-call]
 
 
 def _term(
     make: Callable[..., Tensor], axis: Axis, owner: int, sm: Mapping[str, Tensor],
     feats: Mapping[str, Tensor],
 ) -> Tensor:  # fmt: skip
-    """A term of each sample `[*]`."""
+    """A term of each sample `[*]`; zeros if it is another rank's."""
     if axis.rank == owner:
-        mine = make(sm, feats)
-    else:
-        mine = sm["positions"].new_zeros(feats["aatype"].shape[:-1])
-    return _OwnersValue.apply(mine, axis)  # type: ignore[no-any-return, no-untyped-call]
+        return make(sm, feats)
+    return sm["positions"].new_zeros(feats["aatype"].shape[:-1])
 
 
 class _OwnersValue(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,10 @@ def test_what_is_sent_goes_beside_the_work_until_it_arrives_both_ways() -> None:
     assert diary.events == ["sent", "work", "arrived"]
     (made.sum() + worked.sum()).backward()
     assert diary.events[3:] == ["sent", "work", "arrived"]
-    assert made.shape == (4, 2) and x.grad is not None and x.grad.tolist() == [[1.0] * 4] * 2
+    node = weakref.ref(sent)
+    del sent, made, worked
+    assert node() is None, "what was sent keeps its graph alive"
+    assert x.grad is not None and x.grad.tolist() == [[1.0] * 4] * 2
 
 
 def test_parts_differ_by_one_at_most_and_may_be_empty() -> None:
