@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residue_geometry import ATOM37_MASK
 from evofeed.residues import GAP, RESTYPES
 from evofeed.store import Dataset, DatasetWriter

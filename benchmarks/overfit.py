@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.featurize import discover, featurize_chain
 from evofeed.loader import LoaderConfig, sample_batch
 from evofeed.loader.transforms.crop import Crop

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.loader import record_batch
 from evofeed.store import Dataset
 from evofeed.trainer.config import TrainConfig

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.loader import LoaderConfig, plan_samples
 from evofeed.service import chains
 from evofeed.service.columns import Columns

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residue_geometry import ATOM37_MASK
 from evofeed.residues import GAP, RESTYPES
 from evofeed.store.convert import profile_counts

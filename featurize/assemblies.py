@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import InputError, LoneChain
-from evofeed.features import ChainRecord
 from evofeed.featurize.assembly_inputs import AssemblySource
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.pairing import pairing_record, pairing_ref

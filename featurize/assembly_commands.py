@@ -30,8 +30,8 @@ def assemblies(
 
     Example: evofeed assemblies raw/ data/
     """
+    from evofeed.chain_record import ChainRecord
     from evofeed.errors import ChainMissing, InputError, LoneChain
-    from evofeed.features import ChainRecord
     from evofeed.featurize.assemblies import featurize_assembly
     from evofeed.featurize.assembly_inputs import assembly_sources
     from evofeed.featurize.config import FeaturizeConfig

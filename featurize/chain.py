@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import EvofeedError, InputError, MsaError
-from evofeed.features import ChainRecord
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.fasta import nucleic_acid, parse_fasta

@@ -10,7 +10,7 @@ import hashlib
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.featurize.config import CropConfig
 from evofeed.shapes import Int
 

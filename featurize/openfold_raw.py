@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residues import GAP, RESTYPE_TO_HHBLITS, UNKNOWN
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import MsaError
-from evofeed.features import ChainRecord
 from evofeed.featurize.a3m import parse_a3m
 from evofeed.featurize.config import FeaturizeConfig
 from evofeed.featurize.msa import Msa, merge

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.loader.batch import empty_batch, fill_sample
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.draws import draw_crop, sample_key

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from evofeed import loader  # its names load when they are used: no start waits for them
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import StoreError
-from evofeed.features import ChainRecord
 from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.places import below, canonical_place

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import ChainMissing, FeatureError, ShardCorrupt
-from evofeed.features import ChainRecord
 from evofeed.store.index import canonical, index_bytes, read_index, read_table
 from evofeed.store.layout import CHAINS_VERSION
 from evofeed.store.manifest import ShardEntry

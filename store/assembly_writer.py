@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import FeatureError
-from evofeed.features import ChainRecord
 from evofeed.store.assemblies import MEMBERS, TABLE, assembly_schema
 from evofeed.store.dataset import Dataset
 from evofeed.store.encode import encode_record

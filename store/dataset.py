@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import ShardCorrupt, StoreError
-from evofeed.features import RECORD, ChainRecord
+from evofeed.features import RECORD
 from evofeed.store.assemblies import Assemblies
 from evofeed.store.cache import Cache, CachedStorage
 from evofeed.store.crop import crop_features

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import FeatureError, ShardCorrupt
-from evofeed.features import RECORD, ChainRecord, Feature
+from evofeed.features import RECORD, Feature
 from evofeed.store.atoms import unpack_mask, unpack_positions
 from evofeed.store.codecs import unpack_integers, unpack_runs, unpack_strings
 from evofeed.store.encode import META_FIELDS, OPTIONAL_META

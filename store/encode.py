@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.store.atoms import pack_mask, pack_positions
 from evofeed.store.codecs import (
     pack_integers,

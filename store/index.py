@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import SchemaMismatch, ShardCorrupt
-from evofeed.features import ChainRecord
 from evofeed.residues import UNKNOWN
 from evofeed.store.layout import CHAINS_VERSION, COLUMNS, check_version
 

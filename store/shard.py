@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import ShardCorrupt, ShardMissing
-from evofeed.features import ChainRecord
 from evofeed.store.decode import Place, decode_record
 from evofeed.store.encode import encode_record
 from evofeed.store.index import describe, index_bytes, index_table, read_index

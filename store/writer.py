@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import DatasetMissing, ShardMissing
-from evofeed.features import ChainRecord
 from evofeed.store.encode import encode_record
 from evofeed.store.faults import reached
 from evofeed.store.history import Snapshot

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import FeatureError
-from evofeed.features import BATCH, RECORD, ChainRecord
+from evofeed.features import BATCH, RECORD
 
 
 def tiny_record(**changes: object) -> ChainRecord:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import EvofeedError, InputError, StoreError
-from evofeed.features import ChainRecord
 from evofeed.featurize.chain import featurize_chain
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.crop import crop_record

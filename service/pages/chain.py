@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse, Response
 
 from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
 from evofeed.chain_numbers import ca_trace, superposed
+from evofeed.chain_record import ChainRecord
 from evofeed.drawing.structure_view import chain_view, pair_view
-from evofeed.features import ChainRecord
 from evofeed.service import chains
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures

@@ -16,8 +16,8 @@ from evofeed.chain_numbers import (
     pseudo_beta_distances,
     runs,
 )
+from evofeed.chain_record import ChainRecord
 from evofeed.drawing.charts import Curve, chart
-from evofeed.features import ChainRecord
 from evofeed.residues import ATOM_ORDER
 from evofeed.service.charts import histogram
 

@@ -12,8 +12,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from evofeed.chain_files import to_fasta
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import EvofeedError
-from evofeed.features import ChainRecord
 
 FASTA_MOST: Final = 5_000
 """Sequences of one export: each costs a read of its chain."""

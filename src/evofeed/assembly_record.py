@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import FeatureError
-from evofeed.features import ChainRecord
 
 
 def stoichiometry(copies: tuple[int, ...]) -> str:

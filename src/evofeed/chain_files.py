@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from evofeed.features import RECORD, ChainRecord
+from evofeed.chain_record import ChainRecord
+from evofeed.features import RECORD
 from evofeed.residues import RESTYPES
 from evofeed.structure_text import Structure, to_mmcif
 

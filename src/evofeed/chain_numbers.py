@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residues import ATOM_ORDER, GAP, RESTYPES
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evofeed.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tests.conftest import golden_files
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.featurize import ChainSource, FeaturizeConfig, discover, featurize_chain
 
 RAW = golden_files("data/golden/*.raw.npz")

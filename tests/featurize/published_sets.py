@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residues import ATOM_TYPES, GAP, RESTYPE_3, RESTYPES
 
 THREE = (*RESTYPE_3, "UNK")

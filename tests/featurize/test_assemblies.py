@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import golden_files
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.cli import main
 from evofeed.errors import InputError, LoneChain
-from evofeed.features import ChainRecord
 from evofeed.featurize import (
     ChainSource,
     FeaturizeConfig,

@@ -16,7 +16,7 @@ from tests.featurize.golden import (
     sources,
 )
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.featurize import ChainSource, FeaturizeConfig, featurize_chain, to_openfold_raw
 
 CHAINS = [path for path in RAW if path.name.removesuffix(".raw.npz") in sources()]

@@ -15,8 +15,8 @@ import pytest
 from tests.featurize.published_sets import write_boltz, write_openfold3, write_protenix
 from tests.store.records import random_record
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import InputError
-from evofeed.features import ChainRecord
 from evofeed.featurize import discover, featurize_chain
 from evofeed.featurize.chain import sequence_aatype
 from evofeed.featurize.clusters import cluster_sizes

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from tests.featurize.search_programs import family, fasta
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import InputError
-from evofeed.features import ChainRecord
 from evofeed.featurize import SearchConfig, discover, featurize_chain, search_fasta
 from evofeed.featurize.search.export import FORMATS, export_search
 

@@ -11,7 +11,7 @@ from tests.loader.made import poisoned_memory
 from tests.loader.recorded import Case, RecordedDraws, load_case
 from torch import Tensor
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.loader.batch import empty_batch
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.database import Database

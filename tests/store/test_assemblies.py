@@ -10,8 +10,8 @@ import pytest
 from tests.store.records import random_record
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import ChainMissing, FeatureError, SchemaMismatch, ShardCorrupt
-from evofeed.features import ChainRecord
 from evofeed.store import (
     Dataset,
     DatasetWriter,

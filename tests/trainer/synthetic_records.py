@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.residues import GAP, RESTYPES
 from evofeed.store import DatasetWriter
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from evofeed.assembly_record import AssemblyRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import InputError
-from evofeed.features import ChainRecord
 from evofeed.loader import assembly_batch, record_batch
 from evofeed.structure_text import Structure, to_mmcif, to_pdb
 from evofeed.trainer.formats.openfold_checkpoint import (

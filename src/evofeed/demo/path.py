@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.chain_record import ChainRecord
 from evofeed.errors import EvofeedError
-from evofeed.features import ChainRecord
 
 Say = Callable[[str], None]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 
-from evofeed.features import ChainRecord
+from evofeed.chain_record import ChainRecord
 from evofeed.loader import record_batch
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.structure_text import Structure, to_mmcif, to_pdb
