@@ -174,6 +174,7 @@ def predict(
     from evofeed.store import Dataset
     from evofeed.trainer.predict.prediction import (
         load_model,
+        named,
         predict_structure,
         prediction_batch,
         spread,
@@ -189,7 +190,8 @@ def predict(
         batch = prediction_batch(record, model, no_recycling_iters=recycles, **sizes)
         batch = {name: value.to(world.device) for name, value in batch.items()}
         model = spread(model, batch["aatype"].shape[-1], world.axis)
-        found = predict_structure(model, batch, name=chain)
+        _, names = named(record)
+        found = predict_structure(model, batch, name=chain, chain_names=names)
         if not world.is_first:
             return
     out.write_text(found.text(file_format))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -170,23 +169,21 @@ def assembly_cif(record: AssemblyRecord) -> str:
     if record.all_atom_positions is None or record.all_atom_mask is None:
         raise ValueError(f"{record.assembly_id} has no structure")
     pairs = [
-        (chain, entity, name)
+        (chain, entity)
         for entity, (chain, names) in enumerate(zip(record.chains, record.copies, strict=True), 1)
-        for name in names
+        for _ in names
     ]
-    names = [name for _, _, name in pairs]
-    plain = all(re.fullmatch(r"[A-Za-z0-9]+", name) for name in names)
     return to_mmcif(
         Structure(
             name=record.assembly_id,
-            aatype=np.concatenate([chain.aatype for chain, _, _ in pairs]),
-            residue_index=np.concatenate([np.arange(chain.num_res) for chain, _, _ in pairs]),
+            aatype=np.concatenate([chain.aatype for chain, _ in pairs]),
+            residue_index=np.concatenate([np.arange(chain.num_res) for chain, _ in pairs]),
             positions=record.all_atom_positions,
             mask=record.all_atom_mask,
             confidence=np.zeros(record.num_res),
             chain=record.asym_id(),
-            entity=np.repeat([e for _, e, _ in pairs], [chain.num_res for chain, _, _ in pairs]),
-            chain_names=tuple(names) if plain else (),
+            entity=np.repeat([e for _, e in pairs], [chain.num_res for chain, _ in pairs]),
+            chain_names=record.chain_names,
         )
     )
 

@@ -6,6 +6,7 @@ once; beside them it has the rows by which they may be paired, and the coordinat
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,12 @@ class AssemblyRecord:
     def stoichiometry(self) -> str:
         """Such as `A2B`."""
         return stoichiometry(tuple(map(len, self.copies)))
+
+    @property
+    def chain_names(self) -> tuple[str, ...]:
+        """Author's ids, chain by chain; empty where mmCIF does not take one of them as it is."""
+        names = tuple(name for names in self.copies for name in names)
+        return names if all(re.fullmatch(r"[A-Za-z0-9]+", name) for name in names) else ()
 
     def asym_id(self) -> np.ndarray:
         """Number of its chain for each residue, from 1, `i64[L]`."""

@@ -46,7 +46,7 @@ def make_complex(
         positions.append((moved * chain.all_atom_mask[..., None]).astype(np.float32) + 0.0)
         masks.append(chain.all_atom_mask)
     several = len(chains) > 1
-    letters = iter("ABCDEFGHIJ")
+    letters = iter("HLMNOPQRST")
     return AssemblyRecord(
         assembly_id=name,
         chains=tuple(chains),

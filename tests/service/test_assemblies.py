@@ -153,7 +153,7 @@ def test_a_complexs_page_shows_chains_interfaces_partners_and_structure(
     assert "A2B" in text
     chains = chains_of(record)
     assert [(c.name, c.asym_id, c.entity_id, c.sym_id) for c in chains] == [
-        ("A", 1, 1, 1), ("B", 2, 1, 2), ("C", 3, 2, 1),
+        ("H", 1, 1, 1), ("L", 2, 1, 2), ("M", 3, 2, 1),
     ]  # fmt: skip
     found = (record.all_atom_positions, record.all_atom_mask, record.asym_id())
     assert sum(chain.interface for chain in chains) == len(interface_residues(*found)) > 0  # type: ignore[arg-type]
@@ -199,10 +199,10 @@ def test_a_complex_is_downloaded_with_its_chain_ids(
     base = f"{served[0]}/ui/datasets/demo/snapshots{folder}"
     fasta = httpx.get(f"{base}/1abc.fasta", timeout=60).text
     heads = [line.split()[0] for line in fasta.splitlines() if line[0] == ">"]
-    assert heads == [">1abc_A", ">1abc_B", ">1abc_C"]
+    assert heads == [">1abc_H", ">1abc_L", ">1abc_M"]
     cif = httpx.get(f"{base}/1abc.cif", timeout=60)
     assert "attachment" in cif.headers["content-disposition"]
     atoms = [line.split() for line in cif.text.splitlines() if line.startswith("ATOM")]
     assert record.all_atom_mask is not None and len(atoms) == record.all_atom_mask.sum()
-    assert {(row[6], row[7]) for row in atoms} == {("A", "1"), ("B", "1"), ("C", "2")}
+    assert {(row[6], row[7]) for row in atoms} == {("H", "1"), ("L", "1"), ("M", "2")}
     assert httpx.get(f"{base}/other.cif", timeout=60).status_code == 404

@@ -52,10 +52,13 @@ class Prediction:
     scores: dict[str, float] = field(default_factory=dict)
 
     def text(self, file_format: str = "pdb") -> str:
-        """The structure as `pdb` or `cif`."""
+        """The structure as `pdb` or `cif`; in PDB chains are A, B... where a name is longer."""
         if file_format not in ("pdb", "cif"):
             raise ValueError(f"format is {file_format!r}; use 'pdb' or 'cif'")
-        return to_pdb(self.structure) if file_format == "pdb" else to_mmcif(self.structure)
+        if file_format == "cif":
+            return to_mmcif(self.structure)
+        short = all(len(name) == 1 for name in self.structure.chain_names)
+        return to_pdb(self.structure if short else replace(self.structure, chain_names=()))
 
 
 def predict(
@@ -83,14 +86,21 @@ def predict(
     """
     model = load_model(checkpoint, config=config).to(device)
     if isinstance(source, ChainRecord | AssemblyRecord):
-        name = source.chain_id if isinstance(source, ChainRecord) else source.assembly_id
+        name, names = named(source)
         sizes = trained_sizes(checkpoint)
         batch = prediction_batch(source, model, no_recycling_iters=no_recycling_iters, **sizes)
     else:
-        name, batch = "prediction", dict(source)
+        name, names, batch = "prediction", (), dict(source)
     batch = {key: value.to(device) for key, value in batch.items()}
     model = spread(model, batch["aatype"].shape[-1])
-    return predict_structure(model, batch, name=name).text(file_format)
+    return predict_structure(model, batch, name=name, chain_names=names).text(file_format)
+
+
+def named(record: ChainRecord | AssemblyRecord) -> tuple[str, tuple[str, ...]]:
+    """What a record is called, and the author's names of its chains if it is a complex."""
+    if isinstance(record, AssemblyRecord):
+        return record.assembly_id, record.chain_names
+    return record.chain_id, ()
 
 
 def prediction_batch(
@@ -156,9 +166,20 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
 
 @torch.no_grad()
 def predict_structure(
-    model: AlphaFold, batch: Mapping[str, Tensor], *, name: str = "prediction"
+    model: AlphaFold,
+    batch: Mapping[str, Tensor],
+    *,
+    name: str = "prediction",
+    chain_names: tuple[str, ...] = (),
 ) -> Prediction:
-    """Run the model in evaluation mode on a batch of one sample (bfloat16 on a GPU)."""
+    """Run the model in evaluation mode on a batch of one sample (bfloat16 on a GPU).
+
+    Args:
+        model: of chains or of complexes.
+        batch: one sample, in the loader's convention.
+        name: of the structure.
+        chain_names: of a complex; empty: A, B and so on.
+    """
     training = model.training
     on_gpu = batch["aatype"].device.type == "cuda"
     with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
@@ -182,6 +203,7 @@ def predict_structure(
         mask=_numpy(outputs["final_atom_mask"])[keep],
         confidence=plddt,
         **ids,
+        chain_names=chain_names,
         remark=", ".join(f"{name} {value:.3f}" for name, value in scores.items()),
     )
     near = int(np.searchsorted(edges, 8.0)) + 1
