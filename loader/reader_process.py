@@ -97,9 +97,9 @@ def _serve(
                 pulse.reads(request.number)
                 answer: Any = read_request(storages, memory, request)
                 pulse.reads(-1)
+                pulse.beat(time.monotonic(), time.process_time())  # stats have it first
                 with sending, contextlib.suppress(OSError):
                     connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-        pulse.beat(time.monotonic(), time.process_time())
         free.release()
 
     def start(pool: ThreadPoolExecutor, wanted: int) -> int:
