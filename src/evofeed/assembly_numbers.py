@@ -9,9 +9,9 @@ import numpy as np
 
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.chain_files import fasta_text
-from evofeed.chain_numbers import thinned
+from evofeed.chain_numbers import pseudo_beta, thinned
 from evofeed.interfaces import interface_residues
-from evofeed.residues import ATOM_ORDER, RESTYPES
+from evofeed.residues import ATOM_ORDER
 from evofeed.structure_text import Structure, to_mmcif
 
 CONTACT = 8.0
@@ -194,7 +194,5 @@ def _pseudo_beta(record: AssemblyRecord) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros([record.num_res, 3]), np.zeros(record.num_res, bool)
     pairs = zip(record.chains, record.copies, strict=True)
     aatype = np.concatenate([chain.aatype for chain, names in pairs for _ in names])
-    glycine = aatype == RESTYPES.index("G")
-    atom = np.where(glycine, ATOM_ORDER["CA"], ATOM_ORDER["CB"])
-    at = np.arange(record.num_res)
-    return record.all_atom_positions[at, atom].astype(float), record.all_atom_mask[at, atom] > 0
+    beta, known = pseudo_beta(aatype, record.all_atom_positions, record.all_atom_mask)
+    return beta.astype(float), known

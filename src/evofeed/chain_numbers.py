@@ -36,6 +36,15 @@ def msa_cells(record: ChainRecord, rows: int = 0, columns: int = 0) -> np.ndarra
     return np.where(covered, identity[order][:, None], np.nan)
 
 
+def pseudo_beta(
+    aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """CB atoms, of glycine CA, `[L, 3]` of `[L, 37, 3]`, and `bool[L]` which are resolved."""
+    atom = np.where(aatype == RESTYPES.index("G"), ATOM_ORDER["CA"], ATOM_ORDER["CB"])
+    at = np.arange(len(aatype))
+    return positions[at, atom], mask[at, atom] > 0
+
+
 def pseudo_beta_distances(record: ChainRecord, residues: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """`f32[L, L]` distances in ångström, and `bool[L, L]` where both residues are resolved.
 
@@ -44,11 +53,10 @@ def pseudo_beta_distances(record: ChainRecord, residues: int = 0) -> tuple[np.nd
         residues: thin them evenly to so many; 0 keeps all.
     """
     assert record.all_atom_positions is not None and record.all_atom_mask is not None
-    glycine = record.aatype == RESTYPES.index("G")
-    atom = np.where(glycine, ATOM_ORDER["CA"], ATOM_ORDER["CB"])
     at = thinned(np.arange(record.num_res), residues)
-    beta = record.all_atom_positions[at, atom[at]]
-    resolved = record.all_atom_mask[at, atom[at]].astype(bool)
+    beta, resolved = pseudo_beta(
+        record.aatype[at], record.all_atom_positions[at], record.all_atom_mask[at]
+    )
     distance = np.linalg.norm(beta[:, None] - beta[None], axis=-1)
     return distance, resolved[:, None] & resolved[None]
 

@@ -14,7 +14,7 @@ from evofeed.loader.batch_maker import BatchMaker, FilledSlot
 from evofeed.loader.catalog import ChainCatalog
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.plan import BatchPlan, SamplePlan
-from evofeed.loader.read_chain import ReadRequest, read_chain, slot_nbytes
+from evofeed.loader.read_chain import ReadRequest
 from evofeed.loader.sample_reading import read_sample, sample_nbytes, task_of
 from evofeed.store import Dataset
 
@@ -51,25 +51,7 @@ def make_batch(
     device: str = "cpu",
 ) -> dict[str, Tensor]:
     catalog = ChainCatalog(dataset.index, 0, config)
-    arena = Arena(8 << 20)
-    maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
-    slots = []
-    for sample in samples:
-        place = catalog.place(sample.row)
-        nbytes = slot_nbytes(place, config.max_templates > 0) + maker.words_nbytes(place)
-        offset = arena.allocate(nbytes)
-        assert offset is not None
-        request = ReadRequest(0, place, config.supervised, config.max_templates > 0, offset, nbytes)
-        memory = memoryview(arena.memory)[offset : offset + nbytes]
-        slots.append(FilledSlot(sample, read_chain(dataset.storage, request, memory), offset))
-        memory.release()
-    plan = BatchPlan(0, 0, 0, recycles, samples)
-    if not fused:
-        return maker.make(plan, slots).tensors
-    with poisoned_memory():
-        batch = maker.make(plan, slots).hand_over()
-    maker.close()
-    return batch
+    return make_samples(dataset, catalog, config, samples, recycles, fused=fused, device=device)
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 2e-5) -> None:
@@ -89,7 +71,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], limit: float = 
         )
 
 
-def make_complexes(
+def make_samples(
     dataset: Dataset,
     catalog: ChainCatalog,
     config: LoaderConfig,
@@ -99,7 +81,7 @@ def make_complexes(
     fused: bool,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """A batch of complexes, or of single chains as such, made as `make_batch` makes one."""
+    """A batch of chains, or of complexes where the settings say so."""
     arena = Arena(32 << 20)
     maker = BatchMaker([catalog], config, arena, torch.device(device), fused=fused)
     slots = []

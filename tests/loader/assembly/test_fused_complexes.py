@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.loader.complexes import three_complexes
-from tests.loader.made import assert_same, make_complexes
+from tests.loader.made import assert_same, make_samples
 
 from evofeed.loader import AssemblyConfig, LoaderConfig, draws
 from evofeed.loader.assembly.catalog import AssemblyCatalog, LoneChains
@@ -40,8 +40,8 @@ def compare(
     samples = tuple(
         SamplePlan(0, i, 0, row, draws.sample_key(7, 0, i + 3)) for i, row in enumerate(rows)
     )
-    want = make_complexes(dataset, catalog, config, samples, recycles, fused=False)
-    got = make_complexes(dataset, catalog, config, samples, recycles, fused=True, device=DEVICE)
+    want = make_samples(dataset, catalog, config, samples, recycles, fused=False)
+    got = make_samples(dataset, catalog, config, samples, recycles, fused=True, device=DEVICE)
     assert ("gt_features" in got) == ("gt_features" in want) == config.supervised
     if config.supervised:
         assert_same(got.pop("gt_features"), want.pop("gt_features"))
