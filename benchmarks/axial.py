@@ -122,8 +122,8 @@ class Found:
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
             for module in model.modules():  # random numbers differ from type to type
-                if isinstance(getattr(module, "p", None), float):
-                    module.p = 0.0
+                if isinstance(getattr(module, "r", None), float):
+                    module.r = 0.0
         model.to(dtype)
         if kernels == "fused":
             from evofeed.kernels import to_fused

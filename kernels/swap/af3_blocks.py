@@ -44,7 +44,6 @@ from evofeed.kernels.swap.pair_stacks import drop_mask
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    is_outgoing,
     pair_layer,
     shaped,
     three_axes,
@@ -77,7 +76,7 @@ class _Parts(NamedTuple):
             packed = hasattr(m, "p_in")
             weights = packed_triangle_weights(m) if packed else triangle_weights(m)
             eps = (m.norm_in if packed else m.layer_norm_in).eps
-            products.append((weights, goes_out(m) if packed else is_outgoing(m), eps))
+            products.append((weights, goes_out(m) if packed else m._outgoing, eps))
         attentions = [
             (attention_weights(m.layer_norm, m.mha, pair_layer(m).weight), m.mha.no_heads,
              m.layer_norm.eps)

@@ -26,7 +26,7 @@ from evofeed.kernels.swap.modules import (
     global_attention,
     row_attention_with_pairs,
 )
-from evofeed.kernels.swap.pair_stacks import drop_mask, form_of, masks_transition
+from evofeed.kernels.swap.pair_stacks import drop_mask, form_of
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
@@ -68,7 +68,7 @@ class FusedEvoformerBlock(Recordable):
         )  # fmt: skip
         m = shaped(update, m)
         m = self._column_attention(m, msa_mask)
-        masked = masks_transition(positional, options, self.torch_class)
+        masked = options.get("_mask_trans", True)
         if hasattr(self, "_masks_msa"):
             masked = self._masks_msa(masked)
         m = transition(

@@ -17,7 +17,7 @@ from evofeed.kernels.fused_module import Fused
 
 # These pick another implementation of the same maths, or how much of it is done at once.
 IGNORED = re.compile(
-    r"chunk_\w+|ckpt_chunk_size|transition_ckpt_chunk_size|use_\w+|inplace_safe|mask_trans|"
+    r"chunk_\w+|ckpt_chunk_size|transition_ckpt_chunk_size|use_\w+|inplace_safe|"
     r"triangle_attention|triangle_multiplicative|_\w+"
 )
 WEIGHTLESS = frozenset({"sigmoid", "relu", "silu", "swish", "softmax_w", "softmax"})

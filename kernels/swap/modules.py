@@ -37,13 +37,11 @@ from evofeed.kernels.swap.forms import (
     has,
     linear_trouble,
     norm_trouble,
-    plain_class,
     signature_trouble,
 )
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    is_outgoing,
     outer_weights,
     pair_layer,
     shaped,
@@ -152,16 +150,10 @@ class FusedMSAAttention(Recordable):
         self: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """As the original's."""
-        with_pairs = getattr(self, "linear_z", None) is not None
-        if not with_pairs and z is not None:  # our trainer's plain one takes (m, mask)
-            z, mask = None, z
         update = row_attention(self, m, z, mask)
         if update is not None:
             return update
-        arguments = (m, z, mask) if with_pairs else (m,)
-        if not with_pairs:
-            options["mask"] = mask
-        return super().forward(*arguments, **options)  # type: ignore[misc,no-any-return]
+        return super().forward(m, z, mask, **options)  # type: ignore[misc,no-any-return]
 
 
 def global_attention(
@@ -203,7 +195,7 @@ class FusedTriangleMultiplication(Recordable):
         update = triangle_multiplication(
             flat,
             weights,
-            outgoing=is_outgoing(self),
+            outgoing=self._outgoing,
             mask=three_axes(mask),
             eps=self.layer_norm_in.eps,
         )
@@ -251,8 +243,9 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
         return triangle_multiplication_trouble(module) or FusedTriangleMultiplication
     if has(module, "layer_norm", "linear_1", "linear_2", "linear_out"):
         return _outer_trouble(module) or FusedOuterProductMean
-    is_transition = "Transition" in plain_class(module).__name__
-    if is_transition and has(module, "layer_norm", "linear_1", "linear_2"):
+    if has(module, "layer_norm", "linear_1", "linear_2") and isinstance(
+        getattr(module, "relu", None), nn.ReLU
+    ):
         return _transition_trouble(module) or FusedTransition
     return None
 
@@ -293,10 +286,7 @@ def _msa_attention_trouble(module: Any) -> str | None:
     with_pairs = {"layer_norm_m", "layer_norm_z", "linear_z", "mha"}
     trouble = children_trouble(module, {"layer_norm_m", "mha"}, with_pairs)
     trouble = trouble or _attention_trouble(module.mha, module.mha.linear_q.weight.shape[-1], True)
-    if trouble or has(module, "linear_z"):
-        return trouble or signature_trouble(module, "m", "z", "mask")
-    plain = signature_trouble(module, "m", "mask")
-    return None if plain is None else signature_trouble(module, "m", "z", "mask")
+    return trouble or signature_trouble(module, "m", "z", "mask")
 
 
 def triangle_multiplication_trouble(module: Any) -> str | None:
@@ -306,7 +296,7 @@ def triangle_multiplication_trouble(module: Any) -> str | None:
     packed = ("linear_ab_p", "linear_ab_g")
     trouble = children_trouble(module, both | {*apart}, both | {*packed})
     trouble = trouble or signature_trouble(module, "z", "mask")
-    direction = getattr(module, "outgoing", getattr(module, "_outgoing", None))
+    direction = getattr(module, "_outgoing", None)
     if trouble or not isinstance(direction, bool):
         return trouble or "does not say in which direction it goes"
     C, E = module.linear_z.weight.shape

@@ -33,7 +33,6 @@ from evofeed.kernels.swap.modules import (
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    is_outgoing,
     pair_layer,
     shaped,
     three_axes,
@@ -41,24 +40,12 @@ from evofeed.kernels.swap.parameters import (
     triangle_weights,
 )
 
-__all__ = ["drop_mask", "form_of", "masks_transition"]
-
 
 def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
     """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
-    p = layer.p if hasattr(layer, "p") else layer.r
-    if not layer.training or p == 0.0:
+    if not layer.training or layer.r == 0.0:
         return None
-    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), p, training=True)
-
-
-def masks_transition(
-    positional: tuple[Any, ...], options: dict[str, Any], cls: type[nn.Module]
-) -> bool:
-    """`mask_trans` of our trainer (third argument, default False) or `_mask_trans` of OpenFold."""
-    if "_mask_trans" in cls.forward.__code__.co_varnames:
-        return bool(options.get("_mask_trans", True))
-    return bool(positional[0] if positional else options.get("mask_trans", False))
+    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), layer.r, training=True)
 
 
 class _Parts(NamedTuple):
@@ -90,7 +77,7 @@ class _Parts(NamedTuple):
     def multiply(self, z: Tensor, mask: Tensor | None, drop: Any) -> Tensor:
         for module, weights in self.multiplications:
             z = triangle_multiplication(
-                z, weights, outgoing=is_outgoing(module), mask=mask, residual=True,
+                z, weights, outgoing=module._outgoing, mask=mask, residual=True,
                 drop_mask=drop_mask(drop, z, z.shape[1]), eps=module.layer_norm_in.eps,
             )  # fmt: skip
         return z
@@ -127,7 +114,7 @@ class FusedPairStack(Recordable):
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
         flat = parts.attend(parts.multiply(flat, mask, drop), mask, (drop, drop))
-        masked = masks_transition(positional, options, self.torch_class)
+        masked = options.get("_mask_trans", True)
         return shaped(parts.finish(self, flat, mask, masked), z)
 
 
@@ -145,7 +132,7 @@ class FusedTemplateBlock(Recordable):
             flat = parts.attend(parts.multiply(flat, pairs, drops[0]), pairs, drops)
         else:
             flat = parts.multiply(parts.attend(flat, pairs, drops), pairs, drops[0])
-        masked = masks_transition(positional, options, self.torch_class)
+        masked = options.get("_mask_trans", True)
         return shaped(parts.finish(self, flat, pairs, masked), z)
 
 

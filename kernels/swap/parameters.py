@@ -76,8 +76,3 @@ def shaped(x: Tensor, like: Tensor) -> Tensor:
 def pair_layer(module: Any) -> Any:
     """What makes a triangle attention's bias (OpenFold3: `linear_z`)."""
     return module.linear if hasattr(module, "linear") else module.linear_z
-
-
-def is_outgoing(module: Any) -> bool:
-    """Direction of a triangle multiplication (OpenFold: `_outgoing`)."""
-    return bool(module.outgoing if hasattr(module, "outgoing") else module._outgoing)

@@ -35,7 +35,6 @@ from evofeed.kernels.swap.modules import global_attention
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,
-    is_outgoing,
     outer_weights,
     pair_layer,
     shaped,
@@ -177,7 +176,7 @@ def triangle_multiplication_of(
         return None
     assert pairs is not None
     found = triangle_multiplication_of_rows(
-        flat, weights, product, outgoing=is_outgoing(module), mask=pairs,
+        flat, weights, product, outgoing=module._outgoing, mask=pairs,
         drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps,
     )  # fmt: skip
     return shaped(found, z)

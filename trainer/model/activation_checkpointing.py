@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 
-def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool) -> Any:
-    """`block(*args)`, its activations recomputed in the backward pass when `enabled`."""
+def checkpointed(block: Callable[..., Any], *args: Any, enabled: bool, **options: Any) -> Any:
+    """`block(*args, **options)`, its activations recomputed in the backward pass when `enabled`."""
     if enabled and torch.is_grad_enabled():
-        return checkpoint(block, *args, use_reentrant=False)
-    return block(*args)
+        return checkpoint(block, *args, use_reentrant=False, **options)
+    return block(*args, **options)

@@ -128,13 +128,13 @@ class AlphaFold(nn.Module):
         msa_mask = feats["msa_mask"]
         if self.config.template is not None:
             update, rows, row_mask = self.template_embedder(
-                feats, z, pair_mask, self.config.mask_trans
+                feats, z, pair_mask, _mask_trans=self.config.mask_trans
             )
             z = z + update
             m = torch.cat([m, rows], dim=-3)
             msa_mask = torch.cat([msa_mask, row_mask], dim=-2)
         z = self._extra_msa(feats, z, pair_mask)
-        m, z, single = self.evoformer(m, z, msa_mask, pair_mask, self.config.mask_trans)
+        m, z, single = self.evoformer(m, z, msa_mask, pair_mask, _mask_trans=self.config.mask_trans)
         sm = self.structure_module(single, z, feats["aatype"], seq_mask)
         positions = atom14_to_atom37(
             sm["positions"][-1], feats["residx_atom37_to_atom14"], feats["atom37_atom_exists"]
@@ -175,7 +175,7 @@ class AlphaFold(nn.Module):
         feat = build_extra_msa_feat(feats["extra_msa"], *deletions)
         extra = self.extra_msa_embedder(feat)
         mask = feats["extra_msa_mask"]
-        return self.extra_msa_stack(extra, z, mask, pair_mask, self.config.mask_trans)  # type: ignore[no-any-return]
+        return self.extra_msa_stack(extra, z, mask, pair_mask, _mask_trans=self.config.mask_trans)  # type: ignore[no-any-return]
 
 
 def _input_embedder(config: ModelConfig) -> InputEmbedder:

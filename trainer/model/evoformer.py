@@ -58,9 +58,10 @@ class PairStack(nn.Module):
         self,
         z: Float[Tensor, "*B R R c_z"],
         pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> Float[Tensor, "*B R R c_z"]:
-        """The pair representation after this block; `mask_trans` also masks the transition."""
+        """The pair representation after this block; `_mask_trans` also masks the transition."""
         drop = self.ps_dropout_row_layer
         z = z + drop(self.tri_mul_out(z, pair_mask))
         z = z + drop(self.tri_mul_in(z, pair_mask))
@@ -68,7 +69,7 @@ class PairStack(nn.Module):
         z = z.transpose(-2, -3)
         z = z + drop(self.tri_att_end(z, pair_mask.transpose(-1, -2)))
         z = z.transpose(-2, -3)
-        return z + self.pair_transition(z, pair_mask if mask_trans else None)  # type: ignore[no-any-return]
+        return z + self.pair_transition(z, pair_mask if _mask_trans else None)  # type: ignore[no-any-return]
 
 
 class MSABlock(nn.Module):
@@ -127,21 +128,22 @@ class MSABlock(nn.Module):
         z: Float[Tensor, "*B R R c_z"],
         msa_mask: Float[Tensor, "*B S R"],
         pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B S R c_m"], Float[Tensor, "*B R R c_z"]]:
         """MSA and pair representation after this block.
 
-        `mask_trans` also masks the transitions, which AF2's training does not.
+        `_mask_trans` also masks the transitions, which AF2's training does not.
         """
         if self.opm_first:
             z = z + self.outer_product_mean(m, msa_mask)
         m = m + self.msa_dropout_layer(self.msa_att_row(m, z, msa_mask))
         if self.msa_att_col is not None:
             m = m + self.msa_att_col(m, msa_mask)
-        m = m + self.msa_transition(m, msa_mask if self._masks_msa(mask_trans) else None)
+        m = m + self.msa_transition(m, msa_mask if self._masks_msa(_mask_trans) else None)
         if not self.opm_first:
             z = z + self.outer_product_mean(m, msa_mask)
-        return m, self.pair_stack(z, pair_mask, mask_trans)
+        return m, self.pair_stack(z, pair_mask, _mask_trans=_mask_trans)
 
     def _masks_msa(self, mask_trans: bool) -> bool:
         return mask_trans
@@ -185,12 +187,19 @@ class MSAStack(nn.Module):
         z: Float[Tensor, "*B R R c_z"],
         msa_mask: Float[Tensor, "*B S R"],
         pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> Any:
         """What the stack gives (see its class) from MSA and pair representation."""
         for block in self.blocks:
             m, z = checkpointed(
-                block, m, z, msa_mask, pair_mask, mask_trans, enabled=self.checkpointing
+                block,
+                m,
+                z,
+                msa_mask,
+                pair_mask,
+                _mask_trans=_mask_trans,
+                enabled=self.checkpointing,
             )
         return self._result(m, z)
 

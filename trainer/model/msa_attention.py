@@ -58,9 +58,13 @@ class MSAAttention(nn.Module):
         self.mha = Attention(c_m, c_m, c_m, c_hidden, no_heads)
 
     def forward(
-        self, m: Float[Tensor, "*B R S c_m"], mask: Float[Tensor, "*B R S"]
+        self,
+        m: Float[Tensor, "*B R S c_m"],
+        z: None = None,
+        mask: Float[Tensor, "*B R S"] | None = None,
     ) -> Float[Tensor, "*B R S c_m"]:
-        """Update of `m`."""
+        """Update of `m`; `z` is there for callers of either row attention."""
+        mask = m.new_ones(m.shape[:-1]) if mask is None else mask
         m = self.layer_norm_m(m)
         bias = mask_bias(mask, self.inf)[..., :, None, None, :]
         return self.mha(m, m, [bias])  # type: ignore[no-any-return]
@@ -80,7 +84,7 @@ class MSAColumnAttention(nn.Module):
     ) -> Float[Tensor, "*B S R c_m"]:
         """Update of `m`."""
         mask = m.new_ones(m.shape[:-1]) if mask is None else mask
-        update: Tensor = self._msa_att(m.transpose(-2, -3), mask.transpose(-1, -2))
+        update: Tensor = self._msa_att(m.transpose(-2, -3), mask=mask.transpose(-1, -2))
         return update.transpose(-2, -3)
 
 

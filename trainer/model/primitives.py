@@ -65,28 +65,28 @@ class SharedDropout(nn.Module):
     """Dropout whose mask is shared along one axis: AF2's DropoutRowwise and DropoutColumnwise.
 
     Args:
-        p: probability that an entry is dropped; survivors are scaled by 1/(1-p).
+        r: probability that an entry is dropped; survivors are scaled by 1/(1-r).
         shared_dim: the axis along which the mask repeats (-3 rowwise, -2
             columnwise), or None for ordinary dropout.
     """
 
-    def __init__(self, p: float, shared_dim: int | None = None) -> None:
+    def __init__(self, r: float, shared_dim: int | None = None) -> None:
         super().__init__()
-        self.p = p
+        self.r = r
         self.shared_dim = shared_dim
 
     def forward(self, x: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
         """`x` with entries dropped in training, unchanged in evaluation."""
-        if not self.training or self.p == 0.0:
+        if not self.training or self.r == 0.0:
             return x
         return x * self.sample_mask(x)
 
     def sample_mask(self, x: Tensor) -> Tensor:
-        """A fresh mask, already scaled by 1/(1-p), that broadcasts against `x`."""
+        """A fresh mask, already scaled by 1/(1-r), that broadcasts against `x`."""
         shape = list(x.shape)
         if self.shared_dim is not None:
             shape[self.shared_dim] = 1
-        return F.dropout(x.new_ones(shape), self.p, training=True)
+        return F.dropout(x.new_ones(shape), self.r, training=True)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[None]:

@@ -93,7 +93,8 @@ class TemplatePairStackBlock(nn.Module):
         self,
         t: Float[Tensor, "*B T R R c_t"],
         mask: Float[Tensor, "*B 1 R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> Float[Tensor, "*B T R R c_t"]:
         """The template representations after this block."""
         mask = mask.expand(t.shape[:-1])
@@ -101,7 +102,7 @@ class TemplatePairStackBlock(nn.Module):
             t = self._attend(self._multiply(t, mask), mask)
         else:
             t = self._multiply(self._attend(t, mask), mask)
-        return t + self.pair_transition(t, mask if mask_trans else None)  # type: ignore[no-any-return]
+        return t + self.pair_transition(t, mask if _mask_trans else None)  # type: ignore[no-any-return]
 
     def _attend(self, t: Tensor, mask: Tensor) -> Tensor:
         t = t + self.dropout_row(self.tri_att_start(t, mask))
@@ -128,11 +129,12 @@ class TemplatePairStack(nn.Module):
         self,
         t: Float[Tensor, "*B T R R c_t"],
         mask: Float[Tensor, "*B 1 R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> Float[Tensor, "*B T R R c_t"]:
         """Template representations; `mask` is the query's pair mask."""
         for block in self.blocks:
-            t = checkpointed(block, t, mask, mask_trans, enabled=self.checkpointing)
+            t = checkpointed(block, t, mask, _mask_trans=_mask_trans, enabled=self.checkpointing)
         return self.layer_norm(t)  # type: ignore[no-any-return]
 
 
@@ -188,12 +190,13 @@ class TemplateEmbedder(nn.Module):
         batch: Mapping[str, Tensor],
         z: Float[Tensor, "*B R R c_z"],
         pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
         """Pair update, one MSA row per template, and those rows' mask: where psi is known."""
         feat = build_template_pair_feat(batch, inf=self.inf, **self.distogram)  # type: ignore[arg-type]
         t = self.template_pair_embedder(feat)
-        t = self.template_pair_stack(t, pair_mask[..., None, :, :], mask_trans)
+        t = self.template_pair_stack(t, pair_mask[..., None, :, :], _mask_trans=_mask_trans)
         template_mask = batch["template_mask"]
         update = self.template_pointwise_att(t, z, template_mask)
         any_template = (torch.sum(template_mask, dim=-1) > 0).to(update.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from evofeed.shapes import Float
@@ -14,13 +13,14 @@ class _Transition(nn.Module):
         super().__init__()
         self.layer_norm = LayerNorm(c)
         self.linear_1 = Linear(c, n * c, init="relu")
+        self.relu = nn.ReLU()
         self.linear_2 = Linear(n * c, c, init="final")
 
     def forward(
         self, x: Float[Tensor, "*B c"], mask: Float[Tensor, "*B"] | None = None
     ) -> Float[Tensor, "*B c"]:
         """Update of `x`; zero where the mask is."""
-        update: Tensor = self.linear_2(torch.relu(self.linear_1(self.layer_norm(x))))
+        update: Tensor = self.linear_2(self.relu(self.linear_1(self.layer_norm(x))))
         return update if mask is None else update * mask.to(update.dtype)[..., None]
 
 

@@ -13,9 +13,9 @@ from evofeed.trainer.model.primitives import Attention, LayerNorm, Linear, in_fl
 
 
 class _TriangleMultiplication(nn.Module):
-    """Shared by the four classes below, which differ in `outgoing` and in the projections."""
+    """Shared by the four classes below, which differ in `_outgoing` and in the projections."""
 
-    outgoing: bool
+    _outgoing: bool
 
     def __init__(self, c_z: int, c_hidden: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _TriangleMultiplication(nn.Module):
         a, b = self._project(z, mask.to(z.dtype)[..., None])
         a, b = a.movedim(-1, -3), b.movedim(-1, -3)  # [*B, C, R, R]
         with in_float32("triangle_product", a, b) as (a, b):
-            if self.outgoing:
+            if self._outgoing:
                 product = torch.matmul(a, b.transpose(-1, -2))  # sum_k a_ik b_jk
             else:
                 product = torch.matmul(a.transpose(-1, -2), b)  # sum_k a_ki b_kj
@@ -60,13 +60,13 @@ class _TriangleMultiplication(nn.Module):
 class TriangleMultiplicationOutgoing(_TriangleMultiplication):
     """Edges i->k and j->k update i->j. Source: AF2 SI algorithm 11."""
 
-    outgoing = True
+    _outgoing = True
 
 
 class TriangleMultiplicationIncoming(_TriangleMultiplication):
     """Edges k->i and k->j update i->j. Source: AF2 SI algorithm 12."""
 
-    outgoing = False
+    _outgoing = False
 
 
 class _FusedTriangleMultiplication(_TriangleMultiplication):
@@ -85,13 +85,13 @@ class _FusedTriangleMultiplication(_TriangleMultiplication):
 class FusedTriangleMultiplicationOutgoing(_FusedTriangleMultiplication):
     """`TriangleMultiplicationOutgoing` with fused projections."""
 
-    outgoing = True
+    _outgoing = True
 
 
 class FusedTriangleMultiplicationIncoming(_FusedTriangleMultiplication):
     """`TriangleMultiplicationIncoming` with fused projections."""
 
-    outgoing = False
+    _outgoing = False
 
 
 class _TriangleAttention(nn.Module):

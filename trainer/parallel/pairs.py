@@ -59,7 +59,7 @@ def drop_mask(layer: Any, x: Tensor) -> Tensor | None:
 
     Every rank draws all of it, so all ranks go on alike.
     """
-    if not layer.training or layer.p == 0.0:
+    if not layer.training or layer.r == 0.0:
         return None
     *lead, _, N, C = x.shape
     whole = x.new_empty(1).expand(*lead, N, N, C)
@@ -206,7 +206,7 @@ def _multiply(
     a, b = (  # [*, e, N, N]
         exchange(t.movedim(-1, -3), axis, split=-3, join=-2, length=N) for t in (a, b)
     )
-    product = torch.matmul(a, b.mT) if module.outgoing else torch.matmul(a.mT, b)
+    product = torch.matmul(a, b.mT) if module._outgoing else torch.matmul(a.mT, b)
     product = exchange(product, axis, split=-2, join=-3, length=E).movedim(-3, -1)
     update = module.linear_z(module.layer_norm_out(product)) * torch.sigmoid(module.linear_g(x))
     return added(z, update, drop)

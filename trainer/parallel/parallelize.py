@@ -61,13 +61,13 @@ def parallelize(model: Model, axis: Axis) -> Model:
 
 def _msa_stack(
     stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
-    mask_trans: bool = False,
+    *, _mask_trans: bool = True,
 ) -> Any:  # fmt: skip
     S, N = m.shape[-3:-1]
     m, z = axis.part(m, -3), axis.part(z, -3)
     for block in stack.blocks:
         m, z = checkpointed(
-            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis,
+            msa_block, block, m, z, msa_mask, pair_mask, _mask_trans, axis,
             enabled=stack.checkpointing,
         )  # fmt: skip
     z = gather(z, axis, dim=-3, length=N)
@@ -77,12 +77,12 @@ def _msa_stack(
 
 
 def _template_stack(
-    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, mask_trans: bool = False
+    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, *, _mask_trans: bool = True
 ) -> Tensor:
     if not t.numel():  # no templates: every rank alike
-        return TemplatePairStack.forward(stack, t, mask, mask_trans)
+        return TemplatePairStack.forward(stack, t, mask, _mask_trans=_mask_trans)
     N, mask = t.shape[-2], mask.expand(t.shape[:-1])
-    t = _template_rows(stack, axis, axis.part(t, -3), mask, mask_trans)
+    t = _template_rows(stack, axis, axis.part(t, -3), mask, _mask_trans)
     return gather(t, axis, dim=-3, length=N)
 
 
@@ -98,12 +98,12 @@ def _template_rows(
 
 def _template_embedder(
     embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
-    pair_mask: Tensor, mask_trans: bool = False,
+    pair_mask: Tensor, *, _mask_trans: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows of the pairs; of long chains one template after the other, a few rows at a time."""
     T, N = batch["template_aatype"].shape[-2:]
     if not T or not axis.all_have(N):
-        return TemplateEmbedder.forward(embedder, batch, z, pair_mask, mask_trans)
+        return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
     lengths = axis.lengths(N)
     first, last = sum(lengths[: axis.rank]), sum(lengths[: axis.rank + 1])
     mask = pair_mask[..., None, :, :]
@@ -116,7 +116,7 @@ def _template_embedder(
         )
         t = embedder.template_pair_embedder(feat)
         mask = mask.expand(*t.shape[:-3], N, N)
-        t = _template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans)
+        t = _template_rows(embedder.template_pair_stack, axis, t, mask, _mask_trans)
         own = embedder.template_pointwise_att(t, axis.part(z, -3), template_mask)
         return _with_templates(embedder, batch, gather(own, axis, dim=-3, length=N))
     made = []
@@ -136,7 +136,7 @@ def _template_embedder(
                 feat
             )
             del feat
-        made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans))
+        made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, _mask_trans))
         del t
     own = torch.empty_like(z[..., first:last, :, :])
     for some in slices(first, last, at_once):

@@ -91,14 +91,15 @@ def _together(case: Case, masks: list[Tensor]) -> list[Tensor]:
 
 
 def _module(
-    cls: Callable[..., nn.Module], *names: str, drop: tuple[str, ...] = (), out: str = "out"
-) -> Runner:
-    """Runner of a module called with the inputs `names` (absent ones are left out)."""
+    cls: Callable[..., nn.Module], *names: str, drop: tuple[str, ...] = (), out: str = "out",
+    **options: bool,
+) -> Runner:  # fmt: skip
+    """Runner of a module called with the inputs `names` (absent ones are left out) and options."""
     outs = out.split()
 
     def run(case: Case, inputs: Inputs) -> tuple[nn.Module, Outputs]:
         module = _load(case, cls(**_hparams(case, *drop)))
-        got = module(**{name: inputs[name] for name in names if name in inputs})
+        got = module(**{name: inputs[name] for name in names if name in inputs}, **options)
         return module, dict(zip(outs, got if len(outs) > 1 else (got,), strict=True))
 
     return run
@@ -131,7 +132,7 @@ def _stack(
 ) -> Runner:
     def run(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
         module = _load(case, cls(**_hparams(case, *drop)))
-        got = module(x["m"], x["z"], x["msa_mask"], x["pair_mask"], mask_trans)
+        got = module(x["m"], x["z"], x["msa_mask"], x["pair_mask"], _mask_trans=mask_trans)
         names = outs.split()
         return module, dict(zip(names, got if len(names) > 1 else (got,), strict=True))
 
@@ -156,7 +157,7 @@ def _template_angle_feat(case: Case, x: Inputs) -> tuple[None, Outputs]:
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, template.TemplateEmbedder(**_hparams(case, "eps")))
-    pair, single, _ = module(x, x["z"], x["pair_mask"])
+    pair, single, _ = module(x, x["z"], x["pair_mask"], _mask_trans=False)
     return module, {"template_pair_embedding": pair, "template_single_embedding": single}
 
 
@@ -333,7 +334,7 @@ RUNNERS: dict[str, Runner] = {
     "TemplateSingleEmbedder": _module(template.TemplateSingleEmbedder, "x"),
     "TemplatePairEmbedder": _module(template.TemplatePairEmbedder, "x"),
     "ExtraMSAEmbedder": _module(embedders.ExtraMSAEmbedder, "x"),
-    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask"),
+    "TemplatePairStack": _module(template.TemplatePairStack, "t", "mask", _mask_trans=False),
     "TemplatePointwiseAttention": _module(
         template.TemplatePointwiseAttention, "t", "z", "template_mask"
     ),

@@ -59,7 +59,7 @@ def _single_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
 
 def _template_embedder(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     module = _load(case, template.TemplateEmbedderMultimer(**_hparams(case, "eps")))
-    pair, rows, mask = module(x, x["z"], x["padding_mask_2d"])
+    pair, rows, mask = module(x, x["z"], x["padding_mask_2d"], _mask_trans=False)
     return module, {
         "template_pair_embedding": pair,
         "template_single_embedding": rows,

@@ -126,7 +126,8 @@ class TemplateEmbedderMultimer(nn.Module):
         batch: Mapping[str, Tensor],
         z: Float[Tensor, "*B R R c_z"],
         pair_mask: Float[Tensor, "*B R R"],
-        mask_trans: bool = False,
+        *,
+        _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
         """Pair update, one MSA row per template, and those rows' mask: where chi1 is known."""
         aatype = batch["template_aatype"]
@@ -142,7 +143,9 @@ class TemplateEmbedderMultimer(nn.Module):
             dgram, restype, z[..., None, :, :, :], beta, backbone_mask, same_chain,
             unit_vectors(frames),
         )  # fmt: skip
-        t = self.template_pair_stack(t, pair_mask[..., None, :, :].to(t.dtype), mask_trans)
+        t = self.template_pair_stack(
+            t, pair_mask[..., None, :, :].to(t.dtype), _mask_trans=_mask_trans
+        )
         update = self.linear_t(torch.relu(torch.sum(t, dim=-4) / t.shape[-4]))
         angles, chi_mask = chi_angles(positions, atom_mask, aatype)
         rows = self.template_single_embedder(restype, angles, chi_mask)
