@@ -28,6 +28,7 @@ from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.tables import DatasetRow, JobRow
+from evofeed.service.work import require_thread
 from evofeed.store import DataCard, Dataset, Diff, card_of
 from evofeed.store.inner import column_statistics, diff_indexes
 
@@ -40,6 +41,7 @@ _URI_SECONDS = 1.0
 _MAX_URIS = 10_000
 _MAX_PLANS = 4  # 24 bytes a chain each, twice where a run goes from one epoch to the next
 _MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
+_MAX_NBYTES = 1 << 30  # of their columns made ready: a million chains have 64 MB
 
 
 class Catalog:
@@ -188,6 +190,7 @@ class Catalog:
         """
         uri, until = self._uris.get(name, ("", 0.0))
         if time.monotonic() >= until:
+            require_thread()
             try:
                 uri = self.dataset(name).uri
             except (DBAPIError, PoolTimeout):
@@ -209,9 +212,17 @@ class Catalog:
         return self._cached(
             self._snapshots,
             (view.uri, digest),
-            lambda: view.open_snapshot(digest),
+            lambda: self._opened(view, digest),
             _MAX_SNAPSHOTS,
         )
+
+    def _opened(self, view: StoreView, digest: str) -> OpenSnapshot:
+        snapshot = view.open_snapshot(digest)
+        with self._lock:
+            used = snapshot.columns.nbytes + sum(s.columns.nbytes for s in self._snapshots.values())
+            while self._snapshots and used > _MAX_NBYTES:
+                used -= self._snapshots.popitem(last=False)[1].columns.nbytes
+        return snapshot
 
     def record(self, name: str, digest: str, chain_id: str) -> ChainRecord:
         """A chain with all that is stored of it.
@@ -241,13 +252,10 @@ class Catalog:
         # Few: the places of a million chains take 100 MB.
         return self._cached(self._datasets, (view.uri, digest), lambda: view.dataset(snapshot), 4)
 
-    def open_place(self, name: str, digest: str) -> str:
-        """Where a dataset is, if that is known and the snapshot is open: nothing is waited for.
-
-        Empty where it would be.
-        """
+    def known_place(self, name: str) -> str:
+        """Where a dataset is, if that is known without asking; empty where it is not."""
         uri, until = self._uris.get(name, ("", 0.0))
-        return uri if time.monotonic() < until and (uri, digest) in self._snapshots else ""
+        return uri if time.monotonic() < until else ""
 
     def shard(self, name: str, shard: str) -> ShardFile:
         """A shard that some snapshot of the dataset lists.
@@ -334,6 +342,7 @@ class Catalog:
             if key in cache:
                 cache.move_to_end(key)
                 return cache[key]
+        require_thread()
         made = make()  # outside the lock: a slow store holds up nobody else
         with self._lock:
             made = cache.setdefault(key, made)

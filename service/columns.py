@@ -7,9 +7,7 @@ words, where they are.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -17,6 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from evofeed.service.work import require_thread
 from evofeed.store.inner import column_kinds, is_known
 
 ANY_CASE: Final = ("method",)
@@ -29,82 +28,105 @@ class Columns:
     """What describes the chains of an index; safe to use from many threads.
 
     Args:
-        index: of a snapshot. Columns of numbers are seen where they are, not copied, as long
-            as the index is one piece.
+        index: of a snapshot. A column is copied when it is first asked for.
 
     Attributes:
         kinds: the columns that describe a chain, with their kind.
         table: they alone.
+        nbytes: of memory, about, once all are ready.
     """
 
     def __init__(self, index: pa.Table) -> None:
         self._index = index
         self.kinds = column_kinds(index.schema)
         self.table = index.select(list(self.kinds))
+        self.nbytes = self.table.nbytes
         self._ready: dict[str, _Kind] = {}
         self._comparable: dict[str, Numbers | Ranks | None] = {}
+        self._owned: dict[str, pa.ChunkedArray] = {}
         self._ids: _Texts | None = None
         self._lock = threading.Lock()
 
     def json(self, names: list[str], rows: Rows) -> bytes:
         """Rows as a JSON array of objects: dates as text, no NaN, float32 in its own digits."""
-        parts = [self._column(name).json(rows) for name in names]
-        heads = [b",%b:" % orjson.dumps(name) for name in names]
+        parts = [self._column(name).cells(rows) for name in names]
         if not parts or not parts[0]:
             return b"[]"
-        heads[0] = b"},{" + heads[0][1:]
-        pairs: list[Iterable[bytes]] = []
-        for head, part in zip(heads, parts, strict=True):
-            pairs += [[head] * len(part), part]
-        return b"[%b}]" % b"".join(itertools.chain.from_iterable(zip(*pairs, strict=True)))[2:]
+        row: list[bytes] = []
+        for name in names:
+            row += [b",%b:" % orjson.dumps(name), b""]
+        row[0] = b"},{" + row[0][1:]
+        pieces = row * len(parts[0])
+        for place, part in enumerate(parts):
+            pieces[2 * place + 1 :: len(row)] = part
+        return b"[%b}]" % b"".join(pieces)[2:]
 
     def find(self, chain_id: str) -> int:
         """Row of a chain in an index that is sorted by id; -1 if it is not there."""
-        with self._lock:
-            if self._ids is None:
-                self._ids = _Texts(self._index["chain_id"])
+        if self._ids is None:
+            require_thread()
+            with self._lock:
+                self._ids = self._ids or _Texts(self._own("chain_id"))
         return self._ids.find(chain_id.encode())
 
     def comparable(self, name: str) -> Numbers | Ranks | None:
         """A column as arrays that filters compare; None where Arrow has to do it."""
         if name not in self._comparable:
-            column, kind = self._index[name], self.kinds[name]
-            self._comparable[name] = None
-            if pa.types.is_dictionary(column.type) or kind == "date":
-                self._comparable[name] = Ranks.of(column, fold=name in ANY_CASE)
-            elif not column.null_count and kind in ("integer", "number", "boolean"):
-                known = is_known(column, name, kind).to_numpy()
-                values = _as_one(column)
-                self._comparable[name] = Numbers(values, None if known.all() else known)
+            require_thread()
+            with self._lock:
+                self._comparable[name] = self._made_comparable(name)
         return self._comparable[name]
+
+    def _made_comparable(self, name: str) -> Numbers | Ranks | None:
+        column, kind = self._index[name], self.kinds[name]
+        if pa.types.is_dictionary(column.type) or kind == "date":
+            return Ranks.of(column, fold=name in ANY_CASE)
+        if column.null_count or kind not in ("integer", "number", "boolean"):
+            return None
+        known = is_known(column, name, kind).to_numpy()
+        return Numbers(_as_one(self._own(name)), None if known.all() else known)
 
     def _column(self, name: str) -> _Kind:
         found = self._ready.get(name)
         if found is None:
-            column = self._index[name]
-            kind: type[_Kind] = _Values
-            if pa.types.is_dictionary(column.type) or self.kinds.get(name) == "date":
-                column, kind = _encoded(column), _Words
-            elif pa.types.is_boolean(column.type) and not column.null_count:
-                kind = _Bits
-            elif not column.null_count and (
-                pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-            ):
-                kind = _Numbers
-            found = self._ready[name] = kind(column)
+            require_thread()
+            with self._lock:
+                found = self._ready[name] = self._made_ready(name)
         return found
+
+    def _made_ready(self, name: str) -> _Kind:
+        column = self._index[name]
+        if pa.types.is_dictionary(column.type) or self.kinds.get(name) == "date":
+            return _Words(_encoded(self._own(name)))
+        if pa.types.is_boolean(column.type) and not column.null_count:
+            return _Bits(column)
+        if not column.null_count and (
+            pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        ):
+            return _Numbers(self._own(name))
+        return _Values(self._own(name))
+
+    def _own(self, name: str) -> pa.ChunkedArray:
+        """A column in memory of this process: a file that is mapped waits for its disk."""
+        if name not in self._owned:
+            chunks = self._index[name].chunks
+            if chunks:
+                chunks = [pa.concat_arrays([*chunks, chunks[0].slice(0, 0)])]
+            self._owned[name] = pa.chunked_array(chunks, self._index[name].type)
+        return self._owned[name]
 
 
 class _Kind(Protocol):
-    def __init__(self, column: pa.ChunkedArray) -> None: ...
-    def json(self, rows: Rows) -> list[bytes]: ...
+    """A column as JSON, one text a row."""
+
+    def cells(self, rows: Rows) -> list[bytes]: ...
 
 
 class _Bits:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._values = _as_one(column)
 
-    def json(self, rows: Rows) -> list[bytes]:
+    def cells(self, rows: Rows) -> list[bytes]:
         return [b"true" if value else b"false" for value in self._values[rows].tolist()]
 
 
@@ -112,21 +134,21 @@ class _Numbers:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._values = _as_one(column)
 
-    def json(self, rows: Rows) -> list[bytes]:
+    def cells(self, rows: Rows) -> list[bytes]:
         values = np.ascontiguousarray(self._values[rows])
-        return _split(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+        array = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+        return array[1:-1].split(b",") if len(values) else []
 
 
 class _Words:
     """A dictionary column: each word is encoded once."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        column = column.unify_dictionaries()
         words, self._codes = _words_of(column)
-        self._words = [orjson.dumps(word) for word in [*words, None]]
+        self._cells = [orjson.dumps(word) for word in [*words, None]]
 
-    def json(self, rows: Rows) -> list[bytes]:
-        return [self._words[code] for code in self._codes[rows].tolist()]
+    def cells(self, rows: Rows) -> list[bytes]:
+        return [self._cells[code] for code in self._codes[rows].tolist()]
 
 
 class _Values:
@@ -135,7 +157,7 @@ class _Values:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column = column
 
-    def json(self, rows: Rows) -> list[bytes]:
+    def cells(self, rows: Rows) -> list[bytes]:
         if isinstance(rows, slice):
             part = self._column.slice(rows.start, rows.stop - rows.start)
         else:
@@ -233,8 +255,3 @@ class _Texts:
 
     def _at(self, row: int) -> bytes:
         return bytes(self._data[self._ends[row] : self._ends[row + 1]])
-
-
-def _split(array: bytes) -> list[bytes]:
-    """The items of a JSON array of numbers."""
-    return array[1:-1].split(b",") if len(array) > 2 else []

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from evofeed.errors import ServiceError
 from evofeed.service.database_url import parse_url
+from evofeed.service.work import require_thread
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # A database that is away is noticed within seconds, not when TCP gives up.
@@ -82,12 +83,14 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session for reading; nothing is committed."""
+        require_thread()
         with Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session whose work is committed at the end, all or nothing."""
+        require_thread()
         # IMMEDIATE takes SQLite's write lock at once; a lock taken later fails without waiting.
         engine = self.engine.execution_options(immediate=True)
         with Session(engine) as session, session.begin():

@@ -3,7 +3,9 @@
 The same endpoints, admitted by the same marks, as FastAPI serves: only the finding of the
 route and the parsing of its parameters are ours. Whatever is not plain (another method, a
 parameter that does not fit, a route not listed here) goes to FastAPI, which answers or
-refuses it. An endpoint whose answer is in memory needs no thread.
+refuses it. What is in memory and soon computed is answered on the event loop: a hand-over to a
+thread and back costs more. Whatever would wait or take long says so (`NeedsThread`) and is asked
+again in its dataset's threads.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from evofeed.service.state import Service
 
 _NAME: Final = NAME_PATTERN.strip("^$")
 _DIGEST: Final = DIGEST_PATTERN.strip("^$")
+_SHORT_PAGE: Final = 200  # rows
+_SHORT_FILTER: Final = 1000  # letters
 _SNAPSHOT: Final = rf"/v1/datasets/(?P<name>{_NAME})/snapshots/(?P<digest>{_DIGEST})"
 
 
@@ -39,23 +43,41 @@ class _Hot:
     path: re.Pattern[str]
     endpoint: Callable[..., Response]
     query: type[BaseModel] | None = None
-    in_memory: bool = False
-    """It waits for nothing once its snapshot is open."""
+    here: Callable[[Any], bool] = lambda _: False
+    """Whether it is worth trying on the event loop, by its query."""
     kept: bool = False
     """It is JSON that depends on its path and query alone."""
 
 
+def _always(_: Any) -> bool:
+    return True
+
+
+def _short(query: chains.ChainQuery) -> bool:
+    """A page that is soon written, for a filter that is soon checked."""
+    short = len(query.where or "") <= _SHORT_FILTER and query.limit <= _SHORT_PAGE
+    return short and not query.count
+
+
 _HOT: Final = (
-    _Hot(re.compile(_SNAPSHOT), snapshots.get_manifest, in_memory=True),
+    _Hot(re.compile(_SNAPSHOT), snapshots.get_manifest, here=_always),
     _Hot(
         re.compile(
             rf"/v1/datasets/(?P<name>{_NAME})/shards/(?P<shard>{SHARD_PATTERN.strip('^$')})"
         ),
         shards.get_shard,
+        here=_always,
     ),
     _Hot(re.compile(rf"/v1/datasets/(?P<name>{_NAME})/refs/(?P<ref>{_NAME})"), refs.get_ref),
-    _Hot(re.compile(_SNAPSHOT + r"/chains"), chains.list_chains, chains.ChainQuery, kept=True),
-    _Hot(re.compile(_SNAPSHOT + r"/chains/(?P<chain_id>[^/]+)"), chains.get_chain, kept=True),
+    _Hot(
+        re.compile(_SNAPSHOT + r"/chains"), chains.list_chains, chains.ChainQuery, _short, kept=True
+    ),
+    _Hot(
+        re.compile(_SNAPSHOT + r"/chains/(?P<chain_id>[^/]+)"),
+        chains.get_chain,
+        here=_always,
+        kept=True,
+    ),
     _Hot(re.compile(_SNAPSHOT + r"/plan"), plans.get_plan, plans.PlanQuery, kept=True),
 )
 
@@ -108,16 +130,16 @@ class Direct:
         principal = await admit(service, request, mark.scopes, counted=mark.counted)
         caller, name = caller_of(request, principal), values["name"]
         run = functools.partial(hot.endpoint, request=request, service=service, **values)
-        place = service.catalog.open_place(name, values.get("digest", ""))
+        place = service.catalog.known_place(name)
+        here = place != "" and hot.here(values.get("query"))
         if not hot.kept or not place:
-            here = hot.in_memory and place != ""
             return await run_endpoint(run, mark, service, caller, name, here=here)
         # The place is in the key: a name may come to mean another one.
-        key = (place, request.url.path, values["digest"], request.scope["query_string"])
+        key = (place, request.scope["path"], request.scope["query_string"])
         if (data := service.answers.find(key)) is not None:
             again = functools.partial(immutable_json, request, data)
             return await run_endpoint(again, mark, service, caller, name, here=True)
-        response = await run_endpoint(run, mark, service, caller, name)
+        response = await run_endpoint(run, mark, service, caller, name, here=here)
         service.answers.keep(key, request.state.whole)
         return response
 

@@ -14,7 +14,6 @@ import secrets
 import time
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evofeed.service.metrics import Metrics
@@ -35,6 +34,7 @@ _HEADERS: Final = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
 }
+_READ: Final = (b"host", b"content-length", b"x-request-id")
 _RAW_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
@@ -52,11 +52,12 @@ class Edge:
             return
         if scope["path"].startswith("/datasets/"):  # a dataset's URI may leave out /v1
             scope["path"] = f"/v1{scope['path']}"
-        exchange = _Exchange(scope, send)
+        said = _said(scope)
+        exchange = _Exchange(scope, send, said[b"x-request-id"])
         if scope["method"] == "HEAD":  # whatever answers GET answers HEAD
             scope = {**scope, "method": "GET", "evofeed.head": True}  # the server's own says HEAD
         try:
-            if problem := self._refusal(scope):
+            if problem := self._refusal(scope, said):
                 await problem.response()(scope, receive, exchange.send)
             else:
                 await self._app(scope, self._capped(scope, receive), exchange.send)
@@ -70,9 +71,8 @@ class Edge:
         finally:
             self._account(scope, exchange)
 
-    def _refusal(self, scope: Scope) -> Problem | None:
-        headers = Headers(scope=scope)
-        host = _PORT.sub("", headers.get("host", ""))
+    def _refusal(self, scope: Scope, said: dict[bytes, str]) -> Problem | None:
+        host = _PORT.sub("", said[b"host"])
         if self._hosts and host not in self._hosts:
             return Problem(
                 421,
@@ -80,7 +80,8 @@ class Edge:
                 f"this service does not answer for host {host[:80]!r}",
                 next="use its own address, or add the name to EVOFEED_ALLOWED_HOSTS",
             )
-        length = headers.get("content-length", "0")
+        if not (length := said[b"content-length"]):
+            return None
         most = self._most(scope)
         return _too_large(most) if not length.isdecimal() or int(length[:19]) > most else None
 
@@ -110,11 +111,19 @@ class Edge:
             _log.info("%s", json.dumps(line))
 
 
+def _said(scope: Scope) -> dict[bytes, str]:
+    """What a request's headers say of what is looked at here, each the first time."""
+    said = dict.fromkeys(_READ, "")
+    for name, value in reversed(scope["headers"]):
+        if name in said:
+            said[name] = value.decode("latin-1")
+    return said
+
+
 class _Exchange:
     """What went out for one request."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
+    def __init__(self, scope: Scope, send: Send, given: str) -> None:
         self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.began = time.monotonic()
         self.status, self.sent = 0, 0

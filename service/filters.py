@@ -15,6 +15,7 @@ import bisect
 import datetime
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 from evofeed.service.columns import ANY_CASE, Columns, Ranks
 from evofeed.service.problems import Problem
+from evofeed.service.work import require_thread
 from evofeed.store.inner import column_kinds, is_known, plain_values
 
 MAX_NODES: Final = 200
@@ -45,7 +47,8 @@ _OPERATORS: Final = {
     ">": np.greater,
     ">=": np.greater_equal,
 }
-_FEW: Final = 8  # values that are sooner looked for one by one
+_FEW: Final = 8  # values of a list that cost as much as one comparison
+_Mask = Callable[[slice], np.ndarray]
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
 
 
@@ -67,16 +70,28 @@ def match(
     return _Evaluator(table, kinds).node(node, "where", 0)
 
 
-def match_rows(columns: Columns, node: Any, at: int, stop: int) -> np.ndarray:
-    """The same of the rows from `at` to `stop` of an index that is made ready.
+class RowFilter:
+    """A filter of an index whose columns are made ready, checked once and asked of many spans.
+
+    Args:
+        columns: of the index.
+        node: as of `match`.
+
+    Attributes:
+        weight: comparisons for each row, as it were.
 
     Raises:
         Problem: as `match`.
     """
-    if node is None:
-        return np.ones(stop - at, bool)
-    found: np.ndarray = _Ready(columns, at, stop).node(node, "where", 0)
-    return found
+
+    def __init__(self, columns: Columns, node: Any) -> None:
+        compiler = _Compiler(columns)
+        self._mask: _Mask = compiler.constant(True) if node is None else compiler.compile(node)
+        self.weight = compiler.weight
+
+    def __call__(self, at: int, stop: int) -> np.ndarray:
+        """Which of the rows from `at` to `stop` pass, `bool[stop - at]`."""
+        return self._mask(slice(at, stop))
 
 
 def check(schema: pa.Schema, node: Any) -> None:
@@ -104,7 +119,7 @@ class _Evaluator:
             raise _bad(where, f"expected an object, got {_shown(node)}")
         if set(node) == {"not"}:
             return self.invert(self.node(node["not"], f"{where}.not", depth + 1))
-        for word, combine, empty in (("all", self.both, True), ("any", self.either, False)):
+        for word, combine, empty in (("all", self.every, True), ("any", self.some, False)):
             if set(node) == {word}:
                 return self._combine(node[word], combine, empty, f"{where}.{word}", depth)
         return self._compare(node, where)
@@ -115,9 +130,16 @@ class _Evaluator:
         masks = [self.node(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(nodes)]
         if not masks:
             return self.constant(empty)
-        return functools.reduce(combine, masks)
+        return combine(masks) if len(masks) > 1 else masks[0]
 
-    both, either, invert = (staticmethod(f) for f in (pc.and_, pc.or_, pc.invert))
+    def every(self, masks: list[Any]) -> Any:
+        return functools.reduce(pc.and_, masks)
+
+    def some(self, masks: list[Any]) -> Any:
+        return functools.reduce(pc.or_, masks)
+
+    def invert(self, mask: Any) -> Any:
+        return pc.invert(mask)
 
     def constant(self, value: bool) -> Any:
         return pa.repeat(pa.scalar(value), self._table.num_rows)
@@ -161,55 +183,118 @@ class _Evaluator:
         return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
 
 
-class _Ready(_Evaluator):
-    """The same with NumPy, on columns that are made ready."""
+class _Compiler(_Evaluator):
+    """The same as functions of a span of rows, with NumPy, on columns that are made ready."""
 
-    def __init__(self, columns: Columns, at: int, stop: int) -> None:
-        super().__init__(columns.table.slice(at, stop - at), columns.kinds)
-        self._columns, self._rows = columns, slice(at, stop)
+    def __init__(self, columns: Columns) -> None:
+        super().__init__(columns.table, columns.kinds)
+        self._columns = columns
+        self.weight = 0
 
-    both, either, invert = (
-        staticmethod(f) for f in (np.logical_and, np.logical_or, np.logical_not)
-    )
+    def compile(self, node: Any) -> _Mask:
+        mask: _Mask = self.node(node, "where", 0)
+        return mask
 
-    def constant(self, value: bool) -> Any:
-        return np.full(self._table.num_rows, value)
+    def every(self, masks: list[_Mask]) -> _Mask:
+        return lambda rows: _joined(np.logical_and, masks, rows)
 
-    def term(self, column: str, kind: str, op: str, value: Any) -> Any:
+    def some(self, masks: list[_Mask]) -> _Mask:
+        return lambda rows: _joined(np.logical_or, masks, rows)
+
+    def invert(self, mask: _Mask) -> _Mask:
+        return lambda rows: np.logical_not(mask(rows))
+
+    def constant(self, value: bool) -> _Mask:
+        return lambda rows: np.full(rows.stop - rows.start, value)
+
+    def term(self, column: str, kind: str, op: str, value: Any) -> _Mask:
         ready = self._columns.comparable(column)
+        self.weight += 1 + (len(value) // _FEW if op == "in" else 0)
         if isinstance(ready, Ranks):
-            return _by_rank(ready, ready.codes[self._rows], op, value)
+            return _by_rank(ready, op, value)
         if ready is None or (kind == "boolean" and op in ("<", "<=", ">", ">=")):
-            return super().term(column, kind, op, value).to_numpy(zero_copy_only=False)
-        values = ready.values[self._rows]
-        known = None if ready.known is None else ready.known[self._rows]
+            return self._by_arrow(column, kind, op, value)
         if op == "known":
-            return self.constant(True) if known is None else known
-        own = np.float64 if kind == "integer" else values.dtype  # as `_comparable`
-        with np.errstate(over="ignore"):
-            wanted = np.array(value, own)
-        found = np.isin(values, wanted) if op == "in" else _OPERATORS[op](values, wanted)
-        return found if known is None else found & known
+            known = ready.known
+            return self.constant(True) if known is None else lambda rows: known[rows]
+        if kind == "integer" and op != "in":
+            found = _by_integer(ready.values, op, value) or self.constant(op == "!=")
+        else:
+            found = _by_value(ready.values, kind, op, value)
+        return found if ready.known is None else _among(ready.known, found)
+
+    def _by_arrow(self, column: str, kind: str, op: str, value: Any) -> _Mask:
+        require_thread()  # Arrow reads the file where it is mapped
+        table = self._table.select([column])
+
+        def mask(rows: slice) -> np.ndarray:
+            piece = _Evaluator(table.slice(rows.start, rows.stop - rows.start), self._kinds)
+            found: np.ndarray = piece.term(column, kind, op, value).to_numpy(zero_copy_only=False)
+            return found
+
+        return mask
 
 
-def _by_rank(ready: Ranks, codes: np.ndarray, op: str, value: Any) -> np.ndarray:
-    first, end = ready.known, len(ready.words)
+def _joined(combine: Any, masks: list[_Mask], rows: slice) -> np.ndarray:
+    found: np.ndarray = combine(masks[0](rows), masks[1](rows))
+    for mask in masks[2:]:
+        combine(found, mask(rows), out=found)
+    return found
+
+
+def _among(known: np.ndarray, found: _Mask) -> _Mask:
+    return lambda rows: found(rows) & known[rows]
+
+
+def _by_integer(values: np.ndarray, op: str, value: float) -> _Mask | None:
+    """Integers beside a number that may have a fraction, as integers; None: no integer is it."""
+    compare, bound = _OPERATORS[op], math.floor(value)
+    if bound != value:  # below 384.5 is up to 384, above it is not up to 384
+        if op in ("==", "!="):
+            return None
+        compare = np.less_equal if op in ("<", "<=") else np.greater
+    return lambda rows: compare(values[rows], bound)
+
+
+def _by_value(values: np.ndarray, kind: str, op: str, value: Any) -> _Mask:
+    if op == "in" and kind == "integer":
+        value = [int(one) for one in value if one == math.floor(one)]
+        wanted = np.array(value, np.int64)
+        return lambda rows: np.isin(values[rows], wanted)
+    with np.errstate(over="ignore"):
+        wanted = np.array(value, values.dtype)  # in the column's own type, as `_comparable`
+    if op == "in":
+        return lambda rows: np.isin(values[rows], wanted)
+    compare = _OPERATORS[op]
+    return lambda rows: compare(values[rows], wanted)
+
+
+def _by_rank(ready: Ranks, op: str, value: Any) -> _Mask:
+    codes, first, end = ready.codes, ready.known, len(ready.words)
     if op == "known":
-        return codes >= first
+        return lambda rows: codes[rows] >= first
     if op == "in":
         places = [bisect.bisect_left(ready.words, item) for item in value]
         there = [i for i, v in zip(places, value, strict=True) if ready.words[i : i + 1] == [v]]
         there = [place for place in there if place >= first]
-        if len(there) > _FEW:
-            return np.isin(codes, np.array(there, np.int32))
-        return functools.reduce(np.logical_or, (codes == place for place in there), codes < -1)
+        if len(there) == 1:
+            return lambda rows: codes[rows] == there[0]
+        return lambda rows: np.isin(codes[rows], np.array(there, np.int32))
     low, high = bisect.bisect_left(ready.words, value), bisect.bisect_right(ready.words, value)
-    spans = {"==": (low, high), "<": (0, low), "<=": (0, high), ">": (high, end), ">=": (low, end)}
     if op == "!=":
-        return (codes >= first) & ((codes < low) | (codes >= high))
-    begin, stop = spans[op]
-    found: np.ndarray = codes >= max(begin, first)
-    return found if stop == end else found & (codes < stop)
+        return lambda rows: _but(codes[rows], first, low, high)
+    spans = {"==": (low, high), "<": (0, low), "<=": (0, high), ">": (high, end), ">=": (low, end)}
+    begin, stop = max(spans[op][0], first), spans[op][1]
+    if stop == begin + 1:
+        return lambda rows: codes[rows] == begin
+    if stop == end:
+        return lambda rows: codes[rows] >= begin
+    return lambda rows: (codes[rows] >= begin) & (codes[rows] < stop)
+
+
+def _but(codes: np.ndarray, first: int, low: int, high: int) -> np.ndarray:
+    found: np.ndarray = (codes >= first) & ((codes < low) | (codes >= high))
+    return found
 
 
 def _in(values: Any, items: list[Any], kind: str) -> Any:

@@ -6,6 +6,7 @@ made. The check runs before the body is read.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -26,6 +27,7 @@ from evofeed.service.forms import require_own_form
 from evofeed.service.idempotency import KEY_PATTERN, run_once
 from evofeed.service.problems import Problem
 from evofeed.service.state import Service
+from evofeed.service.work import NeedsThread, run_here
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -180,12 +182,13 @@ async def run_endpoint(
         service: whose threads.
         caller: for whom.
         dataset: on which.
-        here: it waits for nothing, so it needs no thread.
+        here: it is tried on the event loop first.
     """
 
     async def answer() -> Response:
         if here:
-            return run()
+            with contextlib.suppress(NeedsThread):
+                return run_here(run)
         response: Response = await _in_work(run, mark, service, caller, dataset)
         return response
 
@@ -202,8 +205,8 @@ async def _counted(
         if not mark.counted:  # bytes are free, guesses at names are not
             service.limiter.spend(caller)
         raise
-    if mark.counted:
-        response.headers.update(service.limiter.headers(caller))
+    if mark.counted and (limits := service.limiter.headers(caller)):
+        response.headers.update(limits)
     return response
 
 

@@ -55,7 +55,7 @@ class Service:
     tickets: Tickets
     leader: Leader
     packed: Kept[str]
-    answers: Kept[tuple[str, str, str, bytes]]
+    answers: Kept[tuple[str, str, bytes]]
     stopping: threading.Event
 
     @classmethod

@@ -24,7 +24,14 @@ _THREADS: Final = 16  # of a dataset, for what is short
 _HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
 _MAX_POOLS: Final = 256  # the longest unused are let go
 _MAX_WAITING: Final = 500  # requests of a dataset
+_HERE_SECONDS: Final = 0.002  # of computing that a question may take on the event loop
+_NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
+_here_until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_here_until")
+
+
+class NeedsThread(Exception):
+    """What runs on the event loop would wait for something, or compute for long."""
 
 
 class Work:
@@ -113,13 +120,40 @@ def _give_up(answer: asyncio.Future[Any], seconds: float) -> None:
         answer.set_exception(too_slow(seconds))
 
 
+def run_here(function: Callable[[], _T]) -> _T:
+    """What `function` returns, on the event loop.
+
+    Raises:
+        NeedsThread: it is to run in a thread instead, from its beginning.
+    """
+    token = _here_until.set(time.thread_time() + _HERE_SECONDS)
+    try:
+        return function()
+    finally:
+        _here_until.reset(token)
+
+
+def require_thread() -> None:
+    """Whatever follows waits for a disk, a database or a lock, or computes for long.
+
+    Raises:
+        NeedsThread: it would do so on the event loop.
+    """
+    if _here_until.get(None) is not None:
+        raise NeedsThread
+
+
 def require_time() -> None:
     """Stop here if the request's time is up: nobody waits for the answer any more.
 
     Raises:
         Problem: 503.
+        NeedsThread: it is what the event loop may spend that is up.
     """
-    if time.monotonic() > _until.get(float("inf")):
+    here = _here_until.get(None)
+    if here is not None and time.thread_time() > here:
+        raise NeedsThread
+    if time.monotonic() > _until.get(_NEVER):
         raise too_slow(None)
 
 

@@ -25,6 +25,7 @@ from evofeed.errors import AccessDenied, ShardCorrupt, ShardMissing, StoreError
 from evofeed.store.faults import reached
 
 Bytes = bytes | bytearray | memoryview
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
 MAX_OPEN = 256
 """Shard files held open at once by one storage."""
 
@@ -134,6 +135,16 @@ class LocalStorage:
                     path=str(self.path(key)),
                 )
             done += got
+
+    def read_resident(self, key: str, offset: int, out: memoryview) -> bool:
+        """Fill `out` from an open file whose bytes are in memory; False: a disk has to be asked."""
+        descriptor = self._open.get(key)
+        if descriptor is None or _NOWAIT is None:
+            return False
+        try:
+            return os.preadv(descriptor.number, [out], offset, _NOWAIT) == len(out)
+        except OSError:  # not in memory, or a file system that cannot tell
+            return False
 
     def forget(self, key: str) -> None:
         """Open the file again next time: it may have been replaced by a sound one."""

@@ -242,12 +242,14 @@ def page_of(
                 "the cursor belongs to another snapshot",
                 next="begin again without a cursor",
             )
-    found = chains.page(table, search.where, columns, start, search.limit, ready=ready)
+    found = chains.page(
+        table, search.where, columns, start, search.limit, ready=ready, counted=search.count
+    )
     more = found.next_row
     rest = {
         "snapshot": digest,
         "next": None if more is None else service.signer.write(more, digest, query),
-        "matched": chains.count(ready, search.where) if search.count else None,
+        "matched": found.matched,
     }
     return orjson.dumps({what: orjson.Fragment(found.json), **rest})
 

@@ -247,9 +247,13 @@ def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
     wanted = [oracle(node, row) for row in TABLE.to_pylist()]
     assert filters.match(TABLE, node).to_pylist() == wanted
     ready = Columns(TABLE)
-    assert filters.match_rows(ready, node, 0, 60).tolist() == wanted
-    assert filters.match_rows(ready, node, 7, 31).tolist() == wanted[7:31]
+    assert filters.RowFilter(ready, node)(0, 60).tolist() == wanted
+    assert filters.RowFilter(ready, node)(7, 31).tolist() == wanted[7:31]
     assert chains.count(ready, node, scan=7) == sum(wanted)
+    for start in (0, 20, 60):
+        both = chains.page(TABLE, node, ["chain_id"], start, 5, scan=7, ready=ready, counted=True)
+        plain = chains.page(TABLE, node, ["chain_id"], start, 5, scan=7, ready=ready)
+        assert (both.rows, both.next_row, both.matched) == (plain.rows, plain.next_row, sum(wanted))
 
 
 @settings(deadline=None)

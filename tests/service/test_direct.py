@@ -8,14 +8,18 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from tests.service.conftest import Served, Start, open_client
 
 from evofeed.service import direct
 from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.catalog import Catalog
+from evofeed.service.columns import Columns
 from evofeed.service.database import Database
+from evofeed.service.filters import RowFilter
 from evofeed.service.packed import Kept
-from evofeed.service.work import Work
+from evofeed.service.work import NeedsThread, Work, run_here
 
 
 def _questions(served: Served) -> list[tuple[str, dict[str, str]]]:
@@ -187,3 +191,89 @@ def test_an_epochs_order_is_made_once_for_all_ranks(
     ranks = [served.client.get(f"{url}{rank}").json()["samples"] for rank in range(40)]
     assert len(made) == 1 and all(len(samples) == 1 for samples in ranks)
     assert len({samples[0]["position"] for samples in ranks}) == 40
+
+
+def test_short_questions_are_answered_on_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = f"/v1/datasets/demo/snapshots/{served.second}"
+    shard = served.get(f"/snapshots/{served.second}").json()["shards"][0]["name"]
+    asked = Counter[str]()
+    run = Work.run
+
+    async def counted(self: Work, function: Any, **rest: Any) -> Any:
+        asked["threads"] += 1
+        return await run(self, function, **rest)
+
+    def threads(path: str) -> int:
+        asked.clear()
+        assert served.client.get(path).status_code == 200
+        return asked["threads"]
+
+    served.client.get(f"{snapshot}/chains?limit=3&max_length=100")  # its columns are made ready
+    served.client.get(f"{snapshot}/chains/0000_A")
+    served.client.get(f"/v1/datasets/demo/shards/{shard}")
+    monkeypatch.setattr("evofeed.service.catalog._URI_SECONDS", 600.0)
+    served.client.get(snapshot)
+    monkeypatch.setattr(Work, "run", counted)
+    assert threads(f"{snapshot}/chains?limit=4&max_length=91") == 0
+    assert threads(f"{snapshot}/chains/0003_A") == 0
+    assert threads(f"/v1/datasets/demo/shards/{shard}") == 0
+    assert threads(f"{snapshot}/chains?limit=4&min_length=9") == 0, "the same column"
+    assert threads(f"{snapshot}/chains?limit=4&max_resolution=2.5") == 1, "a column not yet ready"
+    assert threads(f"{snapshot}/chains?limit=201&max_length=92") == 1
+    assert threads(f"{snapshot}/chains?limit=4&max_length=93&count=true") == 1
+    monkeypatch.setattr("evofeed.service.work._HERE_SECONDS", -1.0)
+    slow = served.client.get(f"{snapshot}/chains?limit=4&max_length=94")
+    assert asked["threads"] == 2, "what takes too long goes on in a thread"
+    assert (
+        slow.json()["chains"]
+        == [
+            row
+            for row in served.client.get(f"{snapshot}/chains?limit=1000").json()["chains"]
+            if row["num_res"] <= 94
+        ][:4]
+    )
+
+
+def test_nothing_waits_on_the_event_loop(start: Start) -> None:
+    start()
+    database = start.database()
+    with pytest.raises(NeedsThread):
+        run_here(lambda: database.read().__enter__())
+    with pytest.raises(NeedsThread):
+        run_here(lambda: database.write().__enter__())
+    table = pa.table({"chain_id": ["1abc_A"], "num_res": [7]})
+    columns = Columns(table)
+    for ask in (
+        lambda: columns.find("1abc_A"),
+        lambda: columns.json(["num_res"], slice(0, 1)),
+        lambda: RowFilter(columns, {"column": "num_res", "op": ">", "value": 3}),
+        lambda: RowFilter(columns, {"column": "chain_id", "op": ">", "value": "1"}),
+    ):
+        with pytest.raises(NeedsThread):
+            run_here(ask)
+        ask()
+    assert run_here(lambda: columns.find("1abc_A")) == 0
+    assert run_here(lambda: columns.json(["num_res"], slice(0, 1))) == b'[{"num_res":7}]'
+    with pytest.raises(NeedsThread):  # Arrow looks at texts where the file is mapped
+        run_here(lambda: RowFilter(columns, {"column": "chain_id", "op": ">", "value": "1"}))
+
+
+def test_columns_made_ready_are_bounded(
+    served: Served, folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'own.sqlite3'}")
+    database.upgrade()
+    catalog = Catalog(database)
+    catalog.register("demo", str(folder[0]))
+    first = catalog.snapshot("demo", folder[1])
+    both = first.columns.nbytes + catalog.snapshot("demo", folder[2]).columns.nbytes
+    assert catalog.snapshot("demo", folder[1]) is first
+    monkeypatch.setattr("evofeed.service.catalog._MAX_NBYTES", both - 1)
+    catalog.close()
+    again = catalog.snapshot("demo", folder[1])
+    second = catalog.snapshot("demo", folder[2])
+    assert list(catalog._snapshots.values()) == [second]
+    assert catalog.snapshot("demo", folder[1]) is not again
+    database.close()

@@ -293,3 +293,19 @@ def test_a_local_file_that_cannot_be_read_now_is_not_called_broken(
     storage.put("shards/x.arrow", b"abcde")
     storage.read_into("shards/x.arrow", 0, out)
     assert bytes(out) == b"abcde", "opened again"
+
+
+def test_what_is_in_memory_is_read_without_waiting(tmp_path, monkeypatch):
+    storage = open_storage(tmp_path)
+    storage.put("shards/x.arrow", b"0123456789")
+    out = memoryview(bytearray(4))
+    assert not storage.read_resident("shards/x.arrow", 3, out), "to open it may take long"
+    storage.read_into("shards/x.arrow", 0, out)
+    assert storage.read_resident("shards/x.arrow", 3, out) and bytes(out) == b"3456"
+    assert not storage.read_resident("shards/x.arrow", 8, out), "the file ends"
+
+    def absent(*_):
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", absent)
+    assert not storage.read_resident("shards/x.arrow", 3, out), "a disk has it"
