@@ -5,13 +5,14 @@
 A service of two workers on a PostgreSQL of its own. At work are: two publishers who race to move
 one ref; two `FeatureLoader`s that read through it; featurize jobs, one after the other into
 datasets of their own; tickets of the MSA server. Meanwhile whoever is drawn is killed by SIGKILL:
-the service's first process, its worker that leads, its other one, a job's driver, a process of
-a job, a search or what it runs, PostgreSQL's first process; PostgreSQL is also restarted. What
+the service's first process, its worker that leads, its other one, a job's driver, a worker
+of a job, a search or what it runs, PostgreSQL's first process; PostgreSQL is also restarted. What
 was killed and is not replaced by the service is started again, as an init system would.
 
 It fails unless: every move that was answered with 200 is in the ref's history once, and each move
-begins where the one before it ended; both loaders gave the batches that an undisturbed one gives;
-every job's snapshot has the digest that a job without faults makes, and passes a deep check;
+begins where the one before it ended; both loaders gave the batches that an undisturbed one gives
+and read on during every restart; every job ended without its owner's help, its snapshot has the
+digest that a job without faults makes, and passes a deep check; every kind of process was killed;
 every ticket's files are those that a service without faults gives; nothing of it runs at the end.
 """
 
@@ -50,6 +51,8 @@ from evofeed.synth import write_synthetic
 
 PUBLISHED = 6  # snapshots that publishers move to, each half of them: no two ask for the same
 SEQUENCES = 40
+KINDS = ("service", "leader", "worker", "driver", "job_worker", "search", "database",
+         "database_restart")  # fmt: skip
 _SHOWN = ("between", "chains", "jobs", "batches", "seed")
 LOADER = """
 import hashlib, sys, torch
@@ -177,10 +180,10 @@ class Service:
                 found.setdefault("leader" if lock in files(pid) else "worker", []).append(pid)
             elif b"service.runner" in words:
                 found.setdefault("driver", []).append(pid)
-                found.setdefault("job_process", []).extend(descendants(pid))
+                found.setdefault("job_worker", []).extend(descendants(pid))
             elif b"resource_tracker" not in words:
                 found.setdefault("search", []).append(pid)
-        of_jobs = set(found.get("job_process", ())) | set(found.get("driver", ()))
+        of_jobs = set(found.get("job_worker", ())) | set(found.get("driver", ()))
         found["search"] = [pid for pid in found.get("search", ()) if pid not in of_jobs]
         return {what: pids for what, pids in found.items() if pids}
 
@@ -265,7 +268,7 @@ class Load:
                 time.sleep(0.02)
 
     def jobs(self, raw: Path, count: int, digests: dict[str, str]) -> None:
-        """One job for each dataset; one that ended badly is retried, as its owner would."""
+        """One job for each dataset; one that ended badly is counted and retried."""
         for number in range(count):
             name = f"out{number}"
             body = {"dataset": name, "input_uri": str(raw), "executor": "local", "workers": 2}
@@ -399,20 +402,25 @@ def pace(load: Load, loaders: list[subprocess.Popen[str]]) -> None:
         time.sleep(0.01 if load.stop.is_set() else 0.5)
 
 
-def storm(service: Service, database: Postgres, kills: int, seconds: float) -> list[dict[str, Any]]:
-    """Kill what is drawn, `kills` times; what and when."""
+def storm(
+    service: Service,
+    database: Postgres,
+    loaders: list[subprocess.Popen[str]],
+    kills: int,
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """Kill what is drawn, `kills` times beside restarts; what, when and how many loaders read."""
     done: list[dict[str, Any]] = []
-    kinds = ["service", "leader", "worker", "driver", "job_process", "search", "database",
-             "database_restart"]  # fmt: skip
     began = time.monotonic()
-    while len(done) < kills:
+    while sum(kill["what"] != "database_restart" for kill in done) < kills:
         time.sleep(random.uniform(0.1, seconds))
         there = service.victims()
         # Each kind as often as the others, as far as there are such.
         counted = collections.Counter(kill["what"] for kill in done)
-        possible = [k for k in kinds if k in there or k.startswith("database")]
+        possible = [k for k in KINDS if k in there or k.startswith("database")]
         what = min(possible, key=lambda kind: (counted[kind], random.random()))
         at = round(time.monotonic() - began, 2)
+        reading = sum(loader.poll() is None for loader in loaders)
         if what == "database":
             database.kill()
         elif what == "database_restart":
@@ -427,7 +435,7 @@ def storm(service: Service, database: Postgres, kills: int, seconds: float) -> l
                 service.process.wait()
                 time.sleep(random.uniform(0, 2))
                 service.start()
-        done.append({"what": what, "at": at})
+        done.append({"what": what, "at": at, "loaders": reading})
         print(f"{len(done):3} {at:7.1f} s  {what}", file=sys.stderr, flush=True)
         if what in ("service", "database", "database_restart"):
             service.wait()
@@ -494,23 +502,26 @@ def under_fire(
         load.start(load.tickets, sequences, tickets)
         load.start(pace, load, loaders)
         try:
-            kills = storm(service, database, options.kills, options.between)
+            kills = storm(service, database, loaders, options.kills, options.between)
             service.wait()
         finally:
             load.stop.set()
             for thread in load.threads:
                 thread.join(600)
     assert not load.failed, load.failed
+    by_kind = collections.Counter(kill["what"] for kill in kills)
     figures: dict[str, Any] = {
-        "kills": dict(collections.Counter(kill["what"] for kill in kills)),
+        "kills": dict(by_kind),
+        "sigkills": len(kills) - by_kind["database_restart"],
         "seconds": kills[-1]["at"],
         "counts": dict(sorted(load.counts.items())),
         "failures": [],
     }
     checks: dict[str, Callable[[], Any]] = {
+        "restarts_while_both_read": lambda: check_kills(kills),
         "history": lambda: check_history(history(service.url), load.moved, service.url),
         "tickets": lambda: check_tickets(tickets, wanted),
-        "jobs": lambda: check_jobs(folder, jobs, wanted_job),
+        "jobs": lambda: check_jobs(folder, jobs, wanted_job, load.counts["jobs_retried"]),
         "loaders": lambda: check_loaders(folder, options.batches),
         "left_running": lambda: stopped(service),
     }
@@ -563,12 +574,25 @@ def check_loaders(folder: Path, batches: int) -> dict[str, Any]:
     return found
 
 
-def check_jobs(folder: Path, jobs: dict[str, str], wanted: str) -> dict[str, Any]:
+def check_kills(kills: list[dict[str, Any]]) -> int:
+    assert {kill["what"] for kill in kills} == set(KINDS), set(KINDS) - {k["what"] for k in kills}
+    restarts = [kill["loaders"] for kill in kills if kill["what"].startswith("database")]
+    assert set(restarts) == {2}, "loaders were done too early: give them more batches"
+    return len(restarts)
+
+
+def check_jobs(folder: Path, jobs: dict[str, str], wanted: str, retried: int) -> dict[str, Any]:
+    assert not retried, f"{retried} jobs had to be retried by their owner"
     for name, digest in jobs.items():
         dataset = Dataset.open(folder / name)
         assert digest == dataset.digest == wanted, (name, digest, dataset.digest, wanted)
         assert not (faults := dataset.verify(deep=True)), (name, faults)
-    return {"ended": len(jobs), "digest_as_undisturbed": len(jobs), "verified_deep": len(jobs)}
+    return {
+        "ended": len(jobs),
+        "retried": retried,
+        "digest_as_undisturbed": len(jobs),
+        "verified_deep": len(jobs),
+    }
 
 
 def stopped(service: Service) -> int:
@@ -588,9 +612,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between kills, at most")
-    parser.add_argument("--chains", type=int, default=24)
+    parser.add_argument("--chains", type=int, default=96)
     parser.add_argument("--jobs", type=int, default=12)
-    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--batches", type=int, default=1200)
     parser.add_argument("--port", type=int, default=9400, help="and the one behind it")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -4,7 +4,8 @@
                  └─> cancelling ─> cancelled
 
 A job that is interrupted (its service stops or dies) is queued again; running it
-again keeps every unit that is done, so nothing is lost but seconds. Each run is an
+again keeps every unit that is done, so nothing is lost but seconds. So is a job whose
+process dies, however often, as long as it gets further in between. Each run is an
 attempt, and what it said, made and could not do is kept beside those before it.
 """
 
@@ -32,6 +33,15 @@ SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 STATES: Final = (QUEUED, RUNNING, CANCELLING, CANCELLED, SUCCEEDED, FAILED)
 ENDED: Final = frozenset({CANCELLED, SUCCEEDED, FAILED})
+INTERRUPTED: Final = "interrupted"
+DIED: Final = "died"
+"""How an attempt ends that is not the last: told to stop, or without a word."""
+
+MAX_DEATHS: Final = 5
+"""Attempts of a job that die in a row, none getting further than those before, until it is left."""
+
+AWAY: Final = 75
+"""Exit code of a job's process whose database is away: no fault of the job."""
 
 LOST_SECONDS: Final = 60.0
 """Silence after which a running job's process counts as dead; it speaks every second or so."""
@@ -215,8 +225,7 @@ class JobQueue:
             ).all()
             for job in busy:
                 if job.updated_at < now - LOST_SECONDS:
-                    state = CANCELLED if job.state == CANCELLING else QUEUED
-                    _end(session, job, state, "its process fell silent", {})
+                    _died(session, job, "its process fell silent")
             alive = [job for job in busy if job.state in (RUNNING, CANCELLING)]
             if len(alive) >= max_running:
                 return None
@@ -289,7 +298,16 @@ class JobQueue:
                     )
                 )
                 _add_chains(session, job, chains)
+            if (job.state, state) == (CANCELLING, QUEUED):
+                state = CANCELLED  # stopped before it heard of that
             _end(session, job, state, error, result or {})
+
+    def died(self, job_id: str, why: str) -> None:
+        """Queue a job again whose process died without a word; not one that gets nowhere."""
+        with self._database.write() as session:
+            job = session.get(JobRow, job_id, with_for_update=True)
+            if job is not None and job.state in (RUNNING, CANCELLING):
+                _died(session, job, why)
 
     def keep_log(self, job_id: str, text: str) -> None:
         """Keep the end of what the last attempt's process wrote."""
@@ -301,13 +319,43 @@ class JobQueue:
 def _end(session: Session, job: JobRow, state: str, error: str, result: dict[str, Any]) -> None:
     now = time.time()
     attempt = _attempt(session, job)
-    attempt.state = state if state in ENDED else "interrupted"
+    attempt.state = state if state in ENDED else INTERRUPTED
     attempt.ended_at, attempt.error = now, error
     attempt.progress, attempt.result = job.progress, result
     job.state, job.error, job.updated_at, job.result = state, error, now, result
     if state in ENDED:
         snapshot = result.get("snapshot")
         record(session, job.charged_to, "job.end", job.id, state=state, snapshot=snapshot)
+
+
+def _died(session: Session, job: JobRow, why: str) -> None:
+    """Nobody can tell who killed a process; one that does its work dies of others."""
+    if job.state == CANCELLING:
+        return _end(session, job, CANCELLED, why, {})
+    attempt = _attempt(session, job)
+    attempt.state, attempt.progress = DIED, job.progress
+    session.flush()
+    if (deaths := _deaths_in_a_row(session, job)) >= MAX_DEATHS:
+        gone = f"{why}, {deaths} times in a row without getting any further; see its log"
+        return _end(session, job, FAILED, gone, {})
+    _end(session, job, QUEUED, f"{why}; queued again", {})
+    attempt.state = DIED
+    return None
+
+
+def _deaths_in_a_row(session: Session, job: JobRow) -> int:
+    """Attempts that died since the job last got further, or was retried by its owner."""
+    query = select(JobAttempt).where(JobAttempt.job_id == job.id).order_by(JobAttempt.number)
+    deaths, furthest = 0, 0
+    for attempt in session.scalars(query):
+        done = attempt.progress.get("good", 0) + attempt.progress.get("broken", 0)
+        if attempt.state in ENDED:
+            deaths, furthest = 0, 0
+            continue
+        if done > furthest:
+            deaths, furthest = 0, done
+        deaths += attempt.state == DIED
+    return deaths
 
 
 def _attempt(session: Session, job: JobRow) -> JobAttempt:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from evofeed.errors import EvofeedError
@@ -44,7 +45,7 @@ _BATCH = 1000  # chains entered in one beat
 
 
 def main(job_id: str) -> int:
-    """Run a job to its end; 0 if it ended by itself, however."""
+    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     _log.setLevel(logging.INFO)
     settings = load_settings()
@@ -53,22 +54,46 @@ def main(job_id: str) -> int:
     pulse = _Pulse(queue, job_id)
     before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
+        return _run_and_say(database, settings, queue, pulse, job_id)
+    except Exception as error:
+        if not _is_away(error):
+            raise
+        _log.warning("the database is away: %s", str(error).splitlines()[0])
+        return jobs.AWAY
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        database.close()
+
+
+def _run_and_say(
+    database: Database, settings: ServiceSettings, queue: JobQueue, pulse: _Pulse, job_id: str
+) -> int:
+    try:
         _run(database, settings, queue, pulse, job_id)
     except KeyboardInterrupt:
         _log.info("stopped: %s", pulse.stop_state)
         queue.end(job_id, pulse.stop_state)
-    except EvofeedError as error:
-        _log.error("%s", error)
-        queue.end(job_id, jobs.FAILED, error=str(error), result=pulse.made)
     except Exception as error:
+        if _is_away(error):
+            raise
+        if isinstance(error, EvofeedError):
+            _log.error("%s", error)
+            queue.end(job_id, jobs.FAILED, error=str(error), result=pulse.made)
+            return 0
         _log.exception("unexpected")
         what = f"{type(error).__name__}: {error}"[:2000]
         queue.end(job_id, jobs.FAILED, error=what, result=pulse.made)
         return 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        database.close()
     return 0
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether PostgreSQL stopped or cannot be reached; what it refuses is another thing."""
+    while error is not None:
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return (error.sqlstate or "08")[:2] in ("08", "57")  # no connection, shut down
+        error = error.__cause__
+    return False
 
 
 def _run(

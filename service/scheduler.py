@@ -25,7 +25,8 @@ _TICK = 0.5
 _STOP_SECONDS = 20.0
 _LOG_BYTES = 65_536
 _PRUNE_SECONDS = 3600.0
-_MAX_ATTEMPTS = 5  # a job whose process dies this often is not started again by itself
+_Attempt = tuple[str, int]  # a job and the number of its run
+_TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it could listen
 
 
 class Scheduler:
@@ -39,7 +40,8 @@ class Scheduler:
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         self._queue, self._settings = queue, settings
         self._pruned = -_PRUNE_SECONDS
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[_Attempt, subprocess.Popen[bytes]] = {}
+        self._ended: dict[_Attempt, int] = {}  # exit codes that are not yet written down
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
@@ -64,16 +66,20 @@ class Scheduler:
                 "waiting up to %.0f s for running jobs to stop: %s; the next start continues with "
                 "them. Ctrl-C or SIGTERM again does not wait",
                 _STOP_SECONDS,
-                ", ".join(self._children),
+                ", ".join(job_id for job_id, _ in self._children),
             )
         end = time.monotonic() + _STOP_SECONDS
         for child in self._children.values():
             child.terminate()
-        for job_id, child in self._children.items():
+        for attempt, child in self._children.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, end - time.monotonic()))
-            self._settle(job_id, child)
+            self._ended[attempt] = _see_off(child)
         self._children.clear()
+        try:
+            self._reap()
+        except DBAPIError as error:  # the next start finds them silent
+            _log.error("how jobs ended cannot be written, the database is away: %s", error.orig)
 
     def log(self, job_id: str, attempt: int) -> str | None:
         """The last 64 KiB that an attempt's process wrote; None if it ran elsewhere."""
@@ -96,7 +102,8 @@ class Scheduler:
                     job_id = self._queue.claim(self._settings.max_jobs)
                     if job_id is None:
                         break
-                    self._children[job_id] = self._spawn(job_id)
+                    attempt = (job_id, self._queue.get(job_id)[0].attempts)
+                    self._children[attempt] = self._spawn(*attempt)
                 self._prune()
                 away = False
             except DBAPIError as error:
@@ -126,8 +133,8 @@ class Scheduler:
                 if path.stat().st_mtime < before:
                     path.unlink()
 
-    def _spawn(self, job_id: str) -> subprocess.Popen[bytes]:
-        log = self._log_path(job_id, self._queue.get(job_id)[0].attempts)
+    def _spawn(self, job_id: str, attempt: int) -> subprocess.Popen[bytes]:
+        log = self._log_path(job_id, attempt)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment = os.environ | {  # the URL may hold a password: not on the command line
             "EVOFEED_DATABASE_URL": self._settings.url,
@@ -145,29 +152,36 @@ class Scheduler:
             )
 
     def _reap(self) -> None:
-        for job_id, child in list(self._children.items()):
+        """See children off that have ended, and write down how; later if that cannot be done."""
+        for attempt, child in list(self._children.items()):
             if child.poll() is not None:
-                del self._children[job_id]
-                self._settle(job_id, child)
+                del self._children[attempt]
+                self._ended[attempt] = _see_off(child)
+        for attempt, code in list(self._ended.items()):
+            self._settle(*attempt, code)
+            del self._ended[attempt]
 
-    def _settle(self, job_id: str, child: subprocess.Popen[bytes]) -> None:
-        """Whatever the child left running goes with it; a job it did not end is put right."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes
-        code = child.wait()
+    def _settle(self, job_id: str, attempt: int, code: int) -> None:
+        """Keep the log of a job's process, and put a job right that it did not end."""
         try:
             job, _ = self._queue.get(job_id)
         except Problem:
             _log.warning("job %s was removed while it ran", job_id)
             return
-        if log := self.log(job_id, job.attempts):
+        if job.attempts != attempt:  # found silent, and taken up again, while the database was away
+            return
+        if log := self.log(job_id, attempt):
             self._queue.keep_log(job_id, log)
-        if job.state == jobs.CANCELLING:
-            self._queue.end(job_id, jobs.CANCELLED)
-        elif job.state == jobs.RUNNING and (self._stop.is_set() or job.attempts < _MAX_ATTEMPTS):
-            self._queue.end(
-                job_id, jobs.QUEUED, error=f"its process ended with {code}; queued again"
-            )
-        elif job.state == jobs.RUNNING:
-            why = f"its process ended with {code}, {job.attempts} times; see the job's log"
-            self._queue.end(job_id, jobs.FAILED, error=why)
+        if self._stop.is_set() or code in _TOLD_TO_STOP:
+            self._queue.end(job_id, jobs.QUEUED)
+        elif code == jobs.AWAY:
+            self._queue.end(job_id, jobs.QUEUED, error="its database was away; queued again")
+        else:
+            self._queue.died(job_id, f"its process ended with {code}")
+
+
+def _see_off(child: subprocess.Popen[bytes]) -> int:
+    """Its exit code; whatever it left running goes with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes
+    return child.wait()

@@ -102,7 +102,7 @@ class AttemptView(BaseModel):
     """One run of a job."""
 
     number: int
-    state: Literal["running", "interrupted", "cancelled", "succeeded", "failed"]
+    state: Literal["running", "interrupted", "died", "cancelled", "succeeded", "failed"]
     started_at: str
     ended_at: str | None
     progress: dict[str, Any]

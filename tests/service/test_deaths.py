@@ -1,0 +1,110 @@
+"""A job whose process is killed goes on until it is done; one that gets nowhere is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.service.conftest import Start, work_off
+
+from evofeed.errors import JobError
+from evofeed.service import jobs, runner
+from evofeed.service.jobs import MAX_DEATHS, JobQueue
+from evofeed.service.scheduler import Scheduler
+
+
+class World:
+    """A queue with one job, and the scheduler that would see its processes off."""
+
+    def __init__(self, start: Start, tmp_path: Path) -> None:
+        self.client = start(datasets={"out": str(tmp_path / "out")})
+        self.queue = JobQueue(start.database(), 100)
+        self.scheduler = Scheduler(self.queue, start.settings[-1])
+        body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
+        self.job = str(self.client.post("/v1/jobs", json=body).json()["id"])
+
+    def run(self, code: int, good: int = 0) -> str:
+        """The job's state after a run that did so much and whose process ended so."""
+        assert self.queue.claim(1) == self.job
+        if good:
+            self.queue.heartbeat(self.job, {"good": good, "broken": 0})
+        self.scheduler._settle(self.job, self.view()["attempts"], code)
+        return str(self.view()["state"])
+
+    def view(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/v1/jobs/{self.job}").json()
+        return found
+
+    def attempts(self) -> list[str]:
+        found = self.client.get(f"/v1/jobs/{self.job}/attempts").json()["attempts"]
+        return [attempt["state"] for attempt in reversed(found)]
+
+
+@pytest.fixture
+def world(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    return World(start, tmp_path)
+
+
+def test_a_job_that_gets_further_is_never_left(world: World) -> None:
+    for number in range(3 * MAX_DEATHS):
+        assert world.run(-9, good=1 + number // 4) == "queued", number
+    assert world.attempts() == ["died"] * 3 * MAX_DEATHS
+
+
+def test_a_job_that_dies_again_and_again_at_one_place_is_left(world: World) -> None:
+    states = [world.run(-11, good=7) for _ in range(MAX_DEATHS)]
+    assert states == ["queued"] * (MAX_DEATHS - 1) + ["failed"]
+    assert f"{MAX_DEATHS} times in a row without getting any further" in world.view()["error"]
+    assert world.client.post(f"/v1/jobs/{world.job}/retry").status_code == 202
+    states = [world.run(-11, good=7) for _ in range(MAX_DEATHS)]
+    assert states == ["queued"] * (MAX_DEATHS - 1) + ["failed"], "its owner's retry begins anew"
+
+
+def test_what_others_do_to_a_job_is_not_counted_against_it(world: World) -> None:
+    for _ in range(2 * MAX_DEATHS):
+        assert world.run(-15) == "queued", "told to stop before it could listen"
+        assert world.run(jobs.AWAY) == "queued", "its database was away"
+    assert set(world.attempts()) == {"interrupted"}
+
+
+def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(
+    world: World,
+) -> None:
+    assert world.run(-9) == "queued"
+    assert world.queue.claim(1) == world.job
+    world.scheduler._settle(world.job, 1, -9)
+    assert world.attempts() == ["died", "running"]
+
+
+def test_a_job_that_is_told_to_stop_before_it_hears_of_its_cancellation_is_cancelled(
+    world: World,
+) -> None:
+    assert world.queue.claim(1) == world.job
+    world.client.post(f"/v1/jobs/{world.job}/cancel")
+    world.queue.end(world.job, jobs.QUEUED)
+    assert world.view()["state"] == "cancelled"
+
+
+def test_a_database_that_goes_away_fails_no_job(
+    world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = []
+
+    def gone(*_: object, **__: object) -> None:
+        raise JobError("ledger: closed") from psycopg.OperationalError("server closed")
+
+    def full(*_: object, **__: object) -> None:
+        raise JobError("ledger: full") from psycopg.errors.DiskFull("no space left")
+
+    main = runner.main
+    monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
+    for run, state in ((gone, "running"), (full, "failed")):
+        monkeypatch.setattr(runner, "run_job", run)
+        work_off(start, monkeypatch)
+        assert world.view()["state"] == state
+        if state == "running":
+            world.scheduler._settle(world.job, 1, codes[0])
+    assert codes == [jobs.AWAY, 0] and world.attempts() == ["interrupted", "failed"]
