@@ -111,8 +111,9 @@ def move_ref(
     try:
         moved = view.move_ref(ref, digest, expect)
     except RefConflict:
-        there = known_ref(view, ref) == digest
-        if None not in (digest, expect) and there:  # a request that came twice: it is as asked
+        # A request that came twice, or a job that died once it had moved the ref: it is as asked.
+        twice = digest is not None and (expect is not None or job_id is not None)
+        if twice and known_ref(view, ref) == digest:
             found = note_ref(database, row.id, view, ref)
             withdraw(database, intent)
             return found

@@ -7,12 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
 from evofeed.errors import JobError
-from evofeed.service import jobs, runner
+from evofeed.service import jobs, refs, runner
 from evofeed.service.jobs import MAX_DEATHS, JobQueue
 from evofeed.service.scheduler import Scheduler
+from evofeed.synth import write_synthetic
 
 
 class World:
@@ -23,6 +25,7 @@ class World:
         self.queue = JobQueue(start.database(), 100)
         self.scheduler = Scheduler(self.queue, start.settings[-1])
         body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
+        write_synthetic(tmp_path / "raw", 2, seed=0)
         self.job = str(self.client.post("/v1/jobs", json=body).json()["id"])
 
     def run(self, code: int, good: int = 0) -> str:
@@ -108,3 +111,23 @@ def test_a_database_that_goes_away_fails_no_job(
         if state == "running":
             world.scheduler._settle(world.job, 1, codes[0])
     assert codes == [jobs.AWAY, 0] and world.attempts() == ["interrupted", "failed"]
+
+
+def test_a_job_that_dies_once_it_has_moved_a_new_ref_ends_well_and_moved_it_once(
+    world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, enter = [], refs.enter
+
+    def away(*_: object) -> None:
+        monkeypatch.setattr(refs, "enter", enter)
+        raise OperationalError("INSERT", {}, Exception()) from psycopg.OperationalError("closed")
+
+    main = runner.main
+    monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
+    monkeypatch.setattr(refs, "enter", away)
+    work_off(start, monkeypatch)
+    world.scheduler._settle(world.job, 1, codes[0])
+    work_off(start, monkeypatch)
+    assert codes == [jobs.AWAY, 0] and world.view()["state"] == "succeeded", world.view()["error"]
+    (move,) = world.client.get("/v1/datasets/out/refs/main/history").json()["moves"]
+    assert (move["job"], move["digest"]) == (world.job, world.view()["result"]["snapshot"])
