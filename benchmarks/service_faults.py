@@ -593,7 +593,6 @@ def check_jobs(folder: Path, jobs: dict[str, str], wanted: str, left: list[str])
         assert not (faults := dataset.verify(deep=True)), (name, faults)
     return {
         "ended": len(jobs),
-        "retried": retried,
         "digest_as_undisturbed": len(jobs),
         "verified_deep": len(jobs),
     }

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
@@ -40,8 +41,8 @@ class Scheduler:
     def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
         self._queue, self._settings = queue, settings
         self._pruned = -_PRUNE_SECONDS
-        self._children: dict[_Attempt, subprocess.Popen[bytes]] = {}
-        self._ended: dict[_Attempt, int] = {}  # exit codes that are not yet written down
+        self._children: dict[_Attempt, _Child] = {}
+        self._ended: dict[_Attempt, tuple[int, bool]] = {}  # what is not yet written down of them
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
@@ -70,11 +71,11 @@ class Scheduler:
             )
         end = time.monotonic() + _STOP_SECONDS
         for child in self._children.values():
-            child.terminate()
+            child.process.terminate()
         for attempt, child in self._children.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, end - time.monotonic()))
-            self._ended[attempt] = _see_off(child)
+                child.process.wait(max(0.0, end - time.monotonic()))
+            self._ended[attempt] = child.see_off()
         self._children.clear()
         try:
             self._reap()
@@ -133,7 +134,7 @@ class Scheduler:
                 if path.stat().st_mtime < before:
                     path.unlink()
 
-    def _spawn(self, job_id: str, attempt: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, job_id: str, attempt: int) -> _Child:
         log = self._log_path(job_id, attempt)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment = os.environ | {  # the URL may hold a password: not on the command line
@@ -142,7 +143,7 @@ class Scheduler:
             "EVOFEED_RAY_ADDRESS": self._settings.ray_address,
         }
         with log.open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "evofeed.service.runner", job_id],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -150,18 +151,19 @@ class Scheduler:
                 env=environment,
                 start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
             )
+        return _Child(process, _memory_kills())
 
     def _reap(self) -> None:
         """See children off that have ended, and write down how; later if that cannot be done."""
         for attempt, child in list(self._children.items()):
-            if child.poll() is not None:
+            if child.process.poll() is not None:
                 del self._children[attempt]
-                self._ended[attempt] = _see_off(child)
-        for attempt, code in list(self._ended.items()):
-            self._settle(*attempt, code)
+                self._ended[attempt] = child.see_off()
+        for attempt, end in list(self._ended.items()):
+            self._settle(*attempt, *end)
             del self._ended[attempt]
 
-    def _settle(self, job_id: str, attempt: int, code: int) -> None:
+    def _settle(self, job_id: str, attempt: int, code: int, by_others: bool) -> None:
         """Keep the log of a job's process, and put a job right that it did not end."""
         try:
             job, _ = self._queue.get(job_id)
@@ -172,16 +174,37 @@ class Scheduler:
             return
         if log := self.log(job_id, attempt):
             self._queue.keep_log(job_id, log)
-        if self._stop.is_set() or code in _TOLD_TO_STOP:
+        if self._stop.is_set():
             self._queue.end(job_id, jobs.QUEUED)
+        elif by_others:
+            self._queue.end(job_id, jobs.QUEUED, error="somebody ended its process; queued again")
         elif code == jobs.AWAY:
             self._queue.end(job_id, jobs.QUEUED, error="its database was away; queued again")
         else:
             self._queue.died(job_id, f"its process ended with {code}")
 
 
-def _see_off(child: subprocess.Popen[bytes]) -> int:
-    """Its exit code; whatever it left running goes with it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # its own session, so only its own processes
-    return child.wait()
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """The process of an attempt; `memory_kills` as it was when it began."""
+
+    process: subprocess.Popen[bytes]
+    memory_kills: int | None
+
+    def see_off(self) -> tuple[int, bool]:
+        """Its exit code, and whether somebody ended it; whatever it left running goes with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own session, so only its own
+        code = self.process.wait()
+        # For want of memory it dies of its own work; that is the only other source of SIGKILL.
+        spared = self.memory_kills is not None and self.memory_kills == _memory_kills()
+        return code, code in _TOLD_TO_STOP or (code == -signal.SIGKILL and spared)
+
+
+def _memory_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory; None where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None

@@ -208,7 +208,7 @@ class Notifier:
             session.expunge_all()
         outcome, status = self._send(hook, row)
         with self._database.write() as session:
-            kept = session.get(DeliveryRow, row.id)
+            kept = session.get(DeliveryRow, row.id, with_for_update=True)
             if kept is None:  # the webhook was removed meanwhile
                 return True
             kept.outcome = outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
 from evofeed.errors import JobError
-from evofeed.service import jobs, refs, runner
+from evofeed.service import jobs, refs, runner, scheduler
 from evofeed.service.jobs import MAX_DEATHS, JobQueue
 from evofeed.service.scheduler import Scheduler
 from evofeed.synth import write_synthetic
@@ -28,12 +29,12 @@ class World:
         write_synthetic(tmp_path / "raw", 2, seed=0)
         self.job = str(self.client.post("/v1/jobs", json=body).json()["id"])
 
-    def run(self, code: int, good: int = 0) -> str:
+    def run(self, code: int, good: int = 0, *, by_others: bool = False) -> str:
         """The job's state after a run that did so much and whose process ended so."""
         assert self.queue.claim(1) == self.job
         if good:
             self.queue.heartbeat(self.job, {"good": good, "broken": 0})
-        self.scheduler._settle(self.job, self.view()["attempts"], code)
+        self.scheduler._settle(self.job, self.view()["attempts"], code, by_others)
         return str(self.view()["state"])
 
     def view(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_a_job_that_dies_again_and_again_at_one_place_is_left(world: World) -> N
 
 def test_what_others_do_to_a_job_is_not_counted_against_it(world: World) -> None:
     for _ in range(2 * MAX_DEATHS):
-        assert world.run(-15) == "queued", "told to stop before it could listen"
+        assert world.run(-9, by_others=True) == "queued", "killed"
         assert world.run(jobs.AWAY) == "queued", "its database was away"
     assert set(world.attempts()) == {"interrupted"}
 
@@ -78,7 +79,7 @@ def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(
 ) -> None:
     assert world.run(-9) == "queued"
     assert world.queue.claim(1) == world.job
-    world.scheduler._settle(world.job, 1, -9)
+    world.scheduler._settle(world.job, 1, -9, False)
     assert world.attempts() == ["died", "running"]
 
 
@@ -109,7 +110,7 @@ def test_a_database_that_goes_away_fails_no_job(
         work_off(start, monkeypatch)
         assert world.view()["state"] == state
         if state == "running":
-            world.scheduler._settle(world.job, 1, codes[0])
+            world.scheduler._settle(world.job, 1, codes[0], False)
     assert codes == [jobs.AWAY, 0] and world.attempts() == ["interrupted", "failed"]
 
 
@@ -126,8 +127,28 @@ def test_a_job_that_dies_once_it_has_moved_a_new_ref_ends_well_and_moved_it_once
     monkeypatch.setattr(runner, "main", lambda job: codes.append(main(job)))
     monkeypatch.setattr(refs, "enter", away)
     work_off(start, monkeypatch)
-    world.scheduler._settle(world.job, 1, codes[0])
+    world.scheduler._settle(world.job, 1, codes[0], False)
     work_off(start, monkeypatch)
     assert codes == [jobs.AWAY, 0] and world.view()["state"] == "succeeded", world.view()["error"]
     (move,) = world.client.get("/v1/datasets/out/refs/main/history").json()["moves"]
     assert (move["job"], move["digest"]) == (world.job, world.view()["result"]["snapshot"])
+
+
+@pytest.mark.parametrize(
+    ("how", "memory_kills", "by_others"),
+    [
+        ("kill -9 $$", 0, True),
+        ("kill -9 $$", 1, False),  # the kernel has killed something meanwhile: maybe this
+        ("kill -9 $$", None, False),  # it does not say
+        ("kill -15 $$", 1, True),
+        ("kill -11 $$", 0, False),
+        ("exit 3", 0, False),
+    ],
+)
+def test_who_ended_a_process_is_told_by_its_signal_and_the_kernels_count(
+    how: str, memory_kills: int | None, by_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_memory_kills", lambda: memory_kills)
+    process = subprocess.Popen(["/bin/sh", "-c", how], start_new_session=True)
+    process.wait(60)
+    assert scheduler._Child(process, 0).see_off()[1] is by_others
