@@ -104,9 +104,13 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
             text = operation["description"]
             operation["summary"] = text.split("\n")[0].rstrip(".")
             answers = operation["responses"]
-            answers.pop("422", None)
             for status in _refusals(path, method, operation):
-                answers[status] = {"$ref": f"#/components/responses/Refused{status}"}
+                own = answers.get(status, {}).get("content", {})
+                if not own or "HTTPValidationError" in str(own):  # FastAPI's, not the route's
+                    answers[status] = {"$ref": f"#/components/responses/Refused{status}"}
+                else:
+                    answers[status]["description"] = _REFUSED[status]
+                    answers[status]["content"] = own | problem
     return schema
 
 

@@ -20,6 +20,16 @@ from evofeed.service.state import Service
 router = make_router("/v1/jobs", "jobs")
 _POLL_SECONDS = 0.5
 _QUIET_SECONDS = 10.0
+_EVENT = {
+    "type": "object",
+    "description": "one event of the stream, whose `data` is JSON",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "its number, from 1"},
+        "event": {"type": "string", "enum": ["progress", "end"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
 
 
 @router.get(
@@ -28,7 +38,7 @@ _QUIET_SECONDS = 10.0
     responses={
         200: {
             "description": "`progress` events with the job, then one `end` event with its state",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         }
     },
 )
@@ -54,7 +64,7 @@ async def _events(
         try:
             row, dataset = await run_in_threadpool(service.jobs.get, job_id)
         except Problem:  # removed with its dataset
-            yield 'event: end\ndata: {"state": "removed"}\n\n'
+            yield f'id: {number + 1}\nevent: end\ndata: {{"state": "removed"}}\n\n'
             return
         view = job_view(row, dataset, principal).model_dump()
         text = json.dumps(view | {"updated_at": ""})  # it lives: no news

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import Path, Request
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -39,26 +40,41 @@ _FORM: dict[str, Any] = {
         },
     }
 }
+
+
+class TicketView(BaseModel):
+    """A ticket, or why there is none: the protocol answers both in one form."""
+
+    id: str
+    status: Literal["PENDING", "RUNNING", "COMPLETE", "ERROR", "RATELIMIT", "MAINTENANCE"]
+    detail: str = Field("", description="what went wrong, if something did")
+
+
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": TicketView} for status in (422, 429, 503)
+}
 _TAR: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
 }
 
 
-@router.post("/ticket/msa", openapi_extra=_FORM)
+@router.post("/ticket/msa", openapi_extra=_FORM, response_model=TicketView, responses=_REFUSED)
 @scope("jobs", counted=False, repeatable=False)
 async def post_msa(request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
     """Hand in sequences; COMPLETE at once if their alignments are known."""
     return await _submit(request, service, principal, "env")
 
 
-@router.post("/ticket/pair", openapi_extra=_FORM)
+@router.post("/ticket/pair", openapi_extra=_FORM, response_model=TicketView, responses=_REFUSED)
 @scope("jobs", counted=False, repeatable=False)
 async def post_pair(request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
     """Hand in the chains of a complex, for rows that are paired by organism."""
     return await _submit(request, service, principal, "pairgreedy")
 
 
-@router.get("/ticket/{ticket_id}")
+@router.get(
+    "/ticket/{ticket_id}", response_model=TicketView, responses={404: {"model": TicketView}}
+)
 @scope("jobs", counted=False)
 def get_ticket(
     request: Request, service: ServiceDep, principal: PrincipalDep, ticket_id: TicketId
