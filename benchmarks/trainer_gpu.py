@@ -10,10 +10,13 @@ PyYAML; matplotlib for the picture, if there. Several cells in one call:
     ... --cells bf16:fused bf16:torch fp32:torch
 
 Each cell (precision:kernels, then `:eager` for no CUDA graphs, `:whole` to average the
-gradient in one piece after the backward pass, `:deterministic`) is one run in a process
-of its own; under torchrun all cells run in turn. It gives
-`OUT/trainer_gpu.<cell>.json` and `.png`; `OUT/trainer_gpu.txt` holds all tables. A cell
-whose parts do not add up to the wall time within 2 % fails.
+gradient in one piece after the backward pass, `:deterministic`, `:b4` for four samples at
+once, `:ckpt` to recompute activations) is one run in a process of its own; under torchrun
+all cells run in turn, in one. It gives `OUT/trainer_gpu.<cell>.json` and `.png`;
+`OUT/trainer_gpu.txt` holds all tables, `OUT/cells.json` a line each: time, samples a second,
+memory. A cell whose parts do not add up to the wall time within 2 % fails.
+
+    ... --recycles 0 --steps 10 --profile-steps 0 --cells fp16:fused bf16:fused bf16:fused:b2
 
 N ranks are one rank that accumulates N passes (same samples, same dropout):
 
@@ -26,9 +29,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import os
+import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,13 +60,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--chains", type=int, default=24)
     parser.add_argument(
-        "--cells", nargs="+", default=["bf16:fused"], help="precision:kernels[:eager][:whole]"
+        "--cells",
+        nargs="+",
+        default=["bf16:fused"],
+        help="precision:kernels[:eager][:whole][:b4][:ckpt]",
     )
     parser.add_argument("--recycles", type=int, help="passes without gradient; default: 0 to 3")
     parser.add_argument("--accumulate", type=int, default=1, help="passes per rank and step")
     parser.add_argument("--compare", action="store_true", help="losses of the JSONs in --out")
-    parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
-    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--profile-steps", type=int, default=2, help="steps to look into")
     parser.add_argument("--dataset", help="URI of a dataset instead of synthetic chains")
     parser.add_argument("--limit", type=float, default=480, help="seconds a cell may take")
     parser.add_argument("--check-resume", action="store_true", help="8 steps against 4 and 4")
@@ -78,19 +86,53 @@ def main() -> None:
         from evofeed.trainer.run.distributed import join_world
 
         with join_world():  # once: torchrun's store cannot be joined again after leaving
-            for cell in [options.cell] if options.cell else options.cells:
-                run_cell(options, cell)
+            cells = [options.cell] if options.cell else options.cells
+            failed = [cell for cell in cells if not done(options, cell)]
+        if failed:
+            raise SystemExit(f"failed: {' '.join(failed)}")
         return
     failed = []
     for cell in options.cells:
         own = [arg for arg in sys.argv[1:] if arg not in (*options.cells, "--cells")]
         command = [sys.executable, __file__, *own, "--cell", cell]
-        done = subprocess.run(command, timeout=options.limit, check=False)
-        if done.returncode:  # out of memory in one cell must not lose the others
-            (options.out / f"trainer_gpu.{_name(options, cell)}.failed").write_text(str(done))
+        if subprocess.run(command, timeout=options.limit, check=False).returncode:
             failed.append(cell)
     if failed:
         raise SystemExit(f"failed: {' '.join(failed)}")
+
+
+def done(options: argparse.Namespace, cell: str) -> bool:
+    """Runs a cell; one that does not fit or add up must not lose the others."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        run_cell(options, cell)
+    except torch.OutOfMemoryError as error:
+        why = str(error).splitlines()[0]
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise  # the others wait in a collective
+    except Unaccounted as error:
+        why = str(error)
+    else:
+        return True
+    print(f"{cell}: {why}", flush=True)
+    keep(options, {"cell": cell, "error": why})
+    return False
+
+
+class Unaccounted(Exception):
+    """Parts of the steps that do not add up to the wall time."""
+
+
+def keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
+    """A line of `OUT/cells.json`; a later cell that dies loses nothing."""
+    path = options.out / "cells.json"
+    rows = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*rows, row], indent=1) + "\n")
 
 
 def settings(options: argparse.Namespace, cell: str) -> Any:
@@ -98,18 +140,24 @@ def settings(options: argparse.Namespace, cell: str) -> Any:
     from evofeed.trainer.presets import PRESETS
 
     precision, kernels, *flags = cell.split(":")
-    loader: dict[str, Any] = {"batch_size": options.batch_size, "weighted": False}
+    loader: dict[str, Any] = {"batch_size": batch_size(cell), "weighted": False}
     if options.recycles is not None:
         loader |= {"max_recycling_iters": options.recycles, "uniform_recycling": False}
     return PRESETS[options.preset]().train.replace(
         steps=options.steps, accumulate=options.accumulate, precision=precision, kernels=kernels,
         loader=loader,
         cuda_graphs="eager" not in flags, overlap="whole" not in flags,
-        deterministic="deterministic" in flags, profile_steps=2, checkpoint_every=0,
-        validate_every=0,
+        deterministic="deterministic" in flags, profile_steps=options.profile_steps,
+        checkpoint_every=0, validate_every=0,
         optim=OptimConfig(warmup_steps=1),  # full rate at once: wrong gradients would show
-        model={"activation_checkpointing": options.checkpointing},
+        model={"activation_checkpointing": "ckpt" in flags},
     )  # fmt: skip
+
+
+def batch_size(cell: str) -> int:
+    """Of a cell's name: `:b4` is four."""
+    found = re.search(r":b(\d+)(:|$)", cell)
+    return int(found[1]) if found else 1
 
 
 def run_cell(options: argparse.Namespace, cell: str) -> None:
@@ -122,7 +170,7 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
         check_resume(options, cell)
         return
     scratch = fresh(options, cell)
-    known = options.preset == "initial_training" and options.batch_size == 1
+    known = options.preset == "initial_training" and batch_size(cell) == 1
     flops = INITIAL_TRAINING_FLOPS if known else None
     result = train(settings(options, cell), dataset(options), out=scratch, flops=flops)
     if int(os.environ.get("RANK", "0")):
@@ -140,9 +188,33 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     with (options.out / "trainer_gpu.txt").open("a") as file:
         file.write(table)
     _picture(scratch, options.out / f"trainer_gpu.{name}.png")
+    keep(options, cell_row(options, cell, report))
     left = report["breakdown"]["unaccounted_share"]
     if abs(left) > MOST_UNACCOUNTED:
-        raise SystemExit(f"{name}: {left:.2%} of the wall time is in no part of a step")
+        raise Unaccounted(f"{left:.2%} of the wall time is in no part of a step")
+
+
+def cell_row(options: argparse.Namespace, cell: str, report: dict[str, Any]) -> dict[str, Any]:
+    """What a cell's run comes to; without the steps that compile, record or are looked into."""
+    from evofeed.trainer.report.run_report import training_seconds
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    plain = report["steps_seconds"][3 : options.steps - options.profile_steps]
+    taken = sorted(round(1e3 * training_seconds(step), 2) for step in plain)
+    samples = batch_size(cell) * options.accumulate * world
+    row: dict[str, Any] = {"cell": cell, "samples_a_step": samples, "steps": len(taken)}
+    if taken:
+        median = statistics.median(taken)
+        row |= {
+            "step_ms": {"median": round(median, 2), "min": taken[0], "max": taken[-1]},
+            "samples_per_second": round(1e3 * samples / median, 3),
+        }
+    run = report["run"]
+    return row | {
+        "peak_gib": round(report.get("peak_memory_bytes", 0) / 2**30, 2),
+        "losses": [round(loss, 4) for loss in report["losses"]],
+        "device": run.get("device"), "versions": run.get("versions"), "date": run.get("date"),
+    }  # fmt: skip
 
 
 def compare(folder: Path) -> None:
@@ -227,10 +299,6 @@ def _name(options: argparse.Namespace, cell: str) -> str:
         parts.append(f"r{options.recycles}")
     if options.accumulate > 1:
         parts.append(f"a{options.accumulate}")
-    if options.checkpointing:
-        parts.append("ckpt")
-    if options.batch_size > 1:
-        parts.append(f"b{options.batch_size}")
     return ".".join(parts)
 
 
