@@ -1,33 +1,49 @@
-"""Fused inference of the whole model on ever longer chains: time, memory, and whether it holds.
+"""Inference of the whole model on ever longer chains: time, memory, and whether it holds.
 
-    PYTHONPATH=src python benchmarks/long_chains.py --sizes 512 1024 2048 3072 4096 \
-        --out benchmarks/results/long_chains_h200.json
-    PYTHONPATH=src python benchmarks/long_chains.py --sizes 2048 4096 --cards 4 --out four.json
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 1024 2048 4096 --out one.json
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 2048 4096 --cards 2 --out two.json
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 6144 8192 --blocks 2 --out most.json
+    python benchmarks/long_chains.py --sizes 1024 --openfold OPENFOLD --out theirs.json
+    PYTHONPATH=src python benchmarks/long_chains.py --equal 1024 --cards 2 --out equal.json
 
-One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`, every size in a process of
-its own: after an illegal access a process can do nothing more. With `--cards` that many share
-the chain; the model is `evofeed predict`'s. From about 2,048 residues on,
-tensors hold more than 2^31 numbers. The memory's peak does not depend on the number of blocks:
-`--blocks 2` finds the longest chain in little time.
+One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`. The model is `evofeed
+predict`'s: fused, in parts above 1,024 residues, with `--cards` shared by as many. Sizes go one
+after the other in one process; where it dies the next size gets a new one. The peak of memory
+does not depend on the number of blocks: `--blocks 2` finds the longest chain in little time.
+
+`--openfold`: OpenFold's model in its settings for long chains (`long_sequence_inference`: small
+chunks, low-memory attention, offloading to the CPU), in float32 with TF32 as its script has it, or
+with `--autocast` in bfloat16; low-memory attention stands where it would take DeepSpeed's kernel.
+Its structure module keeps the pairs on the GPU, since it fails where they are offloaded
+(`o_pt` is a tuple there, commit ce0029e). `--chunked`: default settings, chunks tuned by itself.
+
+`--equal`: the chain in parts (and shared) beside the same at once on one card: by how much pairs,
+single representation and distances differ, and by how much bfloat16 differs from float32.
+Weights are AF2's first ones and noise, for those would leave pairs as they are. `--noise` too.
 Proof on a laptop: `--device cpu --model tiny --sizes 16 24`.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import platform
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evofeed.trainer import AlphaFold, initial_training, tiny
+from evofeed.trainer.parallel import rows
 from evofeed.trainer.predict.prediction import spread
 from evofeed.trainer.run.distributed import World, join_world
 
@@ -36,87 +52,302 @@ from benchmarks.train_step import command
 from tests.trainer.synthetic_batch import synthetic_batch
 
 WARM = 1100  # residues: what long chains run, in little time
+SHORT = 6.0  # seconds: a pass as short is repeated
 ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
+FOUND = "found "
 
 
-def once(size: int, model_name: str, blocks: int | None, world: World) -> dict[str, Any]:
-    """One pass at one size."""
-    device = world.device.type
-    config = {"initial_training": initial_training, "tiny": tiny}[model_name]().model
-    if blocks:
-        config = replace(config, evoformer=replace(config.evoformer, no_blocks=blocks))
+def config_of(options: argparse.Namespace) -> Any:
+    config = {"initial_training": initial_training, "tiny": tiny}[options.model]().model
+    if options.blocks:
+        config = replace(config, evoformer=replace(config.evoformer, no_blocks=options.blocks))
+    return config
+
+
+def batch_of(options: argparse.Namespace, size: int, device: torch.device) -> dict[str, Tensor]:
+    seq, extra, templates = ROWS[options.model]
+    return synthetic_batch(
+        num_res=size, num_seq=seq, num_extra_seq=extra, num_templates=templates, device=device
+    )
+
+
+def plain_model(options: argparse.Namespace, device: torch.device) -> AlphaFold:
+    """With AF2's first weights, or noise on them so that every update counts."""
+    torch.manual_seed(0)
+    with device, torch.no_grad():
+        model = AlphaFold(config_of(options)).eval()
+        if options.equal or options.noise:
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def half(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+def ours(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
+    """Gives for a size what predicts such a chain."""
+    model = None
+
+    def prepare(size: int) -> Callable[[], Any]:
+        nonlocal model
+        if model is None:
+            model = spread(plain_model(options, world.device), max(options.one), world.axis)
+        batch, predict = batch_of(options, size, world.device), model
+
+        def run() -> Any:
+            with torch.no_grad(), half(world.device):
+                return predict(batch)
+
+        return run
+
+    return prepare
+
+
+def theirs(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
+    """The same of OpenFold."""
+    from benchmarks.openfold_peer import import_openfold
+    from benchmarks.two_trainers import _without_extras
+
+    from evofeed.loader import openfold_batch
+
+    import_openfold(options.openfold)
+    _without_extras()
+    from openfold.config import model_config
+    from openfold.model.model import AlphaFold as OpenFold
+
+    torch.set_float32_matmul_precision("high")  # as its script for predictions
+    config = model_config("model_1")
+    if not options.chunked:
+        config.globals.update({"offload_inference": True, "use_lma": True})
+        config.model.template.offload_inference = True
+        for stack in (
+            config.model.template.template_pair_stack, config.model.evoformer_stack,
+            config.model.extra_msa.extra_msa_stack,
+        ):  # fmt: skip
+            stack.tune_chunk_size = False
+    config.model.heads.tm.enabled = False
+    config.model.evoformer_stack.no_blocks = config_of(options).evoformer.no_blocks
     torch.manual_seed(0)
     with world.device:
-        model = spread(AlphaFold(config).eval(), size, world.axis)
-    seq, extra, templates = ROWS[model_name]
+        model = OpenFold(config).eval()
+    structure = model.structure_module.forward
 
-    def run(num_res: int) -> tuple[float, dict[str, Any]]:
-        batch = synthetic_batch(
-            num_res=num_res, num_seq=seq, num_extra_seq=extra, num_templates=templates,
-            device=world.device,
-        )  # fmt: skip
-        half = torch.autocast(device, torch.bfloat16) if device == "cuda" else nullcontext()
-        with torch.no_grad(), half:
-            if device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            outputs = model(batch)
-            if device == "cuda":
-                torch.cuda.synchronize()
-        return time.perf_counter() - began, outputs
+    def kept(*given: Any, _offload_inference: bool = False, **named: Any) -> Any:
+        return structure(*given, **named)
 
-    first, _ = run(min(size, WARM))  # compiles
-    seconds, outputs = run(size)
-    found: dict[str, Any] = {"residues": size, "seconds": seconds, "first_seconds": first}
-    found |= {"evoformer_blocks": blocks} if blocks else {}
-    if device == "cuda":
-        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    model.structure_module.forward = kept
+    if options.noise:
+        model.load_state_dict(plain_model(options, world.device).state_dict())
+
+    def prepare(size: int) -> Callable[[], Any]:
+        batch = openfold_batch(batch_of(options, size, world.device))
+
+        def run() -> Any:
+            with torch.no_grad(), half(world.device) if options.autocast else nullcontext():
+                return model(dict(batch))
+
+        return run
+
+    return prepare
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    outputs = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, outputs
+
+
+def once(size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device) -> Any:
+    """A pass at one size, and its row; short ones three times."""
+    run = prepare(size)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds, outputs = timed(run, device)
+    found: dict[str, Any] = {"residues": size, "seconds": round(seconds, 3)}
+    if device.type == "cuda":
+        found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
-    found["finite"] = all(bool(torch.isfinite(outputs[name]).all()) for name in names)
+    found["finite"] = all(_finite(outputs[name]) for name in names)
+    del outputs
+    if seconds < SHORT:
+        again = sorted(round(timed(run, device)[0], 3) for _ in range(3))
+        found |= {"seconds": again[1], "fastest": again[0], "slowest": again[2]}
     return found
 
 
+def _finite(x: Tensor) -> bool:
+    """In parts: a mask of the pairs of a long chain would take its share of the memory."""
+    rows_of = x.flatten(0, -2)
+    return all(bool(torch.isfinite(part).all()) for part in rows_of.split(1 << 20))
+
+
+def child(options: argparse.Namespace) -> None:
+    """Sizes one after the other, a line each."""
+    with join_world(None if options.device == "cuda" else options.device, None) as world:
+
+        def say(found: dict[str, Any]) -> None:
+            if world.is_first:
+                print(FOUND + json.dumps(found), flush=True)
+
+        if options.equal:
+            for found in equal(options, world):
+                say(found)
+            return
+        prepare = (theirs if options.openfold else ours)(options, world)
+        first, _ = timed(prepare(min(options.one[0], WARM)), world.device)  # compiles
+        for size in options.one:
+            try:
+                found = once(size, prepare, world.device)
+            except torch.OutOfMemoryError as error:
+                say({"residues": size, "error": str(error).splitlines()[0]})
+                if world.size > 1:
+                    raise  # the others wait for this one
+                continue
+            found |= {"first_seconds": round(first, 2)} if size == options.one[0] else {}
+            found |= {"evoformer_blocks": options.blocks} if options.blocks else {}
+            say(found)
+
+
+def equal(options: argparse.Namespace, world: World) -> Any:
+    """In parts and shared beside at once, in bfloat16 and in float32."""
+    size, device = options.equal, world.device
+    batch = batch_of(options, size, device)
+    wholes: dict[str, dict[str, Tensor]] = {}
+    for precision in ("float32", "bfloat16"):
+        made: dict[str, dict[str, Tensor]] = {}
+        for way in ("whole", "parts"):
+            model = plain_model(options, device)
+            if way == "parts":
+                _parts_times(1 / options.smaller)
+                model = spread(model, 1 << 20, world.axis)
+            else:
+                model = spread(model, 0)
+            with torch.no_grad(), half(device) if precision == "bfloat16" else nullcontext():
+                outputs = model(batch)
+            if way == "whole" and world.axis is not None:  # else each rank has its rows
+                outputs["pair"] = world.axis.part(outputs["pair"], -3)
+            made[way] = compared(outputs)
+            del model, outputs
+            if way == "parts":
+                _parts_times(options.smaller)
+        wholes[precision] = made["whole"]
+        yield {
+            "equal": size, "precision": precision, "parts_smaller": options.smaller,
+            "evoformer_blocks": config_of(options).evoformer.no_blocks,
+            "parts_from_whole": _off(made["parts"], made["whole"]),
+        }  # fmt: skip
+    yield {
+        "equal": size, "bfloat16_from_float32": _off(wholes["bfloat16"], wholes["float32"]),
+    }  # fmt: skip
+
+
+def _parts_times(factor: float) -> None:
+    rows.SHARE, rows.ON_CPU = rows.SHARE * factor, int(rows.ON_CPU * factor)
+    rows._budget.cache_clear()
+
+
+def compared(outputs: dict[str, Any]) -> dict[str, Tensor]:
+    atoms = outputs["final_atom_positions"].float()[0, :, 1]
+    names = ("pair", "single", "distogram_logits", "plddt")
+    found = {name: outputs[name].float() for name in names}
+    return found | {"distances": torch.cdist(atoms, atoms)}
+
+
+def _off(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Root mean square of the difference over that of the values."""
+    return {
+        name: ((ours[name] - x).square().mean() / x.square().mean()).sqrt().item()
+        for name, x in theirs.items()
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 2048, 3072])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="*", default=[])
     parser.add_argument("--model", choices=list(ROWS), default="initial_training")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one size")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for everything")
     parser.add_argument("--blocks", type=int, help="of the Evoformer: memory needs but two")
     parser.add_argument("--cards", type=int, default=1, help="GPUs that share the chain")
+    parser.add_argument("--openfold", type=Path, help="a checkout: its model instead")
+    parser.add_argument("--chunked", action="store_true", help="OpenFold's default settings")
+    parser.add_argument("--autocast", action="store_true", help="OpenFold in bfloat16")
+    parser.add_argument("--noise", action="store_true", help="on the weights")
+    parser.add_argument("--equal", type=int, default=0, help="compare at this size")
+    parser.add_argument("--smaller", type=float, default=16, help="parts of --equal, times so much")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        with join_world(None if options.device == "cuda" else options.device, None) as world:
-            found = once(options.one, options.model, options.blocks, world)
-        if world.is_first:
-            print("found " + json.dumps(found), flush=True)
+        child(options)
         return
     card = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
-    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     result = {
         "command": command(__file__), "card": card, "cards": options.cards,
-        "torch": torch.__version__, "rows": rows,
+        "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": found,
     }  # fmt: skip
-    for size in options.sizes:
-        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        start = [*ranks, str(options.cards)] if options.cards > 1 else []
-        call = [sys.executable, *start, __file__, "--one", str(size), "--model", options.model]
-        call += ["--device", options.device]
-        call += ["--blocks", str(options.blocks)] if options.blocks else []
-        try:
-            done = subprocess.run(call, capture_output=True, text=True, timeout=options.limit)
-            lines = done.stdout.splitlines()
-            row = next((json.loads(t[6:]) for t in lines if t.startswith("found ")), None)
-            row = row or {"residues": size, "error": done.stderr.strip()[-2000:]}
-        except subprocess.TimeoutExpired:
-            row = {"residues": size, "error": f"more than {options.limit} s"}
-        rows.append(row)
+
+    def keep(row: dict[str, Any]) -> None:
+        found.append(row)
         print(json.dumps(row), flush=True)
         if options.out:  # a later size that dies loses nothing
             options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    left, until = options.sizes or [options.equal], time.monotonic() + options.limit
+    while left:
+        before = len(found)
+        trouble = children(options, left, until, keep)
+        done = {row.get("residues") for row in found[before:]}
+        rest = [size for size in left if size not in done]
+        if options.equal or (not trouble and not rest):
+            break
+        if time.monotonic() >= until:
+            for size in rest:
+                keep({"residues": size, "error": f"not within {options.limit} s"})
+            break
+        if rest and not any("error" in row for row in found[before:]):
+            keep({"residues": rest[0], "error": trouble[-2000:]})
+            rest = rest[1:]
+        left = rest
+
+
+def children(
+    options: argparse.Namespace, sizes: list[int], until: float, keep: Callable[[Any], None]
+) -> str:
+    """Sizes in a process of their own, on every card; what it complained of if it died."""
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    start = [*ranks, str(options.cards)] if options.cards > 1 else []
+    words = [*sys.argv[1:], "--one", *map(str, sizes)]
+    process = subprocess.Popen(
+        [sys.executable, *start, __file__, *words], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    timer = threading.Timer(max(0.0, until - time.monotonic()), process.terminate)
+    timer.start()
+    complaints: list[str] = []
+    assert process.stderr is not None and process.stdout is not None
+    reader = threading.Thread(target=lambda: complaints.extend(process.stderr))  # type: ignore[arg-type]
+    reader.start()
+    for line in process.stdout:
+        if line.startswith(FOUND):
+            keep(json.loads(line[len(FOUND) :]))
+    code = process.wait()
+    timer.cancel()
+    reader.join()
+    return "".join(complaints).strip() or "killed" if code else ""
 
 
 if __name__ == "__main__":

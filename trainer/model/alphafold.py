@@ -104,7 +104,7 @@ class AlphaFold(nn.Module):
         if torch.is_autocast_enabled(batch["aatype"].device.type):
             # Half-precision copies of the weights made without grad would cut the gradient.
             torch.clear_autocast_cache()
-        outputs, _ = self._iteration(_cycle(batch, no_cycles - 1), previous)
+        outputs, _ = self._iteration(features_of_cycle(batch, no_cycles - 1), previous)
         asym_id = None if self.config.multimer is None else batch["asym_id"]
         heads: dict[str, Tensor] = self.aux_heads(outputs, outputs["sm"]["single"], asym_id)
         return outputs | heads
@@ -114,7 +114,7 @@ class AlphaFold(nn.Module):
         self, batch: Mapping[str, Tensor], previous: Recycled | None, cycle: int = 0
     ) -> Recycled:
         """One pass over the features of recycle `cycle`, without a gradient."""
-        outputs, m_first = self._iteration(_cycle(batch, cycle), previous)
+        outputs, m_first = self._iteration(features_of_cycle(batch, cycle), previous)
         return m_first, outputs["pair"], outputs["final_atom_positions"]
 
     def _iteration(
@@ -123,7 +123,6 @@ class AlphaFold(nn.Module):
         """One pass through the trunk and the structure module; also the first MSA row."""
         seq_mask = feats["seq_mask"]
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
-        no_seq = feats["msa_feat"].shape[-3]
         m, z = self._embed(feats, previous)
         msa_mask = feats["msa_mask"]
         if self.config.template is not None:
@@ -133,14 +132,22 @@ class AlphaFold(nn.Module):
             z = z + update
             m = torch.cat([m, rows], dim=-3)
             msa_mask = torch.cat([msa_mask, row_mask], dim=-2)
-        z = self._extra_msa(feats, z, pair_mask)
+        extra, mask = self.extra_msa(feats), feats["extra_msa_mask"]
+        z = self.extra_msa_stack(extra, z, mask, pair_mask, _mask_trans=self.config.mask_trans)
         m, z, single = self.evoformer(m, z, msa_mask, pair_mask, _mask_trans=self.config.mask_trans)
         sm = self.structure_module(single, z, feats["aatype"], seq_mask)
+        return self.outputs(feats, m, z, single, sm), m[..., 0, :, :]
+
+    def outputs(
+        self, feats: Mapping[str, Tensor], m: Tensor, z: Tensor, single: Tensor,
+        sm: dict[str, Tensor],
+    ) -> dict[str, Any]:  # fmt: skip
+        """What `forward` returns without the heads, from trunk and structure module."""
         positions = atom14_to_atom37(
             sm["positions"][-1], feats["residx_atom37_to_atom14"], feats["atom37_atom_exists"]
         )
-        outputs = {
-            "msa": m[..., :no_seq, :, :],
+        return {
+            "msa": m[..., : feats["msa_feat"].shape[-3], :, :],
             "pair": z,
             "single": single,
             "sm": sm,
@@ -148,7 +155,6 @@ class AlphaFold(nn.Module):
             "final_atom_mask": feats["atom37_atom_exists"],
             "final_affine_tensor": sm["frames"][-1],
         }
-        return outputs, m[..., 0, :, :]
 
     def _embed(self, feats: dict[str, Tensor], previous: Recycled | None) -> tuple[Tensor, Tensor]:
         if self.config.multimer is not None:
@@ -167,15 +173,14 @@ class AlphaFold(nn.Module):
         first_row = m[..., :1, :, :] + m_update[..., None, :, :]
         return torch.cat([first_row, m[..., 1:, :, :]], dim=-3), z + z_update
 
-    def _extra_msa(self, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor) -> Tensor:
+    def extra_msa(self, feats: Mapping[str, Tensor]) -> Tensor:
+        """The embedded extra MSA `[*, E, L, c_e]`."""
         if "extra_deletion_matrix" in feats:
             deletions = deletion_features(feats["extra_deletion_matrix"])
         else:
             deletions = feats["extra_has_deletion"], feats["extra_deletion_value"]
         feat = build_extra_msa_feat(feats["extra_msa"], *deletions)
-        extra = self.extra_msa_embedder(feat)
-        mask = feats["extra_msa_mask"]
-        return self.extra_msa_stack(extra, z, mask, pair_mask, _mask_trans=self.config.mask_trans)  # type: ignore[no-any-return]
+        return self.extra_msa_embedder(feat)  # type: ignore[no-any-return]
 
 
 def _input_embedder(config: ModelConfig) -> InputEmbedder:
@@ -234,7 +239,7 @@ def _template_embedder(template: TemplateConfig, config: ModelConfig) -> nn.Modu
     )
 
 
-def _cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
+def features_of_cycle(batch: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
     """The features of one recycle, with empty templates where the batch has none."""
     feats = {k: v[cycle] if k in RECYCLE_FEATURES else v for k, v in batch.items()}
     if "template_aatype" not in feats:

@@ -50,7 +50,7 @@ class TMScoreHead(nn.Module):
         super().__init__()
         self.linear = Linear(c_z, no_bins, init="final")
 
-    def forward(self, z: Float[Tensor, "*B R R c_z"]) -> Float[Tensor, "*B R R n"]:
+    def forward(self, z: Float[Tensor, "*B I R c_z"]) -> Float[Tensor, "*B I R n"]:
         """Logits over error bins."""
         return self.linear(z)  # type: ignore[no-any-return]
 
@@ -114,24 +114,37 @@ class AuxiliaryHeads(nn.Module):
             asym_id: chain of each residue of a complex, which adds `iptm_score` and
                 `weighted_ptm_score`.
         """
+        heads = self.of_residues(outputs, sm_single)
+        heads["distogram_logits"] = self.distogram(outputs["pair"])
+        if self.tm is not None:
+            logits = self.tm(outputs["pair"])
+            count = logits.new_full((), logits.shape[-2], dtype=torch.float32)
+            expected = expected_tm(logits, count)
+            heads |= {"tm_logits": logits, **self.scores(expected, asym_id)}
+            heads |= compute_predicted_aligned_error(logits)
+        return heads
+
+    def of_residues(self, outputs: Mapping[str, Tensor], sm_single: Tensor) -> dict[str, Tensor]:
+        """What `forward` gives without looking at pairs."""
         lddt_logits = self.plddt(sm_single)
-        heads = {
+        return {
             "lddt_logits": lddt_logits,
             "plddt": compute_plddt(lddt_logits),
-            "distogram_logits": self.distogram(outputs["pair"]),
             "masked_msa_logits": self.masked_msa(outputs["msa"]),
             "experimentally_resolved_logits": self.experimentally_resolved(outputs["single"]),
         }
-        if self.tm is not None:
-            logits = self.tm(outputs["pair"])
-            heads |= {"tm_logits": logits, "ptm_score": compute_tm(logits)}
-            if asym_id is not None and self.score is not None:
-                ptm_weight, iptm_weight = self.score
-                iptm = compute_tm(logits, asym_id=asym_id)
-                score = ptm_weight * heads["ptm_score"] + iptm_weight * iptm
-                heads |= {"iptm_score": iptm, "weighted_ptm_score": score}
-            heads |= compute_predicted_aligned_error(logits)
-        return heads
+
+    def scores(
+        self, expected: Float[Tensor, "*B R R"], asym_id: Int[Tensor, "*B R"] | None
+    ) -> dict[str, Tensor]:
+        """The TM-scores of a chain or a complex, from what `expected_tm` gives."""
+        ptm = best_alignment(expected)
+        if asym_id is None or self.score is None:
+            return {"ptm_score": ptm}
+        ptm_weight, iptm_weight = self.score
+        iptm = best_alignment(expected, asym_id=asym_id)
+        score = ptm_weight * ptm + iptm_weight * iptm
+        return {"ptm_score": ptm, "iptm_score": iptm, "weighted_ptm_score": score}
 
 
 def compute_plddt(logits: Float[Tensor, "*B R n"]) -> Float[Tensor, "*B R"]:
@@ -151,7 +164,7 @@ def aligned_error_bin_centres(max_bin: float, no_bins: int, like: Tensor) -> Flo
 
 
 def compute_predicted_aligned_error(
-    logits: Float[Tensor, "*B R R n"], max_bin: float = 31.0
+    logits: Float[Tensor, "*B I R n"], max_bin: float = 31.0
 ) -> dict[str, Tensor]:
     """Probabilities per error bin, the expected error of each pair, the largest possible one."""
     logits = at_least_float32(logits)
@@ -176,15 +189,39 @@ def compute_tm(
     Without `residue_weights` all residues count alike (padding too, as in OpenFold).
     Source: AF2 SI 1.9.7, equations 38 to 40; AlphaFold-Multimer, section 2.6.
     """
-    logits = at_least_float32(logits)
-    num_res = logits.shape[-2]
     if residue_weights is None:
-        residue_weights = logits.new_ones(*logits.shape[:-3], num_res)
-    count = torch.sum(residue_weights, dim=-1).clamp(min=19)[..., None, None, None]
+        residue_weights = at_least_float32(logits).new_ones(*logits.shape[:-3], logits.shape[-2])
+    expected = expected_tm(logits, torch.sum(residue_weights, dim=-1), max_bin)
+    return best_alignment(expected, residue_weights, asym_id, eps)
+
+
+def expected_tm(
+    logits: Float[Tensor, "*B I R n"], count: Float[Tensor, "*B"], max_bin: float = 31.0
+) -> Float[Tensor, "*B I R"]:
+    """What residues j are expected to add to the TM-score in the frames of residues i.
+
+    Args:
+        logits: of the aligned errors, of any rows.
+        count: residues in all.
+        max_bin: lower edge of the last bin, ångström.
+    """
+    logits = at_least_float32(logits)
+    count = count.to(logits.dtype).clamp(min=19)[..., None, None, None]
     d0 = 1.24 * (count - 15) ** (1.0 / 3) - 1.8
     centres = aligned_error_bin_centres(max_bin, logits.shape[-1], logits)
     tm_per_bin = 1.0 / (1 + centres**2 / d0**2)
-    expected = torch.sum(torch.softmax(logits, dim=-1) * tm_per_bin, dim=-1)
+    return torch.sum(torch.softmax(logits, dim=-1) * tm_per_bin, dim=-1)
+
+
+def best_alignment(
+    expected: Float[Tensor, "*B R R"],
+    residue_weights: Float[Tensor, "*B R"] | None = None,
+    asym_id: Int[Tensor, "*B R"] | None = None,
+    eps: float = 1e-8,
+) -> Float[Tensor, "*B"]:
+    """`compute_tm` from what `expected_tm` gives."""
+    if residue_weights is None:
+        residue_weights = torch.ones_like(expected[..., 0])
     weights = residue_weights[..., :, None] * residue_weights[..., None, :]
     if asym_id is not None:
         weights = weights * (asym_id[..., :, None] != asym_id[..., None, :])

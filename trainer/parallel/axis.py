@@ -69,6 +69,8 @@ class Axis:
         size: how many they are.
         memory: what they exchange through if they are GPUs of one host.
         beside: and what for exchanges that other work goes on beside.
+        in_place: whether parts of the pairs are written over: nobody else reads them, and there
+            is no gradient.
     """
 
     group: Any
@@ -76,6 +78,7 @@ class Axis:
     size: int
     memory: PeerMemory | None = None
     beside: Beside | None = None
+    in_place: bool = False
 
     def lengths(self, whole: int) -> list[int]:
         """Length of every rank's part of an axis."""
@@ -84,8 +87,14 @@ class Axis:
 
     def part(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of a tensor that every rank holds whole: a view."""
-        lengths = self.lengths(x.shape[dim])
-        return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
+        first, last = self.span(x.shape[dim])
+        return x.narrow(dim, first, last - first)
+
+    def span(self, whole: int) -> tuple[int, int]:
+        """First and behind the last position of this rank's part of an axis."""
+        lengths = self.lengths(whole)
+        first = sum(lengths[: self.rank])
+        return first, first + lengths[self.rank]
 
     def all_have(self, whole: int) -> bool:
         """Whether no part of such an axis is empty."""

@@ -22,6 +22,7 @@ from evofeed.trainer.parallel.collectives import exchange, gather, gathered, red
 from evofeed.trainer.parallel.pairs import (
     added,
     drop_mask,
+    kept,
     pair_stack,
     plain_attention,
     transition,
@@ -43,7 +44,9 @@ def msa_block(
     columns = axis.part(msa_mask, -1)
     if block.opm_first:
         m_columns = exchange(m, axis, split=-2, join=-3, length=S)
-        z, _ = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
+        new, _ = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
+        z = kept(z, new, axis)
+        del new, m_columns
     drop = drop_mask(block.msa_dropout_layer, m)
     m, z = _attend_rows(block.msa_att_row, m, z, axis.part(msa_mask, -2), drop, axis)
     m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
@@ -51,7 +54,9 @@ def msa_block(
         m = _attend_columns(block.msa_att_col, m, columns)
     m = transition(block.msa_transition, m, columns if block._masks_msa(mask_trans) else None)
     if not block.opm_first:
-        z, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
+        new, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
+        z = kept(z, new, axis)
+        del new
     sent = send(m, axis, split=-3, join=-2, length=N)  # nothing of the pairs reads it
     z = pair_stack(block.pair_stack, z, pair_mask, mask_trans, axis)
     return sent.arrive(), z
@@ -107,7 +112,7 @@ def _outer_by_rows(
     """As `_outer_product_mean`, a few rows of z at a time: the outer products are not kept."""
     own = axis.part(mask, -1)
     b = gathered(_second(module, m, own), axis, -2, mask.shape[-1])
-    found, known = torch.empty_like(z), KnownColumns(b, mask)
+    found, known = z if axis.in_place else torch.empty_like(z), KnownColumns(b, mask)
     for start in range(0, m.shape[-2], at_once):
         length = min(at_once, m.shape[-2] - start)
         some, some_mask = m.narrow(-2, start, length), own.narrow(-1, start, length)

@@ -30,10 +30,11 @@ def pair_stack(
     """`PairStack` on rows `[*, n, N, C]`; the mask is whole."""
     drop = stack.ps_dropout_row_layer
     for module in (stack.tri_mul_out, stack.tri_mul_in):
-        z = _multiply(module, z, pair_mask, drop_mask(drop, z), axis)
-    z = _attend_start(stack.tri_att_start, z, pair_mask, drop_mask(drop, z), axis)
-    z = _attend_end(stack.tri_att_end, z, pair_mask, drop_mask(drop, z), axis)
-    return transition(stack.pair_transition, z, axis.part(pair_mask, -2) if mask_trans else None)
+        z = kept(z, _multiply(module, z, pair_mask, drop_mask(drop, z), axis), axis)
+    z = kept(z, _attend_start(stack.tri_att_start, z, pair_mask, drop_mask(drop, z), axis), axis)
+    z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, drop_mask(drop, z), axis), axis)
+    mask = axis.part(pair_mask, -2) if mask_trans else None
+    return kept(z, transition(stack.pair_transition, z, mask), axis)
 
 
 def template_block(
@@ -42,16 +43,26 @@ def template_block(
     """`TemplatePairStackBlock` on rows `[*, T, n, N, C]`; the mask is whole, for all templates."""
 
     def attend(t: Tensor) -> Tensor:
-        t = _attend_start(block.tri_att_start, t, mask, drop_mask(block.dropout_row, t), axis)
-        return _attend_end(block.tri_att_end, t, mask, drop_mask(block.dropout_col, t), axis)
+        drop = drop_mask(block.dropout_row, t)
+        t = kept(t, _attend_start(block.tri_att_start, t, mask, drop, axis), axis)
+        drop = drop_mask(block.dropout_col, t)
+        return kept(t, _attend_end(block.tri_att_end, t, mask, drop, axis), axis)
 
     def multiply(t: Tensor) -> Tensor:
         for module in (block.tri_mul_out, block.tri_mul_in):
-            t = _multiply(module, t, mask, drop_mask(block.dropout_row, t), axis)
+            t = kept(t, _multiply(module, t, mask, drop_mask(block.dropout_row, t), axis), axis)
         return t
 
     t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
-    return transition(block.pair_transition, t, axis.part(mask, -2) if mask_trans else None)
+    own = axis.part(mask, -2) if mask_trans else None
+    return kept(t, transition(block.pair_transition, t, own), axis)
+
+
+def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
+    """The new pairs, in the memory of those before where that may be written over."""
+    if not axis.in_place or new.data_ptr() == z.data_ptr():
+        return new
+    return z.copy_(new)
 
 
 def drop_mask(layer: Any, x: Tensor) -> Tensor | None:
@@ -177,7 +188,7 @@ def _attend_in_parts(module: Any, z: Tensor, mask: Tensor, axis: Axis) -> Tensor
         biases.append(plain)
     bias = gather(torch.cat(biases, dim=-2), axis, dim=-2, length=N)
     del biases
-    found = torch.empty_like(z)
+    found = z if axis.in_place else torch.empty_like(z)
     for some in parts:
         rows, own = z[..., some, :, :].contiguous(), mask[..., some, :]
         new: Tensor | None = attention_of(module, rows, bias, own, bias_scale=factor)

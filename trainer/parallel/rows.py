@@ -22,6 +22,8 @@ from evofeed.trainer.model.ipa import InvariantPointAttention, SharedTerms
 from evofeed.trainer.model.primitives import at_least_float32, full_precision
 from evofeed.trainer.model.rigid import Rigid
 from evofeed.trainer.model.structure_module import StructureModule
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import gathered
 
 SHARE = 1 / 64  # of a device's memory: 2 GiB of an H200's
 ON_CPU = 2 << 30
@@ -51,23 +53,34 @@ def slices(first: int, last: int, at_once: int) -> Iterator[slice]:
     return (slice(n, min(n + at_once, last)) for n in range(first, last, at_once))
 
 
-def _rows_of(z: Tensor, numbers: int) -> int | None:
-    """How many rows of `[*, N, N, C]` at once at so many numbers of 4 bytes a pair; None: all."""
-    at_once = rows_at_once(4 * numbers * z.shape[-2], z.device)
-    return None if at_once is None or at_once >= z.shape[-2] else at_once
-
-
 def embed_by_rows(model: AlphaFold, feats: dict[str, Tensor], previous: Any) -> Any:
     """`AlphaFold._embed`: MSA and pairs of the features and of the pass before."""
+    N = feats["target_feat"].shape[-2]
+    if _embedded_at_once(model, feats) >= N:
+        return AlphaFold._embed(model, feats, previous)
+    return embedded_rows(model, feats, previous, 0, N)
+
+
+def embedded_rows(
+    model: AlphaFold, feats: dict[str, Tensor], previous: Any, first: int, last: int,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The whole MSA, and rows of the pairs from those rows of the pass before.
+
+    Args:
+        model: whose embedders.
+        feats: of one pass.
+        previous: what the pass before gave, with those rows of the pairs alone; or None.
+        first: row.
+        last: behind the last row.
+        in_place: whether the pairs are written over those of the pass before.
+    """
     target, embedder, recycling = (
         feats["target_feat"],
         model.input_embedder,
         model.recycling_embedder,
     )
     N, c_z = target.shape[-2], model.config.c_z
-    at_once = rows_at_once(N * 4 * (3 * c_z + 200), target.device)
-    if at_once is None or at_once >= N:
-        return AlphaFold._embed(model, feats, previous)
     m = embedder.msa(target, feats["msa_feat"])
     z: Tensor | None = None
     if previous is None:
@@ -75,22 +88,36 @@ def embed_by_rows(model: AlphaFold, feats: dict[str, Tensor], previous: Any) -> 
     else:
         m_prev, z_prev, atoms = previous
         x_prev = pseudo_beta(feats["aatype"], atoms)
-    for rows in slices(0, N, at_once):
+        z = z_prev if in_place else None
+    m_update = recycling.layer_norm_m(m_prev)
+    for rows in slices(first, last, min(_embedded_at_once(model, feats), max(1, last - first))):
+        here = slice(rows.start - first, rows.stop - first)
         new = embedder.pairs(target, embedder.relpos_of(feats, rows), rows)
-        old = torch.zeros_like(new) if z_prev is None else z_prev[..., rows, :, :]
-        m_update, update = recycling(m_prev, old, x_prev, rows)
+        old = torch.zeros_like(new) if z_prev is None else z_prev[..., here, :, :]
+        _, update = recycling(m_prev, old, x_prev, rows)
         if z is None:
-            z = new.new_empty(*new.shape[:-3], N, N, c_z)
-        z[..., rows, :, :] = new + update
+            z = new.new_empty(*new.shape[:-3], last - first, N, c_z)
+        z[..., here, :, :] = new + update
         del new, old, update
+    if z is None:  # fewer residues than ranks
+        z = embedder.pairs(target, embedder.relpos_of(feats, slice(0, 0)), slice(0, 0))
     m[..., 0, :, :] += m_update
     return m, z
 
 
-def structure_by_rows(module: StructureModule) -> None:
+def _embedded_at_once(model: AlphaFold, feats: dict[str, Tensor]) -> int:
+    """Rows of the pairs that are embedded at once."""
+    target = feats["target_feat"]
+    N = target.shape[-2]
+    at_once = rows_at_once(N * 4 * (3 * model.config.c_z + 200), target.device)
+    return N if at_once is None else at_once
+
+
+def structure_by_rows(module: StructureModule, axis: Axis) -> None:
     """Lets the structure module normalise pairs where it reads them, a few rows at a time.
 
-    It needs them in float32, and whole they would be four times the pairs.
+    It needs them in float32, and whole they would be four times the pairs. Where it is given
+    this rank's rows of the pairs alone, each rank attends from its own residues.
     """
     norm, ipa = module.layer_norm_z, module.ipa
 
@@ -106,35 +133,41 @@ def structure_by_rows(module: StructureModule) -> None:
     def normalised(z: Tensor) -> Tensor:
         return z if _at_once(ipa, z) else type(norm).forward(norm, z)
 
-    def rows(z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for some in slices(0, z.shape[-2], _at_once(ipa, z) or z.shape[-2]):
-            yield some, type(norm).forward(norm, at_least_float32(z[..., some, :, :]))
+    def rows(z: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Places among all residues and in z, and those rows, normalised."""
+        n, N = z.shape[-3:-1]
+        first = axis.span(N)[0] if n < N else 0
+        for some in slices(0, n, _at_once(ipa, z) or N):
+            part = type(norm).forward(norm, at_least_float32(z[..., some, :, :]))
+            yield slice(first + some.start, first + some.stop), some, part
 
     module.forward = structure  # type: ignore[method-assign]
     norm.forward = normalised  # type: ignore[method-assign, assignment]
     ipa.share = partial(_share, ipa, rows)  # type: ignore[method-assign]
-    ipa.forward = partial(_attend, ipa, rows)  # type: ignore[method-assign]
+    ipa.forward = partial(_attend, ipa, rows, axis)  # type: ignore[method-assign]
 
 
 def _at_once(ipa: InvariantPointAttention, z: Tensor) -> int | None:
-    return _rows_of(z, 3 * z.shape[-1] + 6 * ipa.no_heads)
+    """Rows of pairs that are read at once; None: z is whole, and all of it."""
+    n, N = z.shape[-3:-1]
+    at_once = rows_at_once(4 * (3 * z.shape[-1] + 6 * ipa.no_heads) * N, z.device)
+    return None if at_once is None or (at_once >= N and n == N) else at_once
 
 
 def _share(ipa: InvariantPointAttention, rows: Any, z: Tensor, mask: Tensor) -> SharedTerms:
     if _at_once(ipa, z) is None:
         return type(ipa).share(ipa, z, mask)
-    N = z.shape[-2]
     # The terms that do not look at pairs, from a chain of no residues.
     shared = type(ipa).share(ipa, z[..., :0, :0, :].to(mask.dtype), mask[..., :0])
-    bias = mask.new_empty(*z.shape[:-3], ipa.no_heads, N, N)
-    for some, part in rows(z):
-        bias[..., some, :] = ipa.bias(part, mask[..., some], mask)
+    bias = mask.new_empty(*z.shape[:-3], ipa.no_heads, *z.shape[-3:-1])
+    for residues, here, part in rows(z):
+        bias[..., here, :] = ipa.bias(part, mask[..., residues], mask)
     return shared._replace(bias=bias)
 
 
 def _attend(
-    ipa: InvariantPointAttention, rows: Any, s: Tensor, z: Tensor, frames: Rigid, mask: Tensor,
-    shared: SharedTerms | None = None,
+    ipa: InvariantPointAttention, rows: Any, axis: Axis, s: Tensor, z: Tensor, frames: Rigid,
+    mask: Tensor, shared: SharedTerms | None = None,
 ) -> Tensor:  # fmt: skip
     if _at_once(ipa, z) is None:
         return type(ipa).forward(ipa, s, z, frames, mask, shared)
@@ -142,9 +175,11 @@ def _attend(
     (left, right), values, frames = ipa.project(s, frames, shared)
     found = [
         ipa.attend(
-            (left[..., some, :], right), values, shared.bias[..., some, :], part,
-            Rigid(frames.rots[..., some, :, :], frames.trans[..., some, :]),
+            (left[..., residues, :], right), values, shared.bias[..., here, :], part,
+            Rigid(frames.rots[..., residues, :, :], frames.trans[..., residues, :]),
         )
-        for some, part in rows(z)
+        for residues, here, part in rows(z)
     ]  # fmt: skip
-    return torch.cat(found, dim=-2)
+    n, N = z.shape[-3:-1]
+    own = torch.cat([s[..., :0, :], *found], dim=-2)
+    return own if n == N else gathered(own, axis, -2, N)

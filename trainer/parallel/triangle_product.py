@@ -14,6 +14,7 @@ from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 
 MOST_WHOLE = 1024  # residues up to which a whole matrix of all channels is small: 268 MB
 MOST_RANKS = 4  # beyond, parts of three matrices are less than one
+PARTS = 8  # of the channels, where memory counts
 
 
 def product_of(axis: Axis, length: int) -> ChannelProduct | RowProduct:
@@ -82,9 +83,24 @@ class ChannelProduct:
 
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """As `RowProduct`'s."""
+        if self._axis.in_place and self._axis.size > 1:
+            return self._few_at_once(ab, outgoing), []
         a, b = whole = self._channels(ab)
         product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
-        return self._rows(product, ab.shape[1]), [whole]
+        return self._rows(product, ab.shape[1]), [] if self._axis.in_place else [whole]
+
+    def _few_at_once(self, ab: Tensor, outgoing: bool) -> Tensor:
+        """The product without a gradient, of a few channels of every rank at a time."""
+        size, E = self._axis.size, ab.shape[1]
+        step = max(1, E // PARTS // size) * size
+        product = torch.empty_like(ab[0])
+        for start in range(0, E, step):
+            some = ab[:, start : start + step]
+            a, b = self._channels(some)
+            part = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
+            del a, b
+            product[start : start + step] = self._rows(part, some.shape[1])
+        return product
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """As `RowProduct`'s."""

@@ -147,6 +147,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         else:
             xt, seen = others(ab.view(2, E, B, R, N), plan.outgoing)
             kept = [xt, *seen]
+        del ab  # nobody may want it any more
         out = torch.empty_like(z)
         if normed is not None:
             stats[1] = composed.run_out(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from tests.trainer.parallel.peers import shared_files
 from tests.trainer.parallel.train_ranks import train_shared
-from tests.trainer.synthetic_batch import synthetic_batch
+from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch import Tensor, nn
 
 from evofeed.cli import main as main_of_evofeed
@@ -27,25 +27,29 @@ from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
 from evofeed.trainer.model.evoformer import EvoformerStack
-from evofeed.trainer.parallel import rows
+from evofeed.trainer.parallel import rows, triangle_product
 from evofeed.trainer.parallel.axis import Axis, Beside
 from evofeed.trainer.parallel.checked import checked
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 from evofeed.trainer.parallel.losses import share_losses
 from evofeed.trainer.parallel.parallelize import parallelize
+from evofeed.trainer.parallel.stacks import msa_rows
 from evofeed.trainer.parallel.triangle_product import ChannelProduct, RowProduct
-from evofeed.trainer.presets import tiny
+from evofeed.trainer.presets import tiny, tiny_multimer
 
 
 def small_model(**changes: Any) -> AlphaFold:
     """A model of one or two blocks a stack whose weights are all random: AF2's start at zero."""
-    config: ModelConfig = replace(tiny().model, **changes)
+    return _random(replace(tiny().model, **changes)).train()
+
+
+def _random(config: ModelConfig) -> AlphaFold:
     torch.manual_seed(1)
     model = AlphaFold(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    return model.train()
+    return model
 
 
 def differences(
@@ -109,21 +113,10 @@ def fused_block(axis: Axis) -> dict[str, float]:
     from evofeed.kernels import to_fused
     from evofeed.kernels.runtime.backend import interpreted
 
-    sizes = {
-        "c_hidden_msa_att": 8, "no_heads_msa": 2, "c_hidden_opm": 16, "c_hidden_mul": 16,
-        "c_hidden_pair_att": 8, "no_heads_pair": 2, "transition_n": 2, "msa_dropout": 0.3,
-        "pair_dropout": 0.3,
-    }  # fmt: skip
-    torch.manual_seed(1)
-    shared = EvoformerStack(c_m=16, c_z=16, c_s=16, no_blocks=1, **sizes)
-    with torch.no_grad():
-        for parameter in shared.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    shared, given = _small_stack(3, 5)
+    m, z, msa_mask, pair_mask = given
     whole = copy.deepcopy(shared)
     to_fused(parallelize(shared, axis))
-    S, N = 3, 5
-    m, z = torch.randn(1, S, N, 16), torch.randn(1, N, N, 16)
-    msa_mask, pair_mask = (torch.rand(1, n, N).gt(0.1).float() for n in (S, N))
     found = {}
     with interpreted():
         ours = _made(shared, m, z, msa_mask, pair_mask)
@@ -141,6 +134,48 @@ def fused_block(axis: Axis) -> dict[str, float]:
     return found
 
 
+def _small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
+    """One block, with MSA, pairs and their masks."""
+    sizes = {
+        "c_hidden_msa_att": 8, "no_heads_msa": 2, "c_hidden_opm": 16, "c_hidden_mul": 16,
+        "c_hidden_pair_att": 8, "no_heads_pair": 2, "transition_n": 2, "msa_dropout": 0.3,
+        "pair_dropout": 0.3,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    stack = EvoformerStack(c_m=16, c_z=16, c_s=16, no_blocks=1, **sizes)
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    m, z = torch.randn(1, S, N, 16), torch.randn(1, N, N, 16)
+    masks = (torch.rand(1, n, N).gt(0.1).float() for n in (S, N))
+    return stack, (m, z, *masks)
+
+
+def fused_rows(axis: Axis) -> dict[str, float]:
+    """A block on fused operators that writes rows of the pairs over, in parts and at once."""
+    from evofeed.kernels import to_fused
+    from evofeed.kernels.runtime.backend import interpreted
+
+    stack, (m, z, *masks) = _small_stack(3, 5)
+    to_fused(stack.eval())
+    found, kept = {}, (rows.ON_CPU, triangle_product.MOST_WHOLE)
+    triangle_product.MOST_WHOLE = 1  # a few channels at a time
+    with interpreted(), torch.no_grad():
+        whole_m, whole_z, _ = stack(m, z, *masks)
+        for nbytes in (500, kept[0]):
+            rows.ON_CPU = nbytes
+            rows._budget.cache_clear()
+            mine = axis.part(z, -3).clone()
+            over = replace(axis, in_place=True)
+            made_m, made_z = msa_rows(stack, over, m, mine, *masks, mask_trans=False)
+            assert made_z.data_ptr() == mine.data_ptr()
+            found[f"{nbytes} z"] = _difference(made_z, axis.part(whole_z, -3))
+            found[f"{nbytes} m"] = _difference(made_m, axis.part(whole_m, -3))
+    rows.ON_CPU, triangle_product.MOST_WHOLE = kept
+    rows._budget.cache_clear()
+    return found
+
+
 def _made(stack: nn.Module, m: Tensor, z: Tensor, *masks: Tensor) -> dict[str, dict[str, Tensor]]:
     """Outputs of a stack, and the gradients of its inputs and weights."""
     torch.manual_seed(7)
@@ -155,22 +190,45 @@ def _made(stack: nn.Module, m: Tensor, z: Tensor, *masks: Tensor) -> dict[str, d
 
 
 def in_parts(axis: Axis) -> dict[str, float]:
-    """Prediction with all that is larger than the pairs in parts, against all at once."""
-    batch = _batch(torch.float64, num_res=11, num_seq=5, num_extra_seq=7, num_templates=2,
-                   no_recycling_iters=1)  # fmt: skip
-    whole = small_model().double().eval()
-    shared = parallelize(small_model().double().eval(), axis)
-    kept = rows.ON_CPU
+    """Prediction by rows, all that is larger than the pairs in parts, against the whole at once.
+
+    Of a chain with aligned errors, and of a complex.
+    """
+    sizes = {"num_res": 11, "num_seq": 5, "num_extra_seq": 7, "num_templates": 2,
+             "no_recycling_iters": 2}  # fmt: skip
+    cases = {
+        "chain": (replace(tiny().model, tm_bins=64), synthetic_batch(**sizes, seed=3)),
+        "complex": (tiny_multimer().model, synthetic_complex(**sizes, num_chains=3, seed=3)),
+    }
+    found = {}
+    for name, (config, batch) in cases.items():
+        batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+        for nbytes in (2000, rows.ON_CPU):  # a row or two of everything; all at once
+            differences = _in_parts(config, batch, axis, nbytes)
+            found |= {f"{name} {nbytes} {n}": d for n, d in differences.items()}
+    return found
+
+
+def _in_parts(
+    config: ModelConfig, batch: dict[str, Tensor], axis: Axis, nbytes: int
+) -> dict[str, float]:
+    whole = _random(config).double().eval()
+    shared = parallelize(_random(config).double().eval(), axis)
+    kept, rows.ON_CPU = rows.ON_CPU, nbytes
     rows._budget.cache_clear()
-    rows.ON_CPU = 2000  # bytes: a row or two of everything
     try:
         with torch.no_grad():
             found = shared(batch)
-            expected = found if axis.rank else whole(batch)
+            expected = whole(batch)
     finally:
         rows.ON_CPU = kept
         rows._budget.cache_clear()
-    names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
+    expected["pair"] = axis.part(expected["pair"], -3)
+    names = [
+        "msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt", "ptm_score",
+        "predicted_aligned_error",
+    ]  # fmt: skip
+    names += ["iptm_score"] if "iptm_score" in expected else []
     return {name: _difference(found[name], expected[name]) for name in names}
 
 
@@ -275,6 +333,7 @@ def main(out: Path, dataset: str) -> None:
         if ranks == 2:
             beside = Beside(shared_files(out, group), None)
             compare("fused 2", fused_block, replace(axis, beside=beside))
+            compare("fused rows 2", fused_rows, axis)
         if ranks == 3:
             compare("memory 3", through_memory, axis, out)
         if ranks == 2:

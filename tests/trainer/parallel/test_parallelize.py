@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.parallel.ranks import in_parts
+from tests.trainer.parallel.ranks import fused_rows, in_parts
 
 from evofeed.errors import TrainerError
 from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
@@ -49,12 +49,22 @@ def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_predicting_in_parts_is_predicting_at_once(
+def test_predicting_by_rows_and_in_parts_is_predicting_at_once(
+    found: dict[str, dict[str, float]], ranks: int
+) -> None:
+    """Each rank has its rows of the pairs alone; those it finds are compared."""
+    alone = Axis(group=None, rank=0, size=1)
+    differences = in_parts(alone) if ranks == 1 else found[f"parts {ranks}"]
+    assert len(differences) == 2 * (8 + 9) and max(differences.values()) < EXACT
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_so_it_is_on_fused_operators_with_the_pairs_written_over(
     found: dict[str, dict[str, float]], ranks: int
 ) -> None:
     alone = Axis(group=None, rank=0, size=1)
-    differences = in_parts(alone) if ranks == 1 else found[f"parts {ranks}"]
-    assert len(differences) == 6 and max(differences.values()) < EXACT
+    differences = fused_rows(alone) if ranks == 1 else found["fused rows 2"]
+    assert len(differences) == 4 and max(differences.values()) < FUSED
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -1,0 +1,110 @@
+"""Prediction with nothing but each rank's rows of the pairs, from the first embedder to the heads.
+
+The passes are those of `AlphaFold.forward`. Pairs are written over in place, by the stacks and by
+the next pass, so that beside them there is only what one operator needs. Letters: N residues,
+n of them here, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.trainer.model.alphafold import AlphaFold, Recycled, features_of_cycle
+from evofeed.trainer.model.heads import (
+    AuxiliaryHeads,
+    compute_predicted_aligned_error,
+    expected_tm,
+)
+from evofeed.trainer.model.primitives import at_least_float32
+from evofeed.trainer.model.template import TemplateEmbedder
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import exchanged, gathered
+from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
+from evofeed.trainer.parallel.stacks import add_templates, msa_rows
+
+__all__ = ["predict_by_rows"]
+
+
+def predict_by_rows(
+    model: AlphaFold, axis: Axis, batch: Mapping[str, Tensor], previous: Recycled | None = None
+) -> dict[str, Any]:
+    """`AlphaFold.forward`; evaluated without a gradient, by rows: `pair` is `[*, n, N, C]`.
+
+    Neither logits of aligned errors are among the outputs nor their probabilities.
+    """
+    if torch.is_grad_enabled() or model.training or previous is not None:
+        return AlphaFold.forward(model, batch, previous)
+    axis = replace(axis, in_place=True)
+    cycles = batch["msa_feat"].shape[0]
+    for cycle in range(cycles):
+        feats = features_of_cycle(batch, cycle)
+        m, z, single = _trunk(model, axis, feats, previous)
+        sm = model.structure_module(single, z, feats["aatype"], feats["seq_mask"])
+        outputs = model.outputs(feats, m, z, single, sm)
+        previous = m[..., 0, :, :].clone(), z, outputs["final_atom_positions"]
+        if cycle < cycles - 1:
+            del outputs, m, z, single, sm
+    asym_id = None if model.config.multimer is None else batch["asym_id"]
+    return outputs | _heads(model.aux_heads, axis, outputs, asym_id)
+
+
+def _trunk(
+    model: AlphaFold, axis: Axis, feats: dict[str, Tensor], previous: Recycled | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The MSA, this rank's rows of the pairs, and the single representation after the Evoformer."""
+    seq_mask, msa_mask = feats["seq_mask"], feats["msa_mask"]
+    pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
+    N, mask_trans = seq_mask.shape[-1], model.config.mask_trans
+    m, z = embedded_rows(model, feats, previous, *axis.span(N), in_place=True)
+    if model.config.template is not None:
+        rows, row_mask = _add_templates(model, axis, feats, z, pair_mask)
+        m, msa_mask = torch.cat([m, rows], dim=-3), torch.cat([msa_mask, row_mask], dim=-2)
+    _, z = msa_rows(
+        model.extra_msa_stack, axis, model.extra_msa(feats), z, feats["extra_msa_mask"],
+        pair_mask, mask_trans,
+    )  # fmt: skip
+    S = m.shape[-3]
+    m, z = msa_rows(model.evoformer, axis, m, z, msa_mask, pair_mask, mask_trans)
+    return model.evoformer._result(gathered(m, axis, -3, S), z)
+
+
+def _add_templates(
+    model: AlphaFold, axis: Axis, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Adds what templates say to rows of the pairs; rows of the MSA and their mask."""
+    embedder, mask_trans = model.template_embedder, model.config.mask_trans
+    if type(embedder) is TemplateEmbedder:
+        return add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
+    whole = gathered(z, axis, -3, z.shape[-2])  # that of complexes reads all pairs
+    update, rows, row_mask = embedder(feats, whole, pair_mask, _mask_trans=mask_trans)
+    z += axis.part(update, -3)
+    return rows, row_mask
+
+
+def _heads(
+    heads: AuxiliaryHeads, axis: Axis, outputs: Mapping[str, Any], asym_id: Tensor | None
+) -> dict[str, Tensor]:
+    """Every head; those of pairs a few rows at a time, and what they say of all pairs."""
+    z = outputs["pair"]
+    n, N = z.shape[-3:-1]
+    found = heads.of_residues(outputs, outputs["sm"]["single"])
+    logits = heads.distogram.linear(z)
+    turned = exchanged(logits, axis, -2, -3, N).transpose(-2, -3)
+    found["distogram_logits"] = gathered(logits + turned, axis, -3, N)
+    del logits, turned
+    if heads.tm is None:
+        return found
+    bins, count = heads.tm.linear.weight.shape[0], z.new_full((), N, dtype=torch.float32)
+    at_once = rows_at_once(4 * 4 * bins * N, z.device) or max(1, n)
+    errors = at_least_float32(z[..., :0]).new_empty(*z.shape[:-3], 2, n, N)
+    for some in slices(0, n, at_once):
+        rows = heads.tm(z[..., some, :, :])
+        errors[..., 0, some, :] = expected_tm(rows, count)
+        errors[..., 1, some, :] = compute_predicted_aligned_error(rows)["predicted_aligned_error"]
+    expected, error = gathered(errors, axis, -2, N).unbind(-3)
+    return found | {"predicted_aligned_error": error, **heads.scores(expected, asym_id)}

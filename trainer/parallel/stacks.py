@@ -1,0 +1,187 @@
+"""The stacks and the templates of the model on parts: rows of the MSA and of the pairs.
+
+Each part of a stack is what all the ranks of an axis do together (`msa.py`, `pairs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evofeed.trainer.model.activation_checkpointing import checkpointed
+from evofeed.trainer.model.evoformer import MSAStack
+from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.template import (
+    TemplateEmbedder,
+    TemplatePairStack,
+    build_template_angle_feat,
+    build_template_pair_feat,
+)
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.collectives import gather
+from evofeed.trainer.parallel.msa import msa_block
+from evofeed.trainer.parallel.pairs import template_block
+from evofeed.trainer.parallel.rows import rows_at_once, slices
+
+__all__ = ["add_templates", "msa_rows", "msa_stack", "template_embedder", "template_stack"]
+
+
+def msa_stack(
+    stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
+    *, _mask_trans: bool = True,
+) -> Any:  # fmt: skip
+    """`MSAStack` on the whole."""
+    S, N = m.shape[-3:-1]
+    m, z = msa_rows(stack, axis, m, axis.part(z, -3), msa_mask, pair_mask, _mask_trans)
+    z = gather(z, axis, dim=-3, length=N)
+    if not isinstance(stack, ExtraMSAStack):  # of which only the pairs survive
+        m = gather(m, axis, dim=-3, length=S)
+    return stack._result(m, z)
+
+
+def msa_rows(
+    stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,
+    mask_trans: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rows of the MSA, which is given whole, and of the pairs, which are given as rows."""
+    m = axis.part(m, -3)
+    for block in stack.blocks:
+        m, z = checkpointed(
+            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis,
+            enabled=stack.checkpointing,
+        )  # fmt: skip
+    return m, z
+
+
+def template_stack(
+    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, *, _mask_trans: bool = True
+) -> Tensor:
+    """`TemplatePairStack` on the whole."""
+    if not t.numel():  # no templates: every rank alike
+        return TemplatePairStack.forward(stack, t, mask, _mask_trans=_mask_trans)
+    N, mask = t.shape[-2], mask.expand(t.shape[:-1])
+    t = _template_rows(stack, axis, axis.part(t, -3), mask, _mask_trans)
+    return gather(t, axis, dim=-3, length=N)
+
+
+def _template_rows(
+    stack: TemplatePairStack, axis: Axis, t: Tensor, mask: Tensor, mask_trans: bool
+) -> Tensor:
+    for block in stack.blocks:
+        t = checkpointed(
+            template_block, block, t, mask, mask_trans, axis, enabled=stack.checkpointing
+        )
+    return stack.layer_norm(t)  # type: ignore[no-any-return]
+
+
+def template_embedder(
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    pair_mask: Tensor, *, _mask_trans: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`TemplateEmbedder` on the whole."""
+    T, N = batch["template_aatype"].shape[-2:]
+    if not T or not axis.all_have(N):
+        return TemplateEmbedder.forward(embedder, batch, z, pair_mask, _mask_trans=_mask_trans)
+    at_once, own = _rows_at_once(batch, z), axis.part(z, -3)
+    if at_once is not None:
+        update = torch.zeros_like(own)
+        _add_by_rows(embedder, axis, batch, own, update, pair_mask, _mask_trans, at_once)
+    else:
+        update = _update(embedder, axis, batch, own, pair_mask, _mask_trans)
+    return (gather(update, axis, dim=-3, length=N), *_rows(embedder, batch))
+
+
+def add_templates(
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    pair_mask: Tensor, mask_trans: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Adds to this rank's rows of the pairs, in place; rows of the MSA and their mask."""
+    at_once = _rows_at_once(batch, z)
+    if at_once is not None:
+        _add_by_rows(embedder, axis, batch, z, z, pair_mask, mask_trans, at_once)
+    elif batch["template_aatype"].shape[-2]:
+        z += _update(embedder, axis, batch, z, pair_mask, mask_trans)
+    return _rows(embedder, batch)
+
+
+def _rows_at_once(batch: Mapping[str, Tensor], z: Tensor) -> int | None:
+    """How many rows of one template at once; None: all rows of all templates."""
+    T, N = batch["template_aatype"].shape[-2:]
+    at_once = rows_at_once(N * 88 * 12, z.device)
+    return None if at_once is None or at_once >= T * N else at_once
+
+
+def _update(
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    pair_mask: Tensor, mask_trans: bool,
+) -> Tensor:  # fmt: skip
+    """What the templates add to rows of the pairs."""
+    N, distogram = z.shape[-2], embedder.distogram
+    feat = build_template_pair_feat(
+        batch,
+        inf=embedder.inf,
+        rows=slice(*axis.span(N)),
+        **distogram,  # type: ignore[arg-type]
+    )
+    t = embedder.template_pair_embedder(feat)
+    mask = pair_mask[..., None, :, :].expand(*t.shape[:-3], N, N)
+    t = _template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans)
+    update: Tensor = embedder.template_pointwise_att(t, z, batch["template_mask"])
+    return update * _any(batch, update)
+
+
+def _add_by_rows(
+    embedder: TemplateEmbedder, axis: Axis, batch: Mapping[str, Tensor], z: Tensor, to: Tensor,
+    pair_mask: Tensor, mask_trans: bool, at_once: int,
+) -> None:  # fmt: skip
+    """Adds what the templates add to rows z of the pairs: one template after the other."""
+    T, N = batch["template_aatype"].shape[-2:]
+    first, last = axis.span(N)
+    mask, made = pair_mask[..., None, :, :], []
+    channels = embedder.template_pair_stack.layer_norm.c_in[0]
+    for template in range(T):
+        one = _one_template(batch, template)
+        t = z.new_empty(*z.shape[:-3], 1, last - first, N, channels)
+        for some in slices(first, last, at_once):
+            feat = build_template_pair_feat(
+                one,
+                inf=embedder.inf,
+                rows=some,
+                **embedder.distogram,  # type: ignore[arg-type]
+            )
+            t[..., some.start - first : some.stop - first, :, :] = embedder.template_pair_embedder(
+                feat
+            )
+            del feat
+        made.append(_template_rows(embedder.template_pair_stack, axis, t, mask, mask_trans))
+        del t
+    for some in slices(0, last - first, at_once):
+        part = torch.cat([t[..., some, :, :] for t in made], dim=-4)
+        update = embedder.template_pointwise_att(part, z[..., some, :, :], batch["template_mask"])
+        to[..., some, :, :] += update * _any(batch, update)
+        del part, update
+
+
+def _any(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """1 where a sample has a template, else 0."""
+    there = (torch.sum(batch["template_mask"], dim=-1) > 0).to(like.dtype)
+    return there[..., None, None, None]
+
+
+def _rows(embedder: TemplateEmbedder, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The templates' rows of the MSA, and where psi is known."""
+    psi_mask = batch["template_torsion_angles_mask"][..., 2]
+    return embedder.template_single_embedder(build_template_angle_feat(batch)), psi_mask
+
+
+def _one_template(batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """The template features of a batch with one template alone."""
+    axis = batch["template_aatype"].dim() - 2
+    return {
+        name: value.narrow(axis, number, 1)
+        for name, value in batch.items()
+        if name.startswith("template_")
+    }
