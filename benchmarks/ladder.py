@@ -9,8 +9,10 @@ thing to the rung before: fused layer norms, attention, triangle multiplication,
 outer products and whole blocks, the flat optimizer, activations kept, CUDA graphs. Graphs come
 last because a recording cannot recompute: torch.utils.checkpoint reads the state of the random
 numbers, which is not there while a graph is recorded (the last of the `beside` rows tries).
-`beside` are the last rung without one of its pieces, and the first with graphs alone. One
-synthetic batch of the preset's shapes, bf16, no recycles; times are those of `train_step.py`.
+Eager rungs wait for the CPU that launches their kernels. So `recorded` climbs again with
+activations kept and every step a CUDA graph: what the GPU itself takes. `beside` are the last
+rung without one of its pieces, and the first with activations kept. One synthetic batch of the
+preset's shapes, bf16, no recycles; times are those of `train_step.py`.
 No new row begins after `--limit` seconds.
 """
 
@@ -50,10 +52,10 @@ PIECES = (*OPERATORS, OPTIMIZER, KEPT, GRAPHS)
 BESIDE = (
     *((f"all but {piece}", frozenset(PIECES) - {piece}) for piece in (*OPERATORS, OPTIMIZER)),
     (f"plain, {KEPT}", frozenset({KEPT})),
-    (f"plain, {KEPT}, {GRAPHS}", frozenset({KEPT, GRAPHS})),
     (f"all but {KEPT}", frozenset(PIECES) - {KEPT}),
 )
 """Rows without attention or triangle multiplication have no fused blocks either."""
+KINDS = ("rungs", "recorded", "beside")
 
 
 class PlainOptimizer:
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="initial_training")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--limit", type=float, default=280, help="seconds for the whole run")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -153,14 +156,18 @@ def main() -> None:
         "command": command(__file__),
         "machine": machine(options), "preset": options.preset,
         "shapes": PRESETS[options.preset][1] | {"batch_size": 1}, "precision": "bf16",
-        "warm_up": 2, "repeats": options.repeats, "rungs": [], "beside": [], "left_out": [],
+        "warm_up": 2, "repeats": options.repeats, "left_out": [],
+        **{kind: [] for kind in options.kinds},
     }  # fmt: skip
     if options.device == "cpu":
         result["precision"] = "fp32"
     ladder = [("plain", frozenset[str]())]
     ladder += [(f"+ {piece}", frozenset(PIECES[: i + 1])) for i, piece in enumerate(PIECES)]
-    for kind, rows in (("rungs", ladder), ("beside", BESIDE)):
-        for name, has in rows:
+    under = frozenset({KEPT, GRAPHS})
+    recorded = [(name, has | under) for name, has in ladder if not has & under]
+    rows = {"rungs": ladder, "recorded": recorded, "beside": BESIDE}
+    for kind in options.kinds:
+        for name, has in rows[kind]:
             if time.perf_counter() - began > options.limit:
                 result["left_out"].append(name)
             else:

@@ -24,6 +24,7 @@ import torch
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.run.build import build_loader, build_model, set_precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
@@ -108,39 +109,40 @@ class _Bench:
     def __init__(
         self, config: TrainConfig, dataset: Any, world: World, rounds: int, first: int
     ) -> None:
-        self.config, self.world, self.rounds, self.first = config, world, rounds, first
+        self.config, self.world, self.rounds = config, world, rounds
         set_precision(config)
         self.model, self.loss = build_model(config, world.device, None, world.axis)
         self.loader = build_loader(config, dataset, world)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.recycles: list[int] = []
+        self.step = first
+        self.model.train()
+        with tempfile.TemporaryDirectory() as scratch:  # one for all: a step is recorded once
+            self.loop = Loop(
+                config, self.model, self.loss, self.loader, out=Path(scratch),
+                world=World(device=world.device),
+            )  # fmt: skip
 
     def case(self, mode: str | None, who: World, gbit: float = 0.0) -> dict[str, Any]:
         """Median time of a round's steps on the slowest of these ranks.
 
         Mode None: every rank for itself.
         """
-        gc.collect()  # the recording of the case before
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()
-        config = self.config
-        if mode is not None:
-            config = config.replace(gradients=replace(config.gradients, mode=mode))
-        world = self.world if mode is not None else World(device=self.world.device)
-        with tempfile.TemporaryDirectory() as scratch:
-            loop = Loop(
-                config, self.model, self.loss, self.loader, out=Path(scratch), world=world
-            )  # fmt: skip
-            exchange = loop.exchange
-            if gbit and exchange.between.size > 1:
-                # A ring of all ranks crosses a host's link once, parts of it side by side each.
-                share = 1 if mode == "none" else exchange.inside.size
-                exchange.between.after = _link(gbit / share, self.world.device)
-            self.model.train()
-            rounds = self._rounds(loop)
-            loop.stream.close()
+        self.loop.exchange.kept.clear()  # of the case before: its memory
+        gc.collect()
+        self.loop.world = self.world if mode is not None else World(device=self.world.device)
+        optimizer, world = self.loop.optimizer, self.loop.world
+        exchange = self.loop.exchange = exchange_of(
+            replace(self.config.gradients, mode=mode or "none"), optimizer.spans.values(),
+            optimizer.grad.numel(), rank=world.rank, ranks=world.size, device=world.device,
+        )  # fmt: skip
+        if gbit and exchange.between.size > 1:
+            # A ring of all ranks crosses a host's link once, parts of it side by side each.
+            share = 1 if mode == "none" else exchange.inside.size
+            exchange.between.after = _link(gbit / share, self.world.device)
+        rounds = self._rounds(self.loop)
         seconds = [max(ranks) for ranks in zip(*who.collect(rounds), strict=True)]
-        steps = len(rounds) * config.fixed_batches
+        steps = len(rounds) * self.config.fixed_batches
         return {
             "step_ms": 1e3 * statistics.median(seconds),
             "fastest_ms": 1e3 * min(seconds),
@@ -151,7 +153,7 @@ class _Bench:
 
     def _rounds(self, loop: Loop) -> list[float]:
         """Mean seconds of a step, round by round; after a round to warm up, or several."""
-        batches, number = self.config.fixed_batches, self.first
+        batches = self.config.fixed_batches
         exchange = loop.exchange
         # A step to compile, one to record and one to be sure, where that is done.
         warm = 3 if self.world.device.type == "cuda" else 1
@@ -163,8 +165,8 @@ class _Bench:
                 torch.cuda.synchronize()
             began = time.perf_counter()
             for _ in range(batches):
-                loop.step(number)
-                number += 1
+                loop.step(self.step)
+                self.step += 1
             if loop.world.device.type == "cuda":
                 torch.cuda.synchronize()
             if turn >= 0:

@@ -196,13 +196,13 @@ def compute_tm(
 
 
 def expected_tm(
-    logits: Float[Tensor, "*B I R n"], count: Float[Tensor, "*B"], max_bin: float = 31.0
+    logits: Float[Tensor, "*B I R n"], count: Tensor, max_bin: float = 31.0
 ) -> Float[Tensor, "*B I R"]:
     """What residues j are expected to add to the TM-score in the frames of residues i.
 
     Args:
         logits: of the aligned errors, of any rows.
-        count: residues in all.
+        count: residues in all, of each sample `[*]` or of every one `[]`.
         max_bin: lower edge of the last bin, ångström.
     """
     logits = at_least_float32(logits)
