@@ -173,6 +173,7 @@ def predict(
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     from evofeed.store import Dataset
     from evofeed.trainer.predict.prediction import (
+        evaluate,
         load_model,
         named,
         predict_structure,
@@ -191,9 +192,10 @@ def predict(
         batch = {name: value.to(world.device) for name, value in batch.items()}
         model = spread(model, batch["aatype"].shape[-1], world.axis)
         _, names = named(record)
-        found = predict_structure(model, batch, name=chain, chain_names=names)
-        if not world.is_first:
+        if not world.is_first:  # one writes what all found
+            evaluate(model, batch)
             return
+        found = predict_structure(model, batch, name=chain, chain_names=names)
     out.write_text(found.text(file_format))
     if picture is not None:
         from evofeed.trainer.predict.plot import plot_prediction

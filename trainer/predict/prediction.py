@@ -165,6 +165,19 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
 
 
 @torch.no_grad()
+def evaluate(model: AlphaFold, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the model gives for a batch in evaluation mode, in bfloat16 on a GPU.
+
+    Of ranks that share a chain all must call it; one may go on to make a structure of it.
+    """
+    training = model.training
+    on_gpu = batch["aatype"].device.type == "cuda"
+    with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+        outputs: dict[str, Any] = model.eval()(batch)
+    model.train(training)
+    return outputs
+
+
 def predict_structure(
     model: AlphaFold,
     batch: Mapping[str, Tensor],
@@ -172,7 +185,7 @@ def predict_structure(
     name: str = "prediction",
     chain_names: tuple[str, ...] = (),
 ) -> Prediction:
-    """Run the model in evaluation mode on a batch of one sample (bfloat16 on a GPU).
+    """What `evaluate` gives for a batch of one sample, as a structure with its confidences.
 
     Args:
         model: of chains or of complexes.
@@ -180,13 +193,9 @@ def predict_structure(
         name: of the structure.
         chain_names: of a complex; empty: A, B and so on.
     """
-    training = model.training
-    on_gpu = batch["aatype"].device.type == "cuda"
-    with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
-        outputs = model.eval()(batch)
-    model.train(training)
+    outputs = evaluate(model, batch)
     keep = batch["seq_mask"][0].bool().cpu().numpy()
-    distogram = _probabilities(outputs.pop("distogram_logits"))[keep][:, keep]
+    distogram = _probabilities(outputs.pop("distogram_logits"), keep)
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     plddt = _numpy(outputs["plddt"])[keep]
     scores = {name: float(outputs[key]) for name, key in _SCORES.items() if key in outputs}
@@ -213,12 +222,16 @@ def predict_structure(
     )
 
 
-def _probabilities(logits: Tensor) -> np.ndarray:
-    """`[L, L, n]` of `[1, L, L, n]`, row by row: in float32 those of long chains fill a machine."""
-    L = logits.shape[1]
-    found = np.empty(logits.shape[1:], np.float16 if L > SHORT else np.float32)
-    for row in range(L):
-        found[row] = torch.softmax(logits[0, row].float(), dim=-1).cpu().numpy()
+def _probabilities(logits: Tensor, keep: np.ndarray) -> np.ndarray:
+    """`[L, L, n]` of the residues kept of `[1, R, R, n]`, row by row.
+
+    In float32, or twice, those of long chains fill a machine.
+    """
+    (rows,) = np.nonzero(keep)
+    shape = len(rows), len(rows), logits.shape[-1]
+    found = np.empty(shape, np.float16 if logits.shape[1] > SHORT else np.float32)
+    for place, row in enumerate(rows):
+        found[place] = torch.softmax(logits[0, row].float(), dim=-1).cpu().numpy()[keep]
     return found
 
 

@@ -167,7 +167,7 @@ def fused_rows(axis: Axis) -> dict[str, float]:
             rows._budget.cache_clear()
             mine = axis.part(z, -3).clone()
             over = replace(axis, in_place=True)
-            made_m, made_z = msa_rows(stack, over, m, mine, *masks, mask_trans=False)
+            made_m, made_z = msa_rows(stack, over, m, mine, *masks, mask_trans=True)
             assert made_z.data_ptr() == mine.data_ptr()
             found[f"{nbytes} z"] = _difference(made_z, axis.part(whole_z, -3))
             found[f"{nbytes} m"] = _difference(made_m, axis.part(whole_m, -3))
