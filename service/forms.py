@@ -38,6 +38,10 @@ class Fields:
         """Every value of a field that was filled in."""
         return [value.strip() for value in self._values.get(name, []) if value.strip()]
 
+    def column(self, name: str) -> list[str]:
+        """A field of every row of a form's table, filled in or not."""
+        return [value.strip() for value in self._values.get(name, [])]
+
     def words(self, name: str) -> list[str]:
         """What a field holds, between commas and spaces."""
         return " ".join(self.all(name)).replace(",", " ").split()

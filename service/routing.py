@@ -22,6 +22,7 @@ from starlette.responses import Response
 from evofeed.errors import EvofeedError
 from evofeed.service.admission import admit, caller_of
 from evofeed.service.auth import PUBLIC, SCOPES, Principal
+from evofeed.service.body import strict_json
 from evofeed.service.catalog import away
 from evofeed.service.forms import require_own_form
 from evofeed.service.idempotency import KEY_PATTERN, run_once
@@ -106,16 +107,8 @@ class _StrictRequest(Request):
                 text = (await self.body()).decode()
             except UnicodeDecodeError as error:
                 raise json.JSONDecodeError(f"not UTF-8: {error.reason}", "", 0) from None
-            self._json = json.loads(text, parse_constant=_no_constant)
-            if "\\u" in text:  # the only way to write one of these
-                plain = json.dumps(self._json, ensure_ascii=False)
-                if "\\u0000" in plain or any("\ud800" <= c <= "\udfff" for c in plain):
-                    raise json.JSONDecodeError("a text holds NUL or half a character", text, 0)
+            self._json = strict_json(text)
         return self._json
-
-
-def _no_constant(name: str) -> Any:
-    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
 
 
 class ScopedRoute(APIRoute):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import re
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from evofeed.service.body import strict_json
 from evofeed.service.forms import Fields, FormDep, filled
 from evofeed.service.names import NAME_PATTERN, DatasetName, RefName
 from evofeed.service.pages.page import see_other
-from evofeed.service.policies import policy_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes import datasets, jobs, refs
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/ui", tag="pages")
+_APART: Final = ("dataset", "ref", "clusters")
 _JOB_TEXTS: Final = ("dataset", "input_uri", "message", "preset", "executor")
 
 
@@ -92,14 +93,33 @@ def move(
 def set_policy(
     service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName, fields: FormDep
 ) -> Response:
-    """Change who may move a ref; its filters stay as they are."""
-    known = dataclasses.asdict(policy_of(service.database, service.catalog.dataset(name).id, ref))
-    known |= {
+    """Replace what must hold when a ref moves."""
+    columns = (fields.column(f"apart.{part}") for part in _APART)
+    apart = itertools.zip_longest(*columns, fillvalue="")
+    values = {
         "protected": fields.text("protected") == "true",
         "reviewer": fields.text("reviewer") or "publish",
+        "forbid": [_filter(line) for line in fields.text("forbid").splitlines() if line.strip()],
+        "apart_from": [
+            {part: text for part, text in zip(_APART, row, strict=True) if text}
+            for row in apart
+            if any(row)
+        ],
     }
-    refs.put_policy(service, principal, name, ref, filled(refs.PolicyBody, known))
+    refs.put_policy(service, principal, name, ref, filled(refs.PolicyBody, values))
     return see_other(f"/ui/datasets/{name}?ref={ref}#history")
+
+
+def _filter(line: str) -> Any:
+    try:
+        return strict_json(line)
+    except (ValueError, RecursionError):
+        raise Problem(
+            422,
+            "bad_request",
+            f"forbid: {line[:60]!r} is no JSON",
+            next='such as {"column": "release_date", "op": ">=", "value": "2021-10-01"}; go back',
+        ) from None
 
 
 def _ref(fields: Fields) -> str | None:

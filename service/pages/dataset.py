@@ -20,6 +20,7 @@ from evofeed.service.pages.page import address, render
 from evofeed.service.policies import policy_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes.chains import RefChainQuery
+from evofeed.service.routes.refs import APART_MOST
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.seen import snapshots_of
 from evofeed.service.state import Service
@@ -115,6 +116,7 @@ def dataset_page(
         ],
         moves=ref_history(service.database, row.id, query.ref, 10),
         policy=policy_of(service.database, row.id, query.ref),
+        apart_most=APART_MOST,
     )
 
 

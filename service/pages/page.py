@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -74,6 +75,7 @@ _PAGES.filters |= {
     "when": _when,
     "count": _count,
     "span": _span,
+    "json": json.dumps,
     "part": lambda text: quote(str(text), safe=""),
 }
 _PAGES.globals |= {"version": __version__, "histogram": charts.histogram, "bars": charts.bars}

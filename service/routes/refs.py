@@ -29,6 +29,8 @@ from evofeed.service.snapshot import StoreView
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}/refs", "refs")
+APART_MOST: Final = 4
+"""Test sets that a policy, or a move, names at most."""
 _NO_DIGEST: Final = "-"  # no ref is ever there
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="the digest it points at, in quotes")
@@ -81,7 +83,9 @@ class RefTarget(Body):
         [], max_length=16, description="filters that no chain of the snapshot may pass"
     )
     apart_from: list[Apart] = Field(
-        [], max_length=4, description="test sets that the snapshot must share no sequence with"
+        [],
+        max_length=APART_MOST,
+        description="test sets that the snapshot must share no sequence with",
     )
     message: Message = Field("", description="why, for the history")
 
@@ -108,7 +112,9 @@ class PolicyBody(Body):
         [], max_length=16, description="filters that no chain of its snapshot may pass"
     )
     apart_from: list[Apart] = Field(
-        [], max_length=4, description="test sets that its snapshot must share no sequence with"
+        [],
+        max_length=APART_MOST,
+        description="test sets that its snapshot must share no sequence with",
     )
 
 
@@ -210,10 +216,16 @@ def delete_ref(
 
 @router.get("/{ref}/policy")
 @scope("read")
-def get_policy(service: ServiceDep, name: DatasetName, ref: RefName) -> PolicyBody:
-    """What must hold when the ref moves."""
+def get_policy(
+    service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName
+) -> PolicyBody:
+    """What must hold when the ref moves; of files, tokens that only read see the name."""
     policy = policy_of(service.database, service.catalog.dataset(name).id, ref)
-    return PolicyBody.model_validate(dataclasses.asdict(policy))
+    found = PolicyBody.model_validate(dataclasses.asdict(policy))
+    for apart in found.apart_from:
+        if apart.clusters is not None and not principal.sees_places:
+            apart.clusters = apart.clusters.rpartition("/")[2]
+    return found
 
 
 @router.put("/{ref}/policy")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import Start, publish, work_off
+from tests.service.conftest import Start, open_client, publish, work_off
 
 from evofeed.service.auth import SCOPES, create_token
 from evofeed.synth import write_synthetic
@@ -149,6 +150,63 @@ def test_a_ref_moves_from_where_the_page_has_shown_it_and_within_its_policy(
     moved = browser.send(f"{DEMO}/refs", ref="main", digest=first, **{"expect.main": second})
     assert moved.status_code == 303
     assert browser.client.get("/v1/datasets/demo/refs/main").json()["digest"] == first
+
+
+def test_all_that_must_hold_when_a_ref_moves_is_set_and_shown_on_the_page(
+    start: Start, folder, tmp_path
+) -> None:
+    (tmp_path / "clusters.txt").write_text("0001_A 0002_A\n")
+    clusters = str(tmp_path / "clusters.txt")
+    datasets = {"demo": str(folder[0]), "test": str(tmp_path / "test")}
+    client = start(auth="on", datasets=datasets, input_roots=(str(tmp_path),))
+    browser = Browser(client, create_token(start.database(), label="a", scopes=list(SCOPES))[1])
+    path, policy = f"{DEMO}/refs/main/policy", "/v1/datasets/demo/refs/main/policy"
+    late = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
+    long = {"column": "num_res", "op": ">", "value": 900}
+    fields = {
+        "reviewer": "admin",
+        "forbid": f"{json.dumps(late)}\r\n\r\n{json.dumps(long)}\r\n",
+        "apart.dataset": ["test", "", ""],
+        "apart.ref": ["valid", "", ""],
+        "apart.clusters": [clusters, "", ""],
+    }
+    assert browser.send(path, **fields).status_code == 303
+    apart = {"dataset": "test", "ref": "valid", "clusters": clusters}
+    wanted = {
+        "protected": False, "reviewer": "admin", "forbid": [late, long], "apart_from": [apart],
+    }  # fmt: skip
+    assert browser.client.get(policy).json() == wanted
+    page = browser.get(DEMO).text
+    assert html.unescape(page).count(json.dumps(late)) == 3, "in words, in the form, as an example"
+    assert "no sequence shared with" in page and clusters in page
+    form = page[page.index(f'action="{path}"') :].partition("</form>")[0]
+    shown = {
+        "protected": "true" if "checked" in form else "",
+        "reviewer": re.findall(r"<option selected>(\w+)", form),
+        "forbid": html.unescape(re.findall(r"<textarea[^>]*>([^<]*)<", form)[0]),
+    }
+    shown |= {n: re.findall(rf'name="{re.escape(n)}"[^>]* value="([^"]*)"', form) for n in fields
+              if n.startswith("apart")}  # fmt: skip
+    browser.send(path, protected="true")
+    assert browser.client.get(policy).json()["forbid"] == [], "what is left out is gone"
+    browser.send(path, **shown)
+    assert browser.client.get(policy).json() == wanted, "the form says what there was"
+    for bad in (
+        {"forbid": "not json"},
+        {"forbid": '{"column": "num_res", "op": ">", "value": NaN}'},
+        {"forbid": "[" * 20_000},
+        {"forbid": '{"column": "nothing", "op": ">", "value": 1}'},
+        {"reviewer": "nobody"},
+        {"apart.ref": "main"},
+        {"apart.dataset": "test", "apart.ref": "", "apart.clusters": "/etc/passwd"},
+    ):
+        assert browser.send(path, **bad).status_code in (403, 422), bad
+    assert browser.client.get(policy).json() == wanted
+    text = create_token(start.database(), label="r", scopes=["read"], datasets=["demo"])[1]
+    with open_client(str(client.base_url), text) as reader:
+        assert clusters not in reader.get(DEMO).text, "no place for readers"
+        read = reader.get(policy).json()
+    assert read["apart_from"] == [apart | {"clusters": "clusters.txt"}]
 
 
 def test_a_token_is_shown_once_and_revoked(open_service: Browser) -> None:
