@@ -120,7 +120,7 @@ def attention_cases() -> Iterator[Case]:
                     return hopper.run_backward_of_rows(given, choice)
                 assert given.bias is not None
                 tiles = HopperTiles(bias_gradient=choice[0], waves=choice[1])
-                return hopper.run_bias_gradient(given, given.bias, tiles)
+                return hopper.run_bias_gradient(given, tiles)
 
             return run
 

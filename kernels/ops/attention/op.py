@@ -153,13 +153,18 @@ class BackwardInputs(NamedTuple):
 
 def run_backward(inputs: BackwardInputs, tiles: AttentionTiles | None = None) -> Tensor | None:
     """Writes dq, dk, dv and returns the gradient of bias * scale in float32 (None without)."""
-    if tiles is None and hopper_attention.backward_fits(inputs):
+    by_hand = tiles is None
+    if by_hand and hopper_attention.backward_fits(inputs):
         return hopper_attention.run_backward(inputs)
-    q, k, bias = inputs.q, inputs.k, inputs.bias
-    tiles = tiles or attention_tiles(k.shape[2], q.dtype)
+    k, bias = inputs.k, inputs.bias
+    tiles = tiles or attention_tiles(k.shape[2], k.dtype)
     launch_dq(inputs, tiles.dq)
     launch_dkv(inputs, tiles.dkv)
-    return None if bias is None else launch_db(inputs, tiles.db, tiles.waves)
+    if bias is None:
+        return None
+    if by_hand and hopper_attention.bias_gradient_fits(inputs):
+        return hopper_attention.run_bias_gradient(inputs)
+    return launch_db(inputs, tiles.db, tiles.waves)
 
 
 def launch_dq(inputs: BackwardInputs, tile: Tile) -> None:

@@ -47,7 +47,8 @@ def _inputs(
 @pytest.mark.parametrize(
     "shape",
     [(2, 3, 70, 2, 8), (1, 4, 200, 2, 16), (1, 3, 127, 2, 32), (1, 2, 130, 1, 64),
-     (1, 2, 300, 1, 32), (1, 2, 64, 1, 32), (1, 2, 5, 2, 16), (1, 2, 511, 1, 32)],
+     (1, 2, 300, 1, 32), (1, 2, 64, 1, 32), (1, 2, 5, 2, 16), (1, 2, 511, 1, 32),
+     (1, 3, 776, 1, 32)],
 )  # fmt: skip
 def test_every_head_width_and_length_matches(shape: tuple[int, ...], three_way: Check) -> None:
     inputs = _inputs(shape)

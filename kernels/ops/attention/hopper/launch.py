@@ -36,9 +36,13 @@ def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
 
 def backward_fits(inputs: BackwardInputs) -> bool:
     """Whether the backward pass takes these."""
-    q, k = inputs.q, inputs.k
-    small = _backward_bytes(q.shape[2], q.shape[-1], SMALL)
-    return _fits(q, k, inputs.do, *inputs.grads) and small <= SHARED_BYTES
+    small = _backward_bytes(inputs.q.shape[2], inputs.q.shape[-1], SMALL)
+    return bias_gradient_fits(inputs) and small <= SHARED_BYTES
+
+
+def bias_gradient_fits(inputs: BackwardInputs) -> bool:
+    """Whether the bias gradient's kernel takes these: it holds tiles, whatever a row's length."""
+    return _fits(inputs.q, inputs.k, inputs.do, *inputs.grads)
 
 
 def _fits(q: Tensor, k: Tensor, *others: Tensor) -> bool:
@@ -116,9 +120,8 @@ def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Te
     """As `attention.run_backward`."""
     N, D = inputs.q.shape[2], inputs.q.shape[-1]
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
-    bias = _even(inputs.bias)
     run_backward_of_rows(inputs, tiles.backward)
-    return None if bias is None else run_bias_gradient(inputs, bias, tiles)
+    return None if inputs.bias is None else run_bias_gradient(inputs, tiles)
 
 
 def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
@@ -144,9 +147,11 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
     )  # fmt: skip
 
 
-def run_bias_gradient(inputs: BackwardInputs, bias: Tensor, tiles: HopperTiles) -> Tensor:
+def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Tensor:
     """The gradient of the bias (before its division by the scale), `[B, H, N, N]` float32."""
     B, R, N, H, D = inputs.q.shape
+    assert inputs.bias is not None
+    bias, tiles = _even(inputs.bias), tiles or hopper_tiles(N, D, True)
     tile = tiles.bias_gradient
     count = triton.cdiv(N, tile.rows) * triton.cdiv(N, tile.columns)
     wanted = tiles.waves * sm_count(inputs.q) // (B * H * count)
