@@ -76,7 +76,10 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
         C, N = x.shape[-1], gate.shape[0]
         packed, wo = pack([gate, value], dtype), pack([out_weight], dtype)
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
-        if C < WIDE:
+        if hopper.forward_fits(flat, wo):
+            eights = hopper.in_eights(packed)
+            out, stats = hopper.run(flat, gamma, beta, eights, wo, eps, rows, residual)
+        elif C < WIDE:
             out, stats = _mlp(flat, gamma, beta, packed, wo, eps, rows, residual)
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
@@ -114,6 +117,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
             normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
             if hopper.fits(flat, wo):
                 dy = dout if dout.dtype is dtype else dout.to(dtype)
+                packed = hopper.in_eights(packed)
                 dab, dpacked, dwo = hopper.run_hidden_grad(normed, dy, rows, packed, wo)
             else:
                 dy = dout

@@ -56,5 +56,14 @@ TEXTS = [
     compile_kernel(
         swiglu.swiglu_weights_kernel, C=128, N=512, BLOCK_N=64, BLOCK_M=64, HAS_MASK=True
     ),
+    compile_kernel(
+        swiglu.swiglu_rows_kernel,
+        C=128,
+        N=512,
+        BLOCK_N=64,
+        BLOCK_M=128,
+        HAS_MASK=True,
+        HAS_RES=True,
+    ),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

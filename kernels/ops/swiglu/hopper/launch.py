@@ -1,4 +1,4 @@
-"""Launches of the SwiGLU transition's kernel for Hopper cards: which inputs, how many programs.
+"""Launches of the SwiGLU transition's kernels for Hopper cards: which inputs, how many programs.
 
 Letters: M rows, C channels, N hidden channels.
 """
@@ -8,21 +8,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.kernels.ops.swiglu.hopper.kernels import swiglu_weights_kernel
+from evofeed.kernels.ops.swiglu.hopper.kernels import swiglu_rows_kernel, swiglu_weights_kernel
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import even
 from evofeed.kernels.runtime.sums import column_sums
 
-ROWS = 64  # rows a program takes at a time: 128 spill registers
-HIDDEN = 64  # hidden channels of a program: what registers hold of three weights' gradients
+ROWS = 128  # rows of a program of the forward pass at a time
+GRAD_ROWS = 64  # of one of the backward pass: 128 spill registers
+HIDDEN = 64  # hidden channels at a time, or of a program: what registers hold
 WARPS = 8
 
 
 def fits(x: Tensor, wo: Tensor) -> bool:
-    """Whether the kernel takes these rows: Hopper, 16 bits, 64 or 128 channels."""
+    """Whether the backward kernel takes these rows: Hopper, 16 bits, 64 or 128 channels."""
     C, N = wo.shape
     return on_hopper(x, wo.dtype) and C in (64, 128) and N % HIDDEN == 0
+
+
+def forward_fits(x: Tensor, wo: Tensor) -> bool:
+    """Whether the forward kernel does: also rows of the weights' type, hidden parts in pairs."""
+    return fits(x, wo) and x.dtype is wo.dtype and wo.shape[1] % (2 * HIDDEN) == 0
+
+
+def in_eights(packed: Tensor) -> Tensor:
+    """Eight rows of the first half of `[2N, C]`, eight of the second, and so on."""
+    return packed.view(2, -1, 8, packed.shape[1]).transpose(0, 1).reshape(packed.shape)
+
+
+def run(
+    x: Tensor, gamma: Tensor, beta: Tensor, packed: Tensor, wo: Tensor, eps: float,
+    mask: Tensor | None, residual: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The whole forward pass; also the norm's statistics `[2, M]`. `packed` is `in_eights`."""
+    M, (C, N) = x.shape[0], wo.shape
+    out = torch.empty_like(x)
+    stats = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    launch(
+        swiglu_rows_kernel, (int(min(triton.cdiv(M, ROWS), sm_count(x))),),
+        (even(x), gamma, beta, packed, even(wo), mask, out, stats, M, eps),
+        {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": ROWS, "HAS_MASK": mask is not None,
+         "HAS_RES": residual, "num_warps": WARPS},
+    )  # fmt: skip
+    return out, stats
 
 
 def run_hidden_grad(
@@ -31,17 +59,18 @@ def run_hidden_grad(
     """The gradient of both hidden layers `[M, 2N]`, of their weights `[2N, C]` and of the third.
 
     From normalised rows x and the gradient dy of the result, both `[M, C]`; `mask` is a factor
-    of each row of dy.
+    of each row of dy. `packed` is `in_eights`, and so are the columns of the first gradient.
     """
     M, (C, N) = x.shape[0], wo.shape
-    splits = int(max(1, min(triton.cdiv(M, ROWS), sm_count(x) // (N // HIDDEN))))
+    splits = int(max(1, min(triton.cdiv(M, GRAD_ROWS), sm_count(x) // (N // HIDDEN))))
     dab = torch.empty((M, 2 * N), dtype=x.dtype, device=x.device)
-    a, b, o = (torch.empty((splits, N * C), dtype=torch.float32, device=x.device) for _ in range(3))
+    ab, o = (torch.empty((splits, n * C), dtype=torch.float32, device=x.device) for n in (2 * N, N))
     launch(
         swiglu_weights_kernel, (N // HIDDEN * splits,),
-        (x, even(dy), mask, even(packed), even(wo), dab, a, b, o, M),
-        {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": ROWS, "HAS_MASK": mask is not None,
+        (x, even(dy), mask, packed, even(wo), dab, ab, o, M),
+        {"C": C, "N": N, "BLOCK_N": HIDDEN, "BLOCK_M": GRAD_ROWS, "HAS_MASK": mask is not None,
          "num_warps": WARPS},
     )  # fmt: skip
-    da, db, do = column_sums([a, b, o], wo.dtype)
-    return dab, torch.cat([da, db]).view(2 * N, C), do.view(C, N)
+    of_ab, of_o = column_sums([ab, o], wo.dtype)
+    of_ab = of_ab.view(-1, 2, 8, C).transpose(0, 1).reshape(2 * N, C)
+    return dab, of_ab, of_o.view(C, N)
