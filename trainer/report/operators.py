@@ -35,11 +35,11 @@ GROUPS: dict[str, str] = {
     r"^(forward|backward(_d\w+)?|bias_gradient|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
     "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"
     r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)|"
-    r"^(linear|mlp|swiglu_(mlp|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
+    r"^(linear|mlp|swiglu_(mlp|rows|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"^(scaled|masked_halves|heads_last|relu_grad|swiglu|swiglu_grad|(conditioned_hidden|gated_(columns|rows|sum|heads))(_grad)?|column_sums)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+    r"^(scaled|masked_halves|heads_last|relu_grad|swiglu|swiglu_grad|gated_(columns|rows|sum|heads)(_grad)?|column_sums)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
     "memory": r"memcpy|memset",
 }
 r"""Group by the first pattern found in a kernel's or operator's name, in this order.

@@ -26,18 +26,12 @@ from evofeed.kernels.ops.adaptive_norm.op import (
 )
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
-from evofeed.kernels.ops.conditioned_transition.triton import (
-    conditioned_hidden_grad_kernel,
-    conditioned_hidden_kernel,
-)
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
+from evofeed.kernels.runtime.backend import compute_dtype, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.projection import pack, padded, project, weight_grad
+from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-ROWS, COLUMNS = 16, 256  # of a tile of the hidden layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         of_s = conditions(flat, gamma, packed, eps, dtype)
         x = adapted(rows, of_s.layers, bias, eps, dtype)
         layers = project(x, hidden_w)
-        y = project(_hidden(layers, wo.shape[1]), wo)
+        y = project(hidden_of(layers, wo.shape[1]), wo)
         of_rows = None if mask is None else mask.reshape(-1)
         found = gated_sum(y, project(flat.to(dtype), wl), last_bias, of_rows, rows, residual)
         return [found.view(a.shape), packed, hidden_w, wo, wl, of_s.layers, x, layers, y]
@@ -108,8 +102,8 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
         narrow, of_rows = flat.to(dtype), None if mask is None else mask.reshape(-1)
         dgate = project(narrow, wl)
         dy, last_sums = gated_sum_grads(dout, y, dgate, last_bias, of_rows)
-        hidden, dlayers = torch.mm(dy, wo), torch.empty_like(layers)
-        _hidden_launch(conditioned_hidden_grad_kernel, layers, hidden, dlayers)
+        hidden = torch.mm(dy, wo)  # its gradient, until the next line
+        dlayers = layers_grad(layers, hidden)
         of_s = conditions(flat, gamma, packed, eps, dtype, of_x)
         da, ds, *of_norm = adapted_grads(
             torch.mm(dlayers, hidden_w), rows, flat, of_s, gamma, bias, packed, eps,
@@ -140,22 +134,6 @@ class _ConditionedTransition(Operator, name="conditioned_transition"):
             da, ds, None, of_norm.chunk(2)[0], dgate, dbias, dshift, dsilu, dvalue, dwo, dlast,
             dlast_bias, dfactor[0] if dfactor else None,
         ]  # fmt: skip
-
-
-def _hidden_launch(kernel: Any, layers: Tensor, hidden: Tensor, *more: Tensor) -> None:
-    M, N = hidden.shape
-    columns = min(COLUMNS, padded(N))
-    launch(
-        kernel, (triton.cdiv(M, ROWS), triton.cdiv(N, columns)), (layers, hidden, *more, M, N),
-        {"BLOCK_M": ROWS, "BLOCK_N": columns, "THIRD": layers.shape[1] == 3 * N, "num_warps": 4},
-    )  # fmt: skip
-
-
-def _hidden(layers: Tensor, N: int) -> Tensor:
-    """`[M, N]`, the product of `[M, 2N or 3N]` layers, the first one's silu taken."""
-    hidden = torch.empty((layers.shape[0], N), dtype=layers.dtype, device=layers.device)
-    _hidden_launch(conditioned_hidden_kernel, layers, hidden)
-    return hidden
 
 
 def conditioned_transition_fits(a: Tensor, s: Tensor, weights: ConditionedWeights) -> bool:

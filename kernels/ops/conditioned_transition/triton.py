@@ -1,57 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What a conditioned transition does beside its products and its norm: hidden layer, last gate.
+"""The last gate of what s conditions, and its gradients.
 
-Letters: M rows, N hidden channels, C channels.
+Letters: M rows, C channels.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-
-
-@triton.jit
-def conditioned_hidden_kernel(
-    LAYERS, HIDDEN, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, THIRD: tl.constexpr,
-):  # fmt: skip
-    """HIDDEN `[M, N]` = silu(A) * B (* E) of LAYERS `[M, 2N or 3N]`, which are A, B (and E)."""
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (rows < M)[:, None] & (n < N)[None, :]
-    from_a = LAYERS + rows[:, None] * ((3 if THIRD else 2) * N) + n[None, :]
-    a = tl.load(from_a, mask=inside, other=0.0).to(tl.float32)
-    hidden = a * tl.sigmoid(a) * tl.load(from_a + N, mask=inside, other=0.0).to(tl.float32)
-    if THIRD:
-        hidden *= tl.load(from_a + 2 * N, mask=inside, other=0.0).to(tl.float32)
-    to = HIDDEN + rows[:, None] * N + n[None, :]
-    tl.store(to, hidden.to(HIDDEN.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def conditioned_hidden_grad_kernel(
-    LAYERS, DHIDDEN, DLAYERS, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, THIRD: tl.constexpr,
-):  # fmt: skip
-    """DLAYERS, while the hidden layer's gradient becomes the hidden layer again."""
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (rows < M)[:, None] & (n < N)[None, :]
-    first = rows[:, None] * ((3 if THIRD else 2) * N) + n[None, :]
-    from_a, to_a = LAYERS + first, DLAYERS + first
-    at = DHIDDEN + rows[:, None] * N + n[None, :]
-    a = tl.load(from_a, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(from_a + N, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    kind = DLAYERS.dtype.element_ty
-    sig = tl.sigmoid(a)
-    silu = a * sig
-    hidden = silu * b
-    if THIRD:
-        e = tl.load(from_a + 2 * N, mask=inside, other=0.0).to(tl.float32)
-        tl.store(to_a + 2 * N, (d * hidden).to(kind), mask=inside)
-        hidden *= e
-        d *= e
-    tl.store(to_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
-    tl.store(to_a + N, (d * silu).to(kind), mask=inside)
-    tl.store(at, hidden.to(DHIDDEN.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.swiglu import reference
+from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
 from evofeed.kernels.ops.swiglu.hopper import launch as hopper
 from evofeed.kernels.ops.swiglu.triton import (
     swiglu_backward_kernel,
-    swiglu_grad_kernel,
-    swiglu_kernel,
     swiglu_mlp_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
@@ -83,7 +82,7 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
             out, stats = _mlp(flat, gamma, beta, packed, wo, eps, rows, residual)
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
-            out = project(_hidden(project(normed, packed), N), wo)
+            out = project(hidden_of(project(normed, packed), N), wo)
             del normed
             out = out if rows is None else out * rows[:, None].to(out.dtype)
             out = flat + out if residual else out.to(x.dtype)
@@ -123,7 +122,8 @@ class _SwigluTransition(Operator, name="swiglu_transition"):
                 dy = dout
                 if rows is not None or dout.dtype is not dtype:
                     dy, _ = scaled(dout, dtype, mask=rows)
-                dab, hidden = _hidden_grads(dy, wo, project(normed, packed))
+                hidden = torch.mm(dy, wo)  # its gradient, until the next line
+                dab = layers_grad(project(normed, packed), hidden)
                 dwo = weight_grad(dy, hidden)
                 del hidden
                 dpacked = weight_grad(dab, normed)
@@ -194,33 +194,6 @@ def _mlp_grad(
          "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return made, partial
-
-
-def _hidden(ab: Tensor, N: int) -> Tensor:
-    """silu(a) * b for `[M, 2N]`."""
-    M = ab.shape[0]
-    hidden = torch.empty((M, N), dtype=ab.dtype, device=ab.device)
-    columns = min(128, padded(N))
-    launch(
-        swiglu_kernel, (triton.cdiv(M, 32) * triton.cdiv(N, columns),), (ab, hidden, M, N),
-        {"BLOCK_M": 32, "BLOCK_N": columns, "num_warps": 4},
-    )  # fmt: skip
-    return hidden
-
-
-def _hidden_grads(dy: Tensor, wo: Tensor, ab: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `[M, 2N]` from that of the result `[M, C]`, and the hidden layer."""
-    (M, C), N = dy.shape, wo.shape[1]
-    dab, hidden = torch.empty_like(ab), torch.empty((M, N), dtype=ab.dtype, device=ab.device)
-    block = tile("relu_grad", N, wo.dtype)
-    columns, channels = min(block.columns, padded(N)), min(64, block.columns, padded(C))
-    launch(
-        swiglu_grad_kernel, (triton.cdiv(M, block.rows) * triton.cdiv(N, columns),),
-        (dy, wo, ab, dab, hidden, M, N, C, dy.stride(0)),
-        {"BLOCK_M": block.rows, "BLOCK_N": columns, "BLOCK_C": channels,
-         "PRECISION": precision(wo.dtype), "num_warps": block.warps, "num_stages": block.stages},
-    )  # fmt: skip
-    return dab, hidden
 
 
 def swiglu_transition_fits(x: Tensor, weights: SwigluWeights) -> bool:

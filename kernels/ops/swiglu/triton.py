@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The SwiGLU transition's kernels: the whole forward pass up to 128 channels, and its hidden layer.
+"""The SwiGLU transition's kernels: both passes up to 128 channels, else its hidden layer alone.
 
-Letters: M rows, C channels, N hidden channels. AB `[M, 2N]` is the gate's layer, then the value's.
+Letters: M rows, C channels, N hidden channels.
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
@@ -44,51 +44,50 @@ def swiglu_mlp_kernel(
 
 
 @triton.jit
-def swiglu_kernel(AB, HIDDEN, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """HIDDEN `[M, N]` = silu(A) * B."""
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    rows = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+def swiglu_kernel(
+    LAYERS, HIDDEN, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, THIRD: tl.constexpr,
+):  # fmt: skip
+    """HIDDEN `[M, N]` = silu(A) * B (* E) of LAYERS `[M, 2N or 3N]`, which are A, B (and E)."""
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (rows < M)[:, None] & (n < N)[None, :]
-    at = rows.to(tl.int64)[:, None] * N + n[None, :]
-    from_a = rows.to(tl.int64)[:, None] * (2 * N) + n[None, :]
-    a = tl.load(AB + from_a, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(AB + from_a + N, mask=inside, other=0.0).to(tl.float32)
-    tl.store(HIDDEN + at, (a * tl.sigmoid(a) * b).to(HIDDEN.dtype.element_ty), mask=inside)
+    from_a = LAYERS + rows[:, None] * ((3 if THIRD else 2) * N) + n[None, :]
+    a = tl.load(from_a, mask=inside, other=0.0).to(tl.float32)
+    hidden = a * tl.sigmoid(a) * tl.load(from_a + N, mask=inside, other=0.0).to(tl.float32)
+    if THIRD:
+        hidden *= tl.load(from_a + 2 * N, mask=inside, other=0.0).to(tl.float32)
+    to = HIDDEN + rows[:, None] * N + n[None, :]
+    tl.store(to, hidden.to(HIDDEN.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def swiglu_grad_kernel(
-    DY, WO, AB, DAB, HIDDEN, M, N, C, dy_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    LAYERS, DHIDDEN, DLAYERS, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, THIRD: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient DY of the result: that of A and of B in DAB, and HIDDEN again.
-
-    The hidden layer's own gradient, DY WO, is never written.
-    """
-    tiles_n = tl.cdiv(N, BLOCK_N)  # neighbours share rows of DY
-    rows = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_in, n_in = rows < M, n < N
-    rows64 = rows.to(tl.int64)[:, None]
-    inside = row_in[:, None] & n_in[None, :]
-    d = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for first in range(0, C, BLOCK_C):
-        c = first + tl.arange(0, BLOCK_C)
-        dy = tl.load(DY + rows64 * dy_m + c[None, :],
-                     mask=row_in[:, None] & (c < C)[None, :], other=0.0)  # fmt: skip
-        wo = tl.load(WO + c[:, None] * N + n[None, :],
-                     mask=(c < C)[:, None] & n_in[None, :], other=0.0)  # fmt: skip
-        d = tl.dot(dy, wo, d, input_precision=PRECISION)
-    from_a = rows64 * (2 * N) + n[None, :]
-    a = tl.load(AB + from_a, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(AB + from_a + N, mask=inside, other=0.0).to(tl.float32)
+    """DLAYERS, while the hidden layer's gradient becomes the hidden layer again."""
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (rows < M)[:, None] & (n < N)[None, :]
+    first = rows[:, None] * ((3 if THIRD else 2) * N) + n[None, :]
+    from_a, to_a = LAYERS + first, DLAYERS + first
+    at = DHIDDEN + rows[:, None] * N + n[None, :]
+    a = tl.load(from_a, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(from_a + N, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    kind = DLAYERS.dtype.element_ty
     sig = tl.sigmoid(a)
     silu = a * sig
-    kind = DAB.dtype.element_ty
-    tl.store(DAB + from_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
-    tl.store(DAB + from_a + N, (d * silu).to(kind), mask=inside)
-    tl.store(HIDDEN + rows64 * N + n[None, :], (silu * b).to(kind), mask=inside)
+    hidden = silu * b
+    if THIRD:
+        e = tl.load(from_a + 2 * N, mask=inside, other=0.0).to(tl.float32)
+        tl.store(to_a + 2 * N, (d * hidden).to(kind), mask=inside)
+        hidden *= e
+        d *= e
+    tl.store(to_a, (d * b * (sig + silu * (1.0 - sig))).to(kind), mask=inside)
+    tl.store(to_a + N, (d * silu).to(kind), mask=inside)
+    tl.store(at, hidden.to(DHIDDEN.dtype.element_ty), mask=inside)
 
 
 @triton.jit

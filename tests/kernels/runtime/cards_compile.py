@@ -88,12 +88,6 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         tile = tile_of(name, 128, torch.bfloat16)
         sizes = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "HAS_MASK": True, "HAS_RES": True}
         found[name] = kernel, tile, {**wide, **sizes}
-    tile = DEFAULTS["relu_grad"]
-    found["swiglu_grad"] = (
-        swiglu.swiglu_grad_kernel,
-        tile,
-        {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_C": 64, "PRECISION": "ieee"},
-    )
     for name in ("triangle_in", "triangle_in_grad", "triangle_out", "triangle_out_grad"):
         chosen, out = tile_of(name, 128, torch.bfloat16), "out" in name
         sizes = {**wide, "BLOCK_M": chosen.rows}
@@ -122,8 +116,9 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     row |= {"HAS_MASK": True}
     found["gated_sum"] = conditioned.gated_sum_kernel, plain, row | {"HAS_RES": True}
     found["gated_sum_grad"] = conditioned.gated_sum_grad_kernel, plain, row
-    for name in ("conditioned_hidden", "conditioned_hidden_grad"):
-        kernel = getattr(conditioned, f"{name}_kernel")
+    for name, kernel in (
+        ("swiglu_hidden", swiglu.swiglu_kernel), ("swiglu_grad", swiglu.swiglu_grad_kernel)
+    ):  # fmt: skip
         found[name] = kernel, plain, {"BLOCK_M": 16, "BLOCK_N": 256, "THIRD": True}
     found["gated_heads"] = tokens.gated_heads_kernel, plain, {"BLOCK_M": 4, "BLOCK_K": 1024}
     row = {"H": 16, "D": 48, "BLOCK_M": 64, "BLOCK_D": 64}
