@@ -58,8 +58,8 @@ class AttentionTiles(NamedTuple):
     """
 
     forward: Tile = Tile(64, 64, 4, 2)
-    dq: Tile = Tile(64, 32, 4, 3)
-    dkv: Tile = Tile(64, 64, 4, 2)
+    dq: Tile = Tile(64, 64, 4, 3)
+    dkv: Tile = Tile(64, 64, 4, 3)
     db: Tile = Tile(128, 64, 8, 2)
     waves: int = 1
 

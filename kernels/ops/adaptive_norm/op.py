@@ -22,7 +22,7 @@ from evofeed.kernels.ops.adaptive_norm.triton import (
     adaptive_norm_kernel,
 )
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
@@ -43,7 +43,8 @@ __all__ = [
 
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
-WALK = 4  # tiles of a program of the backward pass
+AT_ONCE_BACK = 2048  # of the backward pass, where a program walks over tiles
+EACH = 4  # programs a multiprocessor of the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,16 @@ def adapted_grads(
     """
     M, C = a.shape
     da, dlayers = torch.empty_like(a), torch.empty_like(of_s.layers)
-    rows = max(1, AT_ONCE // padded(C))
-    programs = triton.cdiv(M, rows * WALK)
+    rows = max(1, AT_ONCE_BACK // padded(C))
+    tiles = triton.cdiv(M, rows)
+    programs = min(tiles, EACH * sm_count(a))
     partial = torch.empty((programs, C), dtype=torch.float32, device=a.device)
     launch(
         adaptive_norm_grad_kernel, (programs,),
-        (dx, a, of_s.layers, gate_bias, later_a, da, dlayers, partial, M, C, eps, WALK),
-        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_RES": later_a is not None, "num_warps": 4},
+        (dx, a, of_s.layers, gate_bias, later_a, da, dlayers, partial, M, C, eps,
+         triton.cdiv(tiles, programs)),
+        {"BLOCK_M": rows, "BLOCK_C": padded(C), "HAS_RES": later_a is not None, "STAGES": 3,
+         "num_warps": 2},
     )  # fmt: skip
     ds, norm_sums = norm_rows_grad(
         torch.mm(dlayers, packed), s, of_s.stats, gamma, torch.zeros_like(gamma), later_s

@@ -38,14 +38,14 @@ def adaptive_norm_kernel(A, GS, BIAS, OUT, M, C, eps, BLOCK_M: tl.constexpr, BLO
 @triton.jit
 def adaptive_norm_grad_kernel(
     DOUT, A, GS, BIAS, RES, DA, DGS, PARTIAL, M, C, eps, tiles_each,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, HAS_RES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, HAS_RES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """DA + RES, DGS; PARTIAL `[programs, C]`: sums of the gate's rows."""
     c = tl.arange(0, BLOCK_C)
     c_in = c < C
     sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for step in range(tiles_each):
-        rows = (tl.program_id(0) * tiles_each + step) * BLOCK_M + tl.arange(0, BLOCK_M)
+    for step in tl.range(tiles_each, num_stages=STAGES):
+        rows = (step * tl.num_programs(0) + tl.program_id(0)) * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = (rows < M)[:, None] & c_in[None, :]
         x, rstd = _normed(A, rows, c, inside, c_in, C, eps)
         at = rows.to(tl.int64)[:, None] * C + c[None, :]

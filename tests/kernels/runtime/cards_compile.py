@@ -111,7 +111,7 @@ def kernels() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     found["gated_rows_grad"] = (composed.gated_rows_grad_kernel, plain, row)
     row = {"BLOCK_M": 4, "BLOCK_C": 1024}
     for name in ("adaptive_norm", "adaptive_norm_grad"):
-        more = {"HAS_RES": True} if "grad" in name else {}
+        more = {"HAS_RES": True, "STAGES": 3} if "grad" in name else {}
         found[name] = (getattr(adaptive, f"{name}_kernel"), plain, row | more)
     row |= {"HAS_MASK": True}
     found["gated_sum"] = conditioned.gated_sum_kernel, plain, row | {"HAS_RES": True}

@@ -19,7 +19,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     copy_rows,
     lines_of,
     mma_layout,
-    sigmoid_tanh,
+    sigmoid_of_half,
     store_rows,
     tiles_of,
 )
@@ -116,7 +116,7 @@ def swiglu_rows_kernel(
                 copy_rows(raw_tiles.index(1 - slot), X, first + programs * BLOCK_M, M, C)
             cp.commit_group()
             a, b = _both(ab, mma)
-            hidden = gl.convert_layout((a * sigmoid_tanh(a) * b).to(dtype), operand)
+            hidden = gl.convert_layout((a * sigmoid_of_half(0.5 * a) * b).to(dtype), operand)
             out = hopper.warpgroup_mma(
                 hidden, wo_tiles.index(part % 2).permute((1, 0)), out, is_async=True
             )
@@ -188,7 +188,7 @@ def swiglu_weights_kernel(
         cp.commit_group()
         ab = hopper.warpgroup_mma_wait(1, [ab])
         a, b = _both(ab, mma)
-        sig = sigmoid_tanh(a)
+        sig = sigmoid_of_half(0.5 * a)
         silu = a * sig
         slope = (sig + silu * (1.0 - sig)) * b
         if HAS_MASK:  # of both factors that DY is multiplied with

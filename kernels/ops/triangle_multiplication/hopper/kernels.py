@@ -19,7 +19,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     load_drop,
     mma_layout,
     no_sums,
-    sigmoid_exp2,
+    sigmoid_of_half,
     store_columns,
     store_rows,
     store_sums,
@@ -27,7 +27,7 @@ from evofeed.kernels.runtime.hopper_tiles import (
     vectors_of,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
+HALF = gl.constexpr(0.5)  # of a gate: what its sigmoid takes
 
 
 @gluon.jit
@@ -94,7 +94,7 @@ def triangle_in_kernel(
     AB += (half * E).to(gl.int64) * M
     w_tiles = tiles_of(dtype, 2, E, C)
     shift_p, _ = _fold_norm(w_tiles.index(0), W, BIAS, GAMMA, BETA, 1.0)
-    shift_g, _ = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, -LOG2E)
+    shift_g, _ = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, HALF)
     shift_p, shift_g = gl.convert_layout(shift_p, of_e), gl.convert_layout(shift_g, of_e)
     z_tiles = tiles_of(dtype, 2, BLOCK_M, C)
     ab_tile = tiles_of(dtype, 1, E, BLOCK_M).index(0)
@@ -126,7 +126,7 @@ def triangle_in_kernel(
         gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
         g, p = hopper.warpgroup_mma_wait(0, [g, p])
         p = (p + shift_p[:, None]) * mask[None, :]
-        ab_tile.store((p * sigmoid_exp2(g + shift_g[:, None])).to(dtype))
+        ab_tile.store((p * sigmoid_of_half(g + shift_g[:, None])).to(dtype))
         barrier()
         store_columns(AB, ab_tile, first, M)
         slot = 1 - slot
@@ -156,7 +156,7 @@ def triangle_in_grad_kernel(
     DAB += (half * E + e0).to(gl.int64) * M
     w_tiles, vectors = tiles_of(dtype, 2, BLOCK_E, C), vectors_of(4, BLOCK_E)
     _keep_folded(w_tiles.index(0), vectors, 0, W, BIAS, GAMMA, BETA, 1.0)
-    _keep_folded(w_tiles.index(1), vectors, 2, W + E * C, BIAS + E, GAMMA, BETA, -LOG2E)
+    _keep_folded(w_tiles.index(1), vectors, 2, W + E * C, BIAS + E, GAMMA, BETA, HALF)
     z_tiles, dab_tiles = tiles_of(dtype, 2, BLOCK_M, C), tiles_of(dtype, 2, BLOCK_E, BLOCK_M)
     dg_tile = tiles_of(dtype, 1, BLOCK_M, BLOCK_E).index(0)
     dp_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_E], dtype)
@@ -184,7 +184,7 @@ def triangle_in_grad_kernel(
         cp.commit_group()
         dy = dab_tiles.index(slot).permute((1, 0)).load(mma).to(gl.float32) * mask[:, None]
         g = hopper.warpgroup_mma_wait(1, [g])
-        sig = sigmoid_exp2(_by_row(g, rstd, centre, vectors, 2))
+        sig = sigmoid_of_half(_by_row(g, rstd, centre, vectors, 2))
         dp = dy * sig
         p, _ = hopper.warpgroup_mma_wait(0, [p, z])
         p = _by_row(p, rstd, centre, vectors, 0)
@@ -217,7 +217,7 @@ def triangle_out_kernel(
     wz_tile, wg_tile = tiles_of(dtype, 1, C, E).index(0), tiles_of(dtype, 1, C, C).index(0)
     vectors = vectors_of(4, C)
     _keep_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
-    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, -LOG2E)
+    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
     x_tiles, z_tiles = tiles_of(dtype, 2, E, BLOCK_M), tiles_of(dtype, 2, BLOCK_M, C)
     hopper.fence_async_shared()
     program, programs = gl.program_id(0), gl.num_programs(0)
@@ -253,7 +253,7 @@ def triangle_out_kernel(
         centre = gl.convert_layout(-mean * rstd, gl.SliceLayout(1, mma))
         rstd = gl.convert_layout(rstd, gl.SliceLayout(1, mma))
         g, _ = hopper.warpgroup_mma_wait(1, [g, z])
-        sig = sigmoid_exp2(_by_row(g, rstd_z, centre_z, vectors, 2))
+        sig = sigmoid_of_half(_by_row(g, rstd_z, centre_z, vectors, 2))
         y, _ = hopper.warpgroup_mma_wait(0, [y, xs])
         out = _by_row(y, rstd, centre, vectors, 0) * sig
         if HAS_DROP:
@@ -294,7 +294,7 @@ def triangle_out_grad_kernel(
     wz_tile, wg_tile = tiles_of(dtype, 1, C, E).index(0), tiles_of(dtype, 1, C, C).index(0)
     vectors = vectors_of(4, C)
     _keep_folded(wz_tile, vectors, 0, WZ, BZ, GAMMA_X, BETA_X, 1.0)
-    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, -LOG2E)
+    _keep_folded(wg_tile, vectors, 2, WG, BG, GAMMA_Z, BETA_Z, HALF)
     x_tiles, z_tiles = tiles_of(dtype, 2, E, BLOCK_M), tiles_of(dtype, 2, BLOCK_M, C)
     d_tiles = tiles_of(dtype, 2, BLOCK_M, C)
     program, programs = gl.program_id(0), gl.num_programs(0)
@@ -339,7 +339,7 @@ def triangle_out_grad_kernel(
         if HAS_DROP:
             dy *= drop.to(gl.float32)
         g = hopper.warpgroup_mma_wait(1, [g])
-        sig = sigmoid_exp2(_by_row(g, rstd_z, centre_z, vectors, 2))
+        sig = sigmoid_of_half(_by_row(g, rstd_z, centre_z, vectors, 2))
         dy *= sig
         d_tile.store(dy.to(dtype))
         y = hopper.warpgroup_mma_wait(0, [y])
