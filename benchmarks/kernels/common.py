@@ -20,14 +20,15 @@ def rand(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def calls_of(
     op: Callable[..., Tensor], sets: list[list[Tensor]], grads_of: list[int]
 ) -> tuple[list[Call], list[Call]]:
-    """Forward, and forward plus backward, of `op` on each input set."""
+    """Forward, and forward plus backward, of `op` on each input set; of a module's weights too."""
+    weights: list[Tensor] = [*getattr(op, "parameters", list)()]
     for inputs in sets:
         for n in grads_of:
             inputs[n].requires_grad_()
     outs = [torch.randn_like(op(*inputs)) for inputs in sets]
 
     def backward(inputs: list[Tensor], grad: Tensor) -> Call:
-        leaves = [inputs[n] for n in grads_of]
+        leaves = [*(inputs[n] for n in grads_of), *weights]
         return lambda: torch.autograd.grad(op(*inputs), leaves, grad)
 
     forward = [lambda inputs=inputs: op(*inputs) for inputs in sets]
