@@ -158,7 +158,7 @@ def index_figures(repeats: int) -> Figures:
         ),
         "page_of_a_rare_value": timed(lambda: chains.page(index, rare, columns, 0, 100), repeats),
         "exact_count": timed(lambda: chains.count(Columns(index), common), repeats),
-        "one_chain": timed(lambda: chains.one(index, "600000_A"), repeats),
+        "one_chain": timed(lambda: chains.row_of(index, "600000_A"), repeats),
         "statistics_of_every_column": timed(lambda: column_statistics(index), 3),
         "difference_of_two": timed(lambda: diff_indexes(index, other), 3),
         "plan_of_a_rank_of_8": timed(lambda: plan_samples(index, config, world_size=8, rank=3), 5),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from evofeed.service import filters
 from evofeed.service.columns import Columns
 from evofeed.service.problems import Problem
-from evofeed.service.work import require_time
+from evofeed.service.work import require_thread, require_time
 from evofeed.store.inner import column_kinds
 
 MAX_PAGE: Final = 1000
@@ -117,16 +117,10 @@ def _rows_at_once(passes: filters.RowFilter) -> int:
     return min(_SCAN, max(_STEP, _WORK // max(1, passes.weight)))
 
 
-def one(index: pa.Table, chain_id: str) -> dict[str, Any] | None:
-    """A chain's row with all that describes it, or None; see `one_as_json`."""
-    found = one_as_json(index, chain_id)
-    return None if found is None else dict(orjson.loads(found))
-
-
-def one_as_json(
+def row_of(
     index: pa.Table, chain_id: str, *, ordered: bool = False, ready: Columns | None = None
-) -> bytes | None:
-    """A chain's row as a JSON object with all that describes it, or None.
+) -> int | None:
+    """Where a chain is in an index, or None.
 
     Args:
         index: of the snapshot.
@@ -134,12 +128,23 @@ def one_as_json(
         ordered: its rows are sorted by id, so that halving finds it.
         ready: as of `page`.
     """
-    ready = Columns(index) if ready is None else ready
     if ordered:
-        row = ready.find(chain_id)
+        row = (Columns(index) if ready is None else ready).find(chain_id)
     else:
+        require_thread()
         row = pc.index(index["chain_id"], pa.scalar(chain_id, index["chain_id"].type)).as_py()
-    return None if row < 0 else ready.json(list(ready.kinds), slice(row, row + 1))[1:-1]
+    return None if row < 0 else row
+
+
+def row_as_json(ready: Columns, row: int) -> bytes:
+    """All that describes a chain, as a JSON object."""
+    return ready.json(list(ready.kinds), slice(row, row + 1))[1:-1]
+
+
+def neighbours(ids: pa.ChunkedArray, row: int) -> tuple[str | None, str | None]:
+    """The ids before and after that of a row."""
+    before = ids[row - 1].as_py() if row > 0 else None
+    return before, ids[row + 1].as_py() if row + 1 < len(ids) else None
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -48,10 +49,26 @@ def serve(
     made with `evofeed tokens create`. Further settings come from EVOFEED_* variables
     (EVOFEED_DATABASE_URL, EVOFEED_AUTH, ...).
     """
+    gc.disable()  # what a start imports stays: to look through it again and again takes a fifth
+    try:
+        _serve(dataset or [], host, port, workers, auth, migrate, as_json)
+    finally:
+        gc.enable()
+
+
+def _serve(
+    datasets: list[str],
+    host: str | None,
+    port: int | None,
+    workers: int | None,
+    auth: bool,
+    migrate: bool,
+    as_json: bool,
+) -> None:
     from evofeed.service.settings import load_settings
 
     changes: dict[str, Any] = {"host": host, "port": port, "workers": workers}
-    changes["datasets"] = _pairs(dataset or [])
+    changes["datasets"] = _pairs(datasets)
     settings = load_settings(**{name: value for name, value in changes.items() if value})
     if not auth:
         settings = settings.with_changes(auth="off")
@@ -120,6 +137,8 @@ def _announce(settings: ServiceSettings, url: str, token: str, as_json: bool) ->
         for name in sorted(settings.datasets):
             typer.echo(f"  {name:<20} {url}/v1/datasets/{name}")
     sys.stdout.flush()
+    gc.freeze()
+    gc.enable()
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import http.client
 import logging
 import multiprocessing
@@ -86,7 +87,9 @@ def _worker_app(settings: ServiceSettings, folder: Path) -> FastAPI:
     logging.basicConfig(level=settings.log_level, format="%(message)s")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        return create_app(settings, folder)
+        app = create_app(settings, folder)
+        gc.freeze()  # all of it stays
+        return app
     except EvofeedError as error:  # such as: the database starts again
         _log.error("a worker cannot start now; trying again: %s", error)
         time.sleep(_AGAIN_SECONDS)

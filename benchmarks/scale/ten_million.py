@@ -80,7 +80,7 @@ def index(folder: Path, rows: int) -> Figures:
             lambda: chains.page(table, common, columns, rows // 2, 1000), 5
         ),
         "exact_count": timed(lambda: chains.count(Columns(table), common), 3),
-        "one_chain": timed(lambda: chains.one(table, last, ordered=True), 3),
+        "one_chain": timed(lambda: chains.row_of(table, last), 3),
     }  # fmt: skip
     figures["plan_of_a_rank_of_2048"] = timed(
         lambda: plan_samples(table, config, world_size=2048, rank=3), 1

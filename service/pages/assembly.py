@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from evofeed import assembly_numbers as numbers
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.drawing.structure_view import chain_colour, complex_view
+from evofeed.service.chains import neighbours
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures
 from evofeed.service.pages.chain import immutable
@@ -140,11 +141,7 @@ def _row(
             f"no complex {assembly_id[:80]!r} in this snapshot",
             next="ids are case-sensitive; look for it among the dataset's complexes",
         )
-    before = ids[at - 1].as_py() if at > 0 else None
-    return table.slice(at, 1).to_pylist()[0], (
-        before,
-        ids[at + 1].as_py() if at + 1 < len(ids) else None,
-    )
+    return table.slice(at, 1).to_pylist()[0], neighbours(ids, at)
 
 
 def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> AssemblyRecord:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-import pyarrow.compute as pc
+import orjson
 from fastapi import Path, Request
 from pydantic import StringConstraints
 from starlette.responses import HTMLResponse, Response
@@ -126,19 +126,18 @@ def _row(
     service: Service, name: str, digest: str, chain_id: str
 ) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
     """A chain's row of the index, and the ids before and after it."""
-    index = service.catalog.snapshot(name, digest).index
-    row = chains.one(index, chain_id)
-    if row is None:
+    snapshot = service.catalog.snapshot(name, digest)
+    index, ready = snapshot.index, snapshot.columns
+    at = chains.row_of(index, chain_id, ordered=snapshot.ordered, ready=ready)
+    if at is None:
         raise Problem(
             404,
             "not_found",
             f"no chain {chain_id[:80]!r} in this snapshot",
             next="ids are case-sensitive; look for it on the dataset's page",
         )
-    at = pc.index(index["chain_id"], chain_id).as_py()
-    ids = index["chain_id"]
-    before = ids[at - 1].as_py() if at > 0 else None
-    return row, (before, ids[at + 1].as_py() if at + 1 < len(ids) else None)
+    row: dict[str, Any] = orjson.loads(chains.row_as_json(ready, at))
+    return row, chains.neighbours(index["chain_id"], at)
 
 
 def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> ChainRecord:

@@ -181,9 +181,7 @@ def get_chain(
 ) -> Response:
     """One chain's row of the index."""
     snapshot = service.catalog.snapshot(name, digest)
-    row = chains.one_as_json(
-        snapshot.index, chain_id, ordered=snapshot.ordered, ready=snapshot.columns
-    )
+    row = chains.row_of(snapshot.index, chain_id, ordered=snapshot.ordered, ready=snapshot.columns)
     if row is None:
         raise Problem(
             404,
@@ -191,7 +189,7 @@ def get_chain(
             f"no chain {chain_id[:80]!r} in this snapshot",
             next="ids are case-sensitive; list them with .../chains",
         )
-    return immutable_json(request, row)
+    return immutable_json(request, chains.row_as_json(snapshot.columns, row))
 
 
 def _page_of_ref(service: Service, name: str, query: RefChainQuery) -> bytes:

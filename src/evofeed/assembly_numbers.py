@@ -10,7 +10,6 @@ import numpy as np
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.chain_files import fasta_text
 from evofeed.chain_numbers import pseudo_beta, thinned
-from evofeed.interfaces import interface_residues
 from evofeed.residues import ATOM_ORDER
 from evofeed.structure_text import Structure, to_mmcif
 
@@ -77,6 +76,8 @@ def chains_of(record: AssemblyRecord) -> list[ChainOf]:
     near = seen.copy()
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         seen = record.all_atom_mask[:, ATOM_ORDER["CA"]] > 0
+        from evofeed.interfaces import interface_residues  # loads numba: no start waits for it
+
         found = (record.all_atom_positions, record.all_atom_mask, record.asym_id())
         near[interface_residues(*found)] = True
     chains: list[ChainOf] = []

@@ -185,3 +185,10 @@ def test_migrate_brings_a_database_up_to_date_and_exits(run: Run, tmp_path) -> N
     done = run("serve", "--migrate", "--json")
     assert (done.code, json.loads(done.out)) == (0, {"migrated": True})
     assert (tmp_path / "service.sqlite3").is_file()
+
+
+def test_a_start_loads_nothing_that_only_some_requests_need() -> None:
+    heavy = ("numba", "matplotlib", "torch", "alembic", "httpx", "pandas")
+    code = f"import sys, evofeed.service.server; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
