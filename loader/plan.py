@@ -63,11 +63,13 @@ class Planner:
         rank: int,
         world_size: int,
         seed: int,
+        whole: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self.catalogs, self.weights, self.config = catalogs, weights, config
         self.rank, self.seed = rank, seed
+        self._whole = whole  # False: an epoch's order is made as far as it is asked for
         self.width = world_size * config.batch_size
         self.step_size = config.global_batch_size or self.width
         if self.step_size % self.width:
@@ -107,16 +109,19 @@ class Planner:
                 f"{self.step_size}: save at the end of an optimiser step or use another world size"
             )
 
-    def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Dataset and index row at each position of an epoch."""
-        if epoch not in self._orders:
+    def order(self, epoch: int, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Dataset and index row at each position of an epoch, at least those before `stop`."""
+        stop = self.epoch_len if stop is None else stop
+        have = len(self._orders[epoch][0]) if epoch in self._orders else -1
+        if have < stop:
+            length = self.epoch_len if self._whole else min(self.epoch_len, max(stop, 2 * have))
             which, chain = epoch_order(
                 [len(catalog) for catalog in self.catalogs],
                 [catalog.probability for catalog in self.catalogs],
                 self.weights,
                 seed=self.seed,
                 epoch=epoch,
-                length=self.epoch_len,
+                length=length,
                 window=self.config.shuffle_window,
             )
             rows = np.empty_like(chain)
@@ -156,8 +161,8 @@ class Planner:
 
     def _balanced(self, epoch: int, first: int, window: int) -> np.ndarray:
         if (epoch, first) != self._window[0]:
-            which, rows = self.order(epoch)
             cut = slice(first, min(first + window, self.epoch_len))
+            which, rows = self.order(epoch, cut.stop)
             pairs = zip(which[cut], rows[cut], strict=True)
             costs = np.array([self.catalogs[d].cost[row] for d, row in pairs])
             key = counter_rng.stream_key(self.seed, epoch, first, Purpose.BALANCE)
@@ -166,7 +171,7 @@ class Planner:
 
     def sample(self, epoch: int, position: int) -> SamplePlan:
         """The sample at a position."""
-        which, rows = self.order(epoch)
+        which, rows = self.order(epoch, position + 1)
         key = sample_key(self.seed, epoch, position)
         return SamplePlan(epoch, position, int(which[position]), int(rows[position]), key)
 
@@ -225,8 +230,8 @@ def plan_samples(
 class RunPlan:
     """The samples of every rank of one run; safe to use from many threads.
 
-    The order of an epoch costs time for each chain, and is made once for all ranks: what is
-    asked of it afterwards costs time for each sample in the answer.
+    The order of an epoch costs time for each chain, is made as far as it is asked for, and once
+    for all ranks: what is asked of it afterwards costs time for each sample in the answer.
 
     Args:
         index: of the snapshot.
@@ -246,7 +251,7 @@ class RunPlan:
         self._catalog = ChainCatalog(index, 0, config)
         self._nbytes = index["nbytes"]
         self._planner = Planner(
-            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed
+            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, whole=False
         )
         self._lock = threading.Lock()
 
@@ -267,6 +272,7 @@ class RunPlan:
             )
         rows = []
         with self._lock:  # the planner keeps the orders of two epochs
+            planner.order(epoch, min(planner.epoch_len, (start + batches) * planner.width))
             for one in range(self._world_size) if rank is None else (rank,):
                 stream = planner.batches(epoch, start * planner.width, rank=one)
                 for batch in itertools.islice(stream, batches):

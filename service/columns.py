@@ -29,6 +29,7 @@ class Columns:
 
     Args:
         index: of a snapshot. A column is copied when it is first asked for.
+        ordered: its rows are sorted by id, none twice.
 
     Attributes:
         kinds: the columns that describe a chain, with their kind.
@@ -36,8 +37,8 @@ class Columns:
         nbytes: of memory, about, once all are ready.
     """
 
-    def __init__(self, index: pa.Table) -> None:
-        self._index = index
+    def __init__(self, index: pa.Table, *, ordered: bool = False) -> None:
+        self._index, self.ordered = index, ordered
         self.kinds = column_kinds(index.schema)
         self.table = index.select(list(self.kinds))
         self.nbytes = self.table.nbytes
@@ -63,11 +64,20 @@ class Columns:
 
     def find(self, chain_id: str) -> int:
         """Row of a chain in an index that is sorted by id; -1 if it is not there."""
+        return self._texts().find(chain_id.encode())
+
+    def place(self, chain_id: str) -> tuple[int, int]:
+        """Rows of an index that is sorted by id before that of a chain, and up to it."""
+        texts, wanted = self._texts(), chain_id.encode()
+        first = texts.before(wanted)
+        return first, first + (texts.find(wanted) >= 0)
+
+    def _texts(self) -> _Texts:
         if self._ids is None:
             require_thread()
             with self._lock:
                 self._ids = self._ids or _Texts(self._own("chain_id"))
-        return self._ids.find(chain_id.encode())
+        return self._ids
 
     def comparable(self, name: str) -> Numbers | Ranks | None:
         """A column as arrays that filters compare; None where Arrow has to do it."""
@@ -244,6 +254,11 @@ class _Texts:
         self._data = memoryview(data if data is not None else b"").cast("B")
 
     def find(self, wanted: bytes) -> int:
+        low = self.before(wanted)
+        return low if low < len(self._ends) - 1 and self._at(low) == wanted else -1
+
+    def before(self, wanted: bytes) -> int:
+        """How many of the texts are smaller."""
         low, high = 0, len(self._ends) - 1
         while low < high:
             middle = (low + high) // 2
@@ -251,7 +266,7 @@ class _Texts:
                 low = middle + 1
             else:
                 high = middle
-        return low if low < len(self._ends) - 1 and self._at(low) == wanted else -1
+        return low
 
     def _at(self, row: int) -> bytes:
         return bytes(self._data[self._ends[row] : self._ends[row + 1]])

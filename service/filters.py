@@ -208,6 +208,8 @@ class _Compiler(_Evaluator):
         return lambda rows: np.full(rows.stop - rows.start, value)
 
     def term(self, column: str, kind: str, op: str, value: Any) -> _Mask:
+        if column == "chain_id" and self._columns.ordered:
+            return self._by_id(op, value)
         ready = self._columns.comparable(column)
         self.weight += 1 + (len(value) // _FEW if op == "in" else 0)
         if isinstance(ready, Ranks):
@@ -222,6 +224,21 @@ class _Compiler(_Evaluator):
         else:
             found = _by_value(ready.values, kind, op, value)
         return found if ready.known is None else _among(ready.known, found)
+
+    def _by_id(self, op: str, value: Any) -> _Mask:
+        """Of an index that is sorted by it: spans of rows, found by halving."""
+        every = (self._columns.place("")[1], self._table.num_rows)  # the empty one is not known
+        if op == "known":
+            return _within([every])
+        if op == "in":
+            places = [self._columns.place(item) for item in value]
+            return _within([(max(low, every[0]), high) for low, high in places])
+        low, high = self._columns.place(value)
+        spans = {
+            "==": [(low, high)], "!=": [(0, low), (high, every[1])], "<": [(0, low)],
+            "<=": [(0, high)], ">": [(high, every[1])], ">=": [(low, every[1])],
+        }  # fmt: skip
+        return _within([(max(begin, every[0]), end) for begin, end in spans[op]])
 
     def _by_arrow(self, column: str, kind: str, op: str, value: Any) -> _Mask:
         require_thread()  # Arrow reads the file where it is mapped
@@ -240,6 +257,17 @@ def _joined(combine: Any, masks: list[_Mask], rows: slice) -> np.ndarray:
     for mask in masks[2:]:
         combine(found, mask(rows), out=found)
     return found
+
+
+def _within(spans: list[tuple[int, int]]) -> _Mask:
+    def mask(rows: slice) -> np.ndarray:
+        found = np.zeros(rows.stop - rows.start, bool)
+        for begin, end in spans:
+            if begin < rows.stop and end > rows.start:
+                found[max(0, begin - rows.start) : max(0, end - rows.start)] = True
+        return found
+
+    return mask
 
 
 def _among(known: np.ndarray, found: _Mask) -> _Mask:
@@ -285,6 +313,8 @@ def _by_rank(ready: Ranks, op: str, value: Any) -> _Mask:
         return lambda rows: _but(codes[rows], first, low, high)
     spans = {"==": (low, high), "<": (0, low), "<=": (0, high), ">": (high, end), ">=": (low, end)}
     begin, stop = max(spans[op][0], first), spans[op][1]
+    if stop <= begin:
+        return lambda rows: np.zeros(rows.stop - rows.start, bool)
     if stop == begin + 1:
         return lambda rows: codes[rows] == begin
     if stop == end:

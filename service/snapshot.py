@@ -163,13 +163,14 @@ class StoreView:
         """
         manifest = self.manifest(digest)
         index = checked_index(self._storage, digest, manifest)
+        ordered = is_ordered(index)
         return OpenSnapshot(
             digest=digest,
             manifest_bytes=manifest.to_bytes(),
             manifest=manifest,
             index=index,
-            ordered=is_ordered(index),
-            columns=Columns(index),
+            ordered=ordered,
+            columns=Columns(index, ordered=ordered),
             read_index=self.reader(f"snapshots/{digest}/index.arrow"),
         )
 

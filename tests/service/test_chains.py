@@ -256,6 +256,19 @@ def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
         assert (both.rows, both.next_row, both.matched) == (plain.rows, plain.next_row, sum(wanted))
 
 
+@given(st.sampled_from([*OPS, "in", "known"]), st.text("ax_é9", max_size=3), st.integers(0, 20))
+def test_ids_of_an_ordered_index_are_compared_by_halving(op: str, value: str, at: int) -> None:
+    names = sorted({"", "9_A", "a", "aa", "ax", "x_", "xx", "é", "éa"})
+    table = pa.table({"chain_id": names})
+    node: dict[str, Any] = {"column": "chain_id", "op": op}
+    if op != "known":
+        node["value"] = [value, "ax", "aa"] if op == "in" else value
+    wanted = [oracle(node, {"chain_id": name}) for name in names]
+    found = filters.RowFilter(Columns(table, ordered=True), node)
+    assert found(0, len(names)).tolist() == wanted
+    assert found(min(at, 8), 9).tolist() == wanted[min(at, 8) :]
+
+
 @settings(deadline=None)
 @given(FILTERS, st.integers(1, 9), st.integers(1, 13))
 def test_pages_of_any_filter_join_to_the_whole(node: dict[str, Any], limit: int, scan: int) -> None:

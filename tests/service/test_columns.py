@@ -63,4 +63,5 @@ def test_a_chain_is_found_by_halving(kind: str) -> None:
     columns = Columns(PIECES[kind])
     assert [columns.find(name) for name in NAMES] == list(range(20))
     assert [columns.find(name) for name in ("", "000", "000_B", "zzz", "007_e")] == [-1] * 5
+    assert columns.place("007_e") == (7, 7) and columns.place("010_A") == (10, 11)
     assert _Texts(pa.chunked_array([], pa.string())).find(b"x") == -1
