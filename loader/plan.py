@@ -63,13 +63,13 @@ class Planner:
         rank: int,
         world_size: int,
         seed: int,
-        whole: bool = True,
+        at_once: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self.catalogs, self.weights, self.config = catalogs, weights, config
         self.rank, self.seed = rank, seed
-        self._whole = whole  # False: an epoch's order is made as far as it is asked for
+        self._at_once = at_once  # False: an epoch's order is made as far as it is asked for
         self.width = world_size * config.batch_size
         self.step_size = config.global_batch_size or self.width
         if self.step_size % self.width:
@@ -114,7 +114,7 @@ class Planner:
         stop = self.epoch_len if stop is None else stop
         have = len(self._orders[epoch][0]) if epoch in self._orders else -1
         if have < stop:
-            length = self.epoch_len if self._whole else min(self.epoch_len, max(stop, 2 * have))
+            length = self.epoch_len if self._at_once else min(self.epoch_len, max(stop, 2 * have))
             which, chain = epoch_order(
                 [len(catalog) for catalog in self.catalogs],
                 [catalog.probability for catalog in self.catalogs],
@@ -251,7 +251,7 @@ class RunPlan:
         self._catalog = ChainCatalog(index, 0, config)
         self._nbytes = index["nbytes"]
         self._planner = Planner(
-            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, whole=False
+            [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, at_once=False
         )
         self._lock = threading.Lock()
 
