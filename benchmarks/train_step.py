@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from evofeed.kernels import OnePass
 from evofeed.trainer import (
     AlphaFold,
     AlphaFoldLoss,
@@ -165,6 +166,7 @@ class Step:
             share_losses(self.loss, axis)
         fused = case.kernels == "fused" and on_gpu
         self.optimizer = FlatOptimizer(self.model, OptimConfig(), fused=fused)
+        self.one_pass = OnePass()
         self.replay = self._replay() if case.how == "graph" else None
 
     def _autocast(self) -> torch.autocast:
@@ -173,14 +175,14 @@ class Step:
         )
 
     def _forward(self, batch: dict[str, Tensor], previous: Any = None) -> tuple[Tensor, Tensor]:
-        with self._autocast():
+        with self._autocast(), self.one_pass:
             outputs = self.model(batch, previous)
         loss, _ = self.loss(outputs, batch)
         return loss, loss.detach()
 
     def _replay(self) -> Replay:
         def one_pass(batch: dict[str, Tensor], previous: Any) -> Any:
-            with self._autocast():
+            with self._autocast(), self.one_pass:
                 return self.model.recycle(batch, previous)
 
         return Replay(self._forward, one_pass, self.model.per_recycle, self.optimizer.backward)

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from evofeed.errors import KernelError
 from evofeed.kernels.graphs.capture import record_graph, recording_stream
+from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
 WARM_UP = 2  # eager runs that compile kernels and let libraries choose theirs
@@ -59,7 +60,7 @@ class Recording:
         self._turn: Callable[[], _Turn | None] = lambda: None
 
         def forth() -> list[Tensor]:
-            with _autocast_without_cache(device):
+            with _autocast_without_cache(device), apart():
                 found = forward(self._inputs)
             self._single = isinstance(found, Tensor)
             self._results = [found] if self._single else list(found)

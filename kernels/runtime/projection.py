@@ -5,6 +5,7 @@ Letters: M rows, C input channels, N output channels, H heads, L pair length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.one_pass import kept
 from evofeed.kernels.runtime.private_apis import product_relu
 from evofeed.kernels.runtime.projection_kernels import (
     norm_rows_kernel,
@@ -23,6 +25,7 @@ from evofeed.kernels.runtime.tiles import tile
 __all__ = [
     "Drop",
     "even",
+    "keeps",
     "norm_rows",
     "pack",
     "padded",
@@ -32,6 +35,15 @@ __all__ = [
     "weight_grad",
     "zeros_for_none",
 ]
+
+
+KEPT_BYTES = 1 << 26
+"""Up to which size a tensor that the forward pass makes anyway is kept for the backward pass."""
+
+
+def keeps(shape: Sequence[int], dtype: torch.dtype, most: int = KEPT_BYTES) -> bool:
+    """Whether such a tensor is kept, and not made again: at 256 residues all are."""
+    return math.prod(shape) * dtype.itemsize <= most
 
 
 def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
@@ -62,8 +74,14 @@ def padded(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def pack(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The tensors joined along their first axis, in `dtype`."""
+def pack(tensors: list[Tensor], dtype: torch.dtype, rows: int = 0) -> Tensor:
+    """The tensors joined along their first axis, in `dtype`; zeros up to so many rows."""
+    ready = kept(tensors, dtype, rows)
+    if ready is not None:
+        return ready
+    missing = rows - sum(t.shape[0] for t in tensors) if rows else 0
+    if missing > 0:
+        tensors = [*tensors, tensors[0].new_zeros(missing, *tensors[0].shape[1:])]
     joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     return joined.to(dtype).contiguous()
 
@@ -153,16 +171,23 @@ def norm_rows(
     return y, stats, pair_bias
 
 
-def weight_grad(dy: Tensor, a: Tensor) -> Tensor:
-    """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way."""
-    return torch.mm(dy.t(), a)
+def weight_grad(dy: Tensor, a: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """dy^T a for rows `[M, N]` and `[M, C]`: cuBLAS splits M itself, always the same way.
+
+    In `dtype` if given: cuBLAS adds up in float32 and need not round to 16 bits.
+    """
+    if dtype is None or dtype is dy.dtype:
+        return torch.mm(dy.t(), a)
+    if dtype is torch.float32 and dy.is_cuda:
+        return torch.mm(dy.t(), a, out_dtype=dtype)
+    return torch.mm(dy.t(), a).to(dtype)
 
 
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
     if bias is None:
         return torch.mm(a, weight.t())
-    bias = bias.to(a.dtype)
+    bias = pack([bias], a.dtype)
     if relu:
         return product_relu(bias, a, weight.t())
     return torch.addmm(bias, a, weight.t())

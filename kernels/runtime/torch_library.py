@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.private_apis import function_apply, functorch_active
 
 __all__ = ["Operator"]
@@ -271,7 +272,7 @@ def _define(
     name: str, op: type[Operator], compute: Callable[..., Results], fake: Callable[..., Results]
 ) -> None:
     def run(tensors: list[Tensor], *options: Any) -> list[Tensor]:
-        with _no_autocast(tensors[0].device.type):
+        with _no_autocast(tensors[0].device.type), apart():  # a compiler may reuse what it gets
             made = compute(_with_none(tensors), *options)
         inputs = {id(t) for t in tensors}  # a custom operator may not return one as it is
         return [t.clone() if id(t) in inputs else t for t in _without_none(made, tensors)]

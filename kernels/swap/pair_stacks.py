@@ -23,6 +23,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication,
     triangle_multiplication_fits,
 )
+from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.swap import modules
 from evofeed.kernels.swap.forms import children, has, signature_trouble
 from evofeed.kernels.swap.modules import (
@@ -45,7 +46,9 @@ def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
     """A fresh rowwise mask `[B, rows, C]` of a shared dropout layer; None if it drops nothing."""
     if not layer.training or layer.r == 0.0:
         return None
-    return F.dropout(x.new_ones(x.shape[0], rows, x.shape[-1]), layer.r, training=True)
+    shape = (x.shape[0], rows, x.shape[-1])
+    ones = once(("ones", shape, x.dtype, x.device), (), lambda: x.new_ones(shape))
+    return F.dropout(ones, layer.r, training=True)
 
 
 class _Parts(NamedTuple):

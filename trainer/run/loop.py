@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
+from evofeed.kernels import OnePass
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
@@ -107,6 +108,7 @@ class Loop:
             config=config, world=world, optimizer=self.optimizer, exchange=self.exchange,
             loader=loader, stream=self.stream, result=self.result, provenance=provenance or {},
         )  # fmt: skip
+        self._one_pass = OnePass()
         self._replay = self._recorder() if recorded else None
         self._overlapped = OverlappedMean(model, self.optimizer, world.size) if overlaps else None
         self._terms: list[str] = []
@@ -254,7 +256,7 @@ class Loop:
         self, batch: dict[str, Tensor], previous: State | None = None
     ) -> tuple[Tensor, Tensor]:
         """Loss of a batch, and loss and terms as one detached tensor."""
-        with autocast(self.config.precision, self.world.device.type):
+        with autocast(self.config.precision, self.world.device.type), self._one_pass:
             outputs = self.model(batch) if previous is None else self.model(batch, previous)
         loss, terms = self.loss(outputs, batch)
         self._terms = sorted(terms)
@@ -267,7 +269,7 @@ class Loop:
             return Replay(self._forward, backward=self.optimizer.backward)
 
         def one_pass(batch: dict[str, Tensor], previous: State | None) -> State:
-            with autocast(self.config.precision, self.world.device.type):
+            with autocast(self.config.precision, self.world.device.type), self._one_pass:
                 return model.recycle(batch, previous)
 
         return Replay(self._forward, one_pass, model.per_recycle, self.optimizer.backward)

@@ -27,6 +27,7 @@ from evofeed.kernels.ops.attention.triton import (
 from evofeed.kernels.runtime.backend import sm_count, triton, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.projection import padded, precision
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, attention_tiles
 from evofeed.kernels.runtime.torch_library import Operator
@@ -48,6 +49,10 @@ class MaskTerms(NamedTuple):
 
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
+    return once(("attention", scale, dtype), (mask,), lambda: _prepared(mask, scale, dtype))
+
+
+def _prepared(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     B, R, N = mask.shape
     width = triton.cdiv(N, 64) * 64
     term = torch.empty((B * R, width), dtype=dtype, device=mask.device)
@@ -248,7 +253,10 @@ def _term_stride(mask: MaskTerms | None) -> int:
 
 def scaled_bias(bias: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
     """The bias as the kernels take it: divided by `scale`, contiguous, in `dtype`."""
-    return None if bias is None else (bias * (1 / scale)).to(dtype).contiguous()
+    if bias is None:
+        return None
+    scaled = bias if abs(scale - 1) < 1e-9 else bias * (1 / scale)
+    return scaled.to(dtype).contiguous()
 
 
 class _BiasedAttention(Operator, name="biased_attention"):

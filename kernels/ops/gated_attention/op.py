@@ -5,7 +5,8 @@ stack. Activations stay in the layout of the input; columns and ending nodes
 differ from rows and starting nodes only in which axis attends.
 
 Saved for the backward pass, per position: q, k, v and gate (4 H D numbers), the
-attention's output (H D), and three float32 scalars a head or less.
+attention's output (H D), three float32 scalars a head or less, and the normalised input
+where that is small.
 
 Letters: B batch, R and N the two position axes, C channels, H heads, D head width.
 """
@@ -38,6 +39,7 @@ from evofeed.kernels.runtime.backend import compute_dtype, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
     Drop,
+    keeps,
     norm_rows,
     pack,
     project,
@@ -147,7 +149,8 @@ class _GatedAttention(Operator, name="gated_attention"):
             pair_length=N, pair_rows=R, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
         qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
-        del normed
+        if not keeps(normed.shape, plan.dtype):
+            normed = None
         if own_bias is None:
             ready = scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype)
         else:
@@ -164,7 +167,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         gate = qkvg[:, 3 * width :]
         result = gated_output(attended, gate, g_bias, out_weight, o_bias, x, drop, plan.residual)
         return [
-            result, ready, packed_w, stats, qkvg, attended, lse, out_weight,
+            result, ready, packed_w, stats, normed, qkvg, attended, lse, out_weight,
             *(masked or (None, None)),
         ]  # fmt: skip
 
@@ -183,6 +186,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         return [
             x.new_empty(x.shape), ready, q.new_empty((packed_rows, C), dtype=plan.dtype),
             x.new_empty((2, M), dtype=torch.float32),
+            x.new_empty((M, C), dtype=plan.dtype) if keeps((M, C), plan.dtype) else None,
             x.new_empty((M, 4 * width), dtype=plan.dtype),
             x.new_empty((B, R, N, H, width // H), dtype=plan.dtype),
             x.new_empty((B * rows, H, length), dtype=torch.float32),
@@ -195,8 +199,8 @@ class _GatedAttention(Operator, name="gated_attention"):
     ) -> list[Tensor | None]:
         plan = _Plan(*options)
         (
-            dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, qkvg, attended, lse,
-            out_weight, term, factor,
+            dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, normed, qkvg,
+            attended, lse, out_weight, term, factor,
         ) = tensors  # fmt: skip
         B, R, N, C = x.shape
         H, D = attended.shape[3:]
@@ -216,7 +220,8 @@ class _GatedAttention(Operator, name="gated_attention"):
             of_weight = []
             dwo, delta, out_sums = output_grads(
                 dout, out_weight, attended, qkvg[:, 3 * width :], g_bias, do,
-                dpacked[:, 3 * width :], drop, columns=plan.columns, sums=not residual_sums,
+                dpacked[:, 3 * width :], drop, columns=plan.columns,
+                sums=not residual_sums, dtype=gamma.dtype,
             )  # fmt: skip
         masked = None if term is None else MaskTerms(term, factor)
         dbias = run_backward(BackwardInputs(
@@ -228,16 +233,14 @@ class _GatedAttention(Operator, name="gated_attention"):
             dbias = dbias if others is None else others.reduce(dbias)
             heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
             dbias = None
-        normed = torch.empty_like(flat, dtype=plan.dtype)
+        again = torch.empty_like(flat, dtype=plan.dtype) if normed is None else None
         dx, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
-            dout if plan.residual else None, normed, residual_sum=residual_sums,
+            dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
-        dw = weight_grad(dpacked, normed)
+        dw = weight_grad(dpacked, again if normed is None else normed, gamma.dtype)
         parts = [norm_sums, *out_sums]
-        of_norm, dg_bias, *rest = column_sums(
-            [*parts, *of_weight], *[gamma.dtype for _ in parts], *[plan.dtype for _ in of_weight]
-        )
+        of_norm, dg_bias, *rest = column_sums([*parts, *of_weight], gamma.dtype)
         if of_weight:
             dwo = rest[1].view(out_weight.shape)
         dbo = None if residual_sums else rest[0]
@@ -247,7 +250,7 @@ class _GatedAttention(Operator, name="gated_attention"):
     def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
         plan = _Plan(*options)
         (
-            dout, x, gamma, _, _, drop_mask, ready, packed_w, _, _, _, _, out_weight, _, _,
+            dout, x, gamma, _, _, drop_mask, ready, packed_w, _, _, _, _, _, out_weight, _, _,
         ) = tensors  # fmt: skip
         C, width = out_weight.shape
         given_bias = ready is not None and packed_w.shape[0] == 4 * width
@@ -255,9 +258,9 @@ class _GatedAttention(Operator, name="gated_attention"):
         return [
             x.new_empty(x.shape),
             ready.new_empty(ready.shape, dtype=torch.float32) if given_bias else None,
-            packed_w.new_empty(packed_w.shape),
+            packed_w.new_empty(packed_w.shape, dtype=gamma.dtype),
             gamma.new_empty((3 if residual_sums else 2) * C), gamma.new_empty(width),
-            out_weight.new_empty(out_weight.shape),
+            out_weight.new_empty(out_weight.shape, dtype=gamma.dtype),
             None if residual_sums else gamma.new_empty(C),
         ]  # fmt: skip
 
@@ -269,7 +272,6 @@ class _GatedAttention(Operator, name="gated_attention"):
         dx, dbias, dw, of_norm, dg_bias, dwo, dbo = found
         C, width = dwo.shape
         dgamma, dbeta, *last = torch.split(of_norm, C)
-        dw = dw.to(kinds[5])  # one cast for all that it holds
         dpair = None if kinds[12] is None else dw[4 * width : 4 * width + plan.heads]
         return [
             dx, None if dbias is None else dbias / plan.bias_scale, None, dgamma, dbeta,
@@ -291,10 +293,10 @@ def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dty
 
     Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
     """
-    if pair is not None:
-        H, C = pair.shape
-        parts = [*parts, pair, pair.new_zeros(-H % 16, C)]
-    return pack(parts, dtype)
+    if pair is None:
+        return pack(parts, dtype)
+    parts = [*parts, pair]
+    return pack(parts, dtype, sum(part.shape[0] for part in parts) + -pair.shape[0] % 16)
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:

@@ -57,18 +57,19 @@ def gated_output(
 def output_grads(
     dout: Tensor, weight: Tensor, attended: Tensor, gate: Tensor, gate_bias: Tensor, do: Tensor,
     dgate: Tensor, drop: Drop, *, columns: bool, sums: bool,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """Fills `do`, like `attended`, and `dgate`, like `gate`, from dout `[M, C]`.
 
-    Returns the gradient of the output's weight, delta in the order that the attention kernels
-    read it (`columns`: axis R attends), and parts of the gradients of the gate's bias and (with
-    `sums`) of the output's.
+    Returns the gradient of the output's weight (in `dtype`, else the weight's), delta in the order
+    that the attention kernels read it (`columns`: axis R attends), and parts of the gradients of
+    the gate's bias and (with `sums`) of the output's.
     """
     gated = torch.empty_like(attended)
     dy, *out_sums = scaled(dout, weight.dtype, drop) if sums else (dout,)
     grad = torch.mm(dy, weight)
     delta, gate_sums = _gate_grads(grad, attended, gate, gate_bias, do, dgate, gated, columns)
-    return weight_grad(dy, gated.view(-1, weight.shape[1])), delta, [gate_sums, *out_sums]
+    return weight_grad(dy, gated.view(-1, weight.shape[1]), dtype), delta, [gate_sums, *out_sums]
 
 
 def _gate_grads(

@@ -1,8 +1,8 @@
 """Outer product mean as one op: norm, projections, outer GEMM, projection, mean, residual.
 
 The outer product of all pairs (134 MB at 256 residues) is written once by a
-GEMM and read in place; with few sequences the backward pass rebuilds it instead of
-keeping it.
+GEMM and read in place; where it is large, and made of few sequences, the backward pass
+rebuilds it instead of keeping it.
 
 Letters: B batch, S sequences, R residues, M = B * S * R, C channels of the MSA,
 E channels of a projection, N channels of the pairs.
@@ -28,7 +28,9 @@ from evofeed.kernels.ops.outer_product_mean.triton import (
 from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.projection import (
+    keeps,
     norm_rows,
     pack,
     padded,
@@ -50,7 +52,13 @@ __all__ = [
     "outer_product_mean_with_input",
 ]
 
-KEPT_FROM = 1024  # sequences from which the outer product is kept: 134 MB, or 170 us of GEMM
+KEPT_FROM = 1024  # sequences from which the outer product is kept whatever its size
+OUTER_BYTES = 1 << 27  # up to which size it always is: 134 MB at 256 residues, or 55 us of GEMM
+
+
+def _keeps_outer(S: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether an outer product of this shape, of S sequences, is kept for the backward pass."""
+    return S >= KEPT_FROM or keeps(shape, dtype, OUTER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +142,19 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         w: Any = OuterWeights(*weights)
         B, S, L, C = m.shape
         E, N = w.w1.shape[0], w.out.shape[0]
-        packed_w, packed_b = pack([w.w1, w.w2], dtype), torch.cat([w.b1, w.b2])
+        packed_w, packed_b = pack([w.w1, w.w2], dtype), pack([w.b1, w.b2], dtype)
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
         ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
         _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
-        counts = mask.float()
-        of_all = counts if others is None else others.mask.float()
+        of_all = mask if others is None else others.mask
         R = of_all.shape[-1]
-        norm = (torch.bmm(counts.mT, of_all) + eps).clamp(min=least)
+        norm = once(
+            ("outer", eps, least), (mask, of_all),
+            lambda: (torch.bmm(mask.float().mT, of_all.float()) + eps).clamp(min=least),
+        )  # fmt: skip
         # [(c, e), n], so that neighbours in memory are neighbours in n
-        out_w = pack([w.out.t()], dtype)
+        out_w = pack([w.out], dtype).t().contiguous()
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         options = _options("outer_project", E, N, dtype)
         a, b = _a_and_b(ab, m, others)
@@ -153,8 +163,10 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
             outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), L, B),
             (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
         )  # fmt: skip
-        kept = outer if S >= KEPT_FROM else None
-        return [out, packed_w, out_w, ab, norm, stats, kept]
+        kept = outer if _keeps_outer(S, outer.shape, dtype) else None
+        if not keeps(normed.shape, dtype):
+            normed = None
+        return [out, packed_w, out_w, ab, norm, stats, normed, kept]
 
     @staticmethod
     def forward_fake(
@@ -163,13 +175,14 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         m, _, z, *weights = tensors
         w: Any = OuterWeights(*weights)
         (B, S, R, C), E, N = m.shape, w.w1.shape[0], w.out.shape[0]
-        rows = B * S * R
+        rows, kept = B * S * R, _keeps_outer(S, (B, R * E, R * E), dtype)
         return [
             m.new_empty((B, R, R, N), dtype=m.dtype if z is None else z.dtype),
             m.new_empty((2 * E, C), dtype=dtype), m.new_empty((E * E, N), dtype=dtype),
             m.new_empty((2, rows, E), dtype=dtype), m.new_empty((B, R, R), dtype=torch.float32),
             m.new_empty((2, rows), dtype=torch.float32),
-            m.new_empty((B, R * E, R * E), dtype=dtype) if S >= KEPT_FROM else None,
+            m.new_empty((rows, C), dtype=dtype) if keeps((rows, C), dtype) else None,
+            m.new_empty((B, R * E, R * E), dtype=dtype) if kept else None,
         ]  # fmt: skip
 
     @staticmethod
@@ -178,7 +191,9 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         later: Tensor | None = None, others: Others | None = None,
     ) -> list[Tensor]:  # fmt: skip
         """`later` is added to the gradient of m."""
-        dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, outer = tensors
+        (
+            dout, m, mask, gamma, beta, weight, packed_w, out_w, ab, norm, stats, normed, outer,
+        ) = tensors  # fmt: skip
         (B, S, L, C), R = m.shape, norm.shape[-1]
         E, N = packed_w.shape[0] // 2, out_w.shape[1]
         dout = dout.contiguous()
@@ -208,22 +223,23 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         ab_sums = _masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
-        normed = torch.empty_like(flat, dtype=packed_w.dtype)
+        again = torch.empty_like(flat, dtype=packed_w.dtype) if normed is None else None
         dm, norm_sums = norm_rows_grad(
             torch.mm(dab, packed_w), flat, stats, gamma, beta,
-            None if later is None else later.contiguous().view(-1, C), normed,
+            None if later is None else later.contiguous().view(-1, C), again,
         )  # fmt: skip
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
-        return [dm.view(m.shape), weight_grad(dab, normed), *sums, d_out_w]
+        dw = weight_grad(dab, again if normed is None else normed, gamma.dtype)
+        return [dm.view(m.shape), dw, *sums, d_out_w]
 
     @staticmethod
     def backward_fake(
         tensors: Sequence[Any], eps: float, least: float, norm_eps: float, dtype: torch.dtype
     ) -> list[Tensor]:
-        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _ = tensors
+        _, m, _, gamma, _, weight, packed_w, out_w, _, _, _, _, _ = tensors
         (E2, C), N = packed_w.shape, out_w.shape[1]
         return [
-            m.new_empty(m.shape), packed_w.new_empty(packed_w.shape), gamma.new_empty(2 * C),
+            m.new_empty(m.shape), gamma.new_empty(packed_w.shape), gamma.new_empty(2 * C),
             gamma.new_empty(E2), gamma.new_empty(N), weight.new_empty(out_w.shape),
         ]  # fmt: skip
 

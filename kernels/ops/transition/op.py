@@ -23,6 +23,7 @@ from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
+    keeps,
     norm_rows,
     pack,
     padded,
@@ -63,9 +64,9 @@ class _Transition(Operator, name="transition"):
     @staticmethod
     def forward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         x, mask, gamma, beta, w1, b1, w2, b2 = tensors
-        C = x.shape[-1]
+        C, normed = x.shape[-1], None
         packed1, packed2 = pack([w1], dtype), pack([w2], dtype)
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
         if C < WIDE:
@@ -73,39 +74,44 @@ class _Transition(Operator, name="transition"):
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
             out = project(project(normed, packed1, b1, relu=True), packed2, b2)
-            del normed
+            if not keeps(flat.shape, dtype):
+                normed = None
             out = out if rows is None else out * rows[:, None].to(out.dtype)
             out = flat + out if residual else out.to(x.dtype)
-        return [out.view(x.shape), packed1, packed2, stats]
+        return [out.view(x.shape), packed1, packed2, stats, normed]
 
     @staticmethod
     def forward_fake(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         x, _, _, _, w1, _, w2, _ = tensors
         rows = x.numel() // x.shape[-1]
+        kept = x.shape[-1] >= WIDE and keeps(x.shape, dtype)
         return [
             x.new_empty(x.shape), w1.new_empty(w1.shape, dtype=dtype),
             w2.new_empty(w2.shape, dtype=dtype), x.new_empty((2, rows), dtype=torch.float32),
+            x.new_empty((rows, x.shape[-1]), dtype=dtype) if kept else None,
         ]  # fmt: skip
 
     @staticmethod
     def backward(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor | None]:
-        dout, x, mask, gamma, beta, b1, w1, w2, stats = tensors
+        dout, x, mask, gamma, beta, b1, w1, w2, stats, normed = tensors
         C = x.shape[-1]
         own_sums = _sums_of_its_own(dout, mask, residual, dtype)
         mask = None if mask is None else mask.reshape(-1)
         flat, dout = x.view(-1, C), dout.contiguous().view(-1, C)
         dy, *out_sums = scaled(dout, dtype, mask=mask) if own_sums else (dout,)
-        normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
+        if normed is None:
+            normed, _, _ = norm_rows(flat, gamma, beta, eps, dtype)
         if hopper.fits(normed, w1):
             dhidden, *of_weights, hidden_sums = hopper.run_hidden_grad(normed, dy, w1, b1, w2)
         else:
             hidden = project(normed, w1, b1, relu=True)
             dhidden, hidden_sums = relu_grad(dy, w2, hidden)
-            dw1, dw2, of_weights = weight_grad(dhidden, normed), weight_grad(dy, hidden), []
+            dw1 = weight_grad(dhidden, normed, gamma.dtype)
+            dw2, of_weights = weight_grad(dy, hidden, gamma.dtype), []
             del hidden
         del normed
         dx, norm_sums = norm_rows_grad(
@@ -113,9 +119,7 @@ class _Transition(Operator, name="transition"):
             residual_sum=not own_sums,
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]
-        of_norm, db1, *rest = column_sums(
-            [*parts, *of_weights], *[gamma.dtype for _ in parts], *[dtype for _ in of_weights]
-        )
+        of_norm, db1, *rest = column_sums([*parts, *of_weights], gamma.dtype)
         if of_weights:
             *rest, dw1, dw2 = *rest[:-2], rest[-2].view(w1.shape), rest[-1].view(w2.shape)
         return [dx.view(x.shape), of_norm, dw1, db1, dw2, rest[0] if own_sums else None]
@@ -124,12 +128,12 @@ class _Transition(Operator, name="transition"):
     def backward_fake(
         tensors: Sequence[Any], eps: float, residual: bool, dtype: torch.dtype
     ) -> list[Tensor | None]:
-        dout, x, mask, gamma, _, _, w1, w2, _ = tensors
+        dout, x, mask, gamma, _, _, w1, w2, _, _ = tensors
         own_sums = _sums_of_its_own(dout, mask, residual, dtype)
         N, C = w1.shape
         return [
             x.new_empty(x.shape), gamma.new_empty((2 if own_sums else 3) * C),
-            w1.new_empty(w1.shape), gamma.new_empty(N), w2.new_empty(w2.shape),
+            gamma.new_empty(w1.shape), gamma.new_empty(N), gamma.new_empty(w2.shape),
             gamma.new_empty(C) if own_sums else None,
         ]  # fmt: skip
 

@@ -124,7 +124,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         E = w.a_p.shape[0]
         M = B * R * N
         packed_w = pack([w.a_p, w.a_g, w.b_p, w.b_g, w.g], plan.dtype)
-        packed_b = torch.cat([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias])
+        packed_b = pack([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias], w.a_p_bias.dtype)
         wz = pack([w.z], plan.dtype)
         ab = torch.empty((2, E * B, R, N), dtype=plan.dtype, device=z.device)
         stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)

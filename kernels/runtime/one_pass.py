@@ -1,0 +1,125 @@
+"""What the operators of one pass through a model share.
+
+Under autocast an operator joins its weights and casts them to 16 bits where it uses them, two
+small kernels or more each time; and every block makes the same terms of the same masks. Inside
+`with pass_:` the joined weights are kept and all refreshed together when the next pass begins,
+and what depends on a mask alone is made once. Values are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels.runtime.private_apis import copy_all
+
+__all__ = ["OnePass", "apart", "kept", "once"]
+
+Made = TypeVar("Made")
+
+
+class _Kept(NamedTuple):
+    """Weights, and the tensor that holds them one below the other in another type."""
+
+    sources: list[nn.Parameter]
+    joined: Tensor
+    parts: list[Tensor]
+
+    @classmethod
+    def of(cls, sources: list[nn.Parameter], dtype: torch.dtype, rows: int) -> _Kept:
+        sizes = [weight.shape[0] for weight in sources]
+        shape = (max(rows, sum(sizes)), *sources[0].shape[1:])
+        joined = torch.zeros(shape, dtype=dtype, device=sources[0].device)
+        return cls(sources, joined, list(torch.split(joined[: sum(sizes)], sizes)))
+
+
+class OnePass:
+    """A pass through a model, again and again: `with one_pass: model(batch)`.
+
+    The weights must not change inside, nor between a forward pass and its backward, which reads
+    what the forward pass kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
+
+    def __enter__(self) -> OnePass:
+        global _current
+        with torch.no_grad():
+            for group in _alike(self._kept.values()):
+                parts = [part for kept in group for part in kept.parts]
+                copy_all(parts, [weight for kept in group for weight in kept.sources])
+        self._outer, _current = _current, self
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        global _current
+        _current = self._outer
+        self._found.clear()
+
+    def weights(self, sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
+        """The parameters joined in `dtype`, or None if they are not all parameters."""
+        key = (dtype, rows, *map(id, sources))
+        found = self._kept.get(key)
+        if found is None:
+            own = [weight for weight in sources if isinstance(weight, nn.Parameter)]
+            if len(own) < len(sources):
+                return None
+            found = self._kept[key] = _Kept.of(own, dtype, rows)
+            with torch.no_grad():
+                copy_all(found.parts, own)
+        return found.joined
+
+    def made(self, key: tuple[Any, ...], given: tuple[Tensor, ...], make: Callable[[], Any]) -> Any:
+        """What `make` makes of these tensors, made now or earlier in this pass."""
+        key += tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t._version) for t in given)
+        if key not in self._found:  # the tensors are held: no other is at their address
+            self._found[key] = given, make()
+        return self._found[key][1]
+
+
+_current: OnePass | None = None
+
+
+def kept(sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
+    """Weights joined in `dtype` that the pass under way keeps; None where it cannot."""
+    return None if _current is None else _current.weights(sources, dtype, rows)
+
+
+def once(key: tuple[Any, ...], given: tuple[Tensor, ...], make: Callable[[], Made]) -> Made:
+    """`make()`, only once a pass for the same tensors.
+
+    Args:
+        key: what is made, and what else than the tensors it depends on.
+        given: the tensors that it depends on.
+        make: makes it; nobody may change it.
+    """
+    if _current is None or any(t.requires_grad or t.is_inference() for t in given):
+        return make()
+    found: Made = _current.made(key, given, make)
+    return found
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """What happens inside shares nothing: it will be repeated in other passes, or in none."""
+    global _current
+    before, _current = _current, None
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def _alike(all_kept: Any) -> list[list[_Kept]]:
+    """Grouped by types and devices: a launch copies many of one kind."""
+    groups: dict[Any, list[_Kept]] = {}
+    for each in all_kept:
+        source = each.sources[0]
+        groups.setdefault((each.joined.dtype, source.dtype, source.device), []).append(each)
+    return list(groups.values())

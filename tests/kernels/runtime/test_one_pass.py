@@ -1,0 +1,159 @@
+"""What operators share during a pass: the same values, made once, of the weights as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from evofeed.kernels import OnePass, to_fused
+from evofeed.kernels.runtime.one_pass import apart, kept, once
+from evofeed.kernels.runtime.projection import pack
+from evofeed.trainer.model.outer_product_mean import OuterProductMean
+from evofeed.trainer.model.transition import MSATransition
+from evofeed.trainer.model.triangle import TriangleAttentionStartingNode
+
+S, R, C = 4, 6, 16
+
+
+class Calls(TorchDispatchMode):
+    """How often each operator of PyTorch is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.counts[func.__name__.split(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Parts(nn.Module):
+    """A transition, an outer product mean and a triangle attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transition, self.outer = MSATransition(C, 2), OuterProductMean(C, C, 16)
+        self.attention = TriangleAttentionStartingNode(C, 8, 2)
+
+    def forward(self, m: Tensor, msa_mask: Tensor, pair_mask: Tensor) -> Tensor:
+        """The pairs that all three make of an MSA."""
+        z: Tensor = self.outer(self.transition(m, msa_mask), msa_mask)
+        return z + self.attention(z, pair_mask)
+
+
+@pytest.fixture
+def parts(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    parts = Parts()
+    for parameter in parts.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return to_fused(parts.to(device))
+
+
+@pytest.fixture
+def inputs(device: str) -> list[Tensor]:
+    torch.manual_seed(1)
+    masks = [(torch.rand(1, S, R) > 0.2).float(), (torch.rand(1, R, R) > 0.2).float()]
+    return [t.to(device) for t in (torch.randn(1, S, R, C), *masks)]
+
+
+def _results(parts: nn.Module, inputs: list[Tensor], one_pass: OnePass | None) -> list[Tensor]:
+    """The pairs and all gradients of one pass in 16 bits."""
+    m = inputs[0].clone().requires_grad_()
+    with torch.autocast(m.device.type, torch.float16), one_pass or nullcontext():
+        z = parts(m, *inputs[1:])
+    loss = (z.float() * torch.linspace(-1, 1, z.numel()).view_as(z).to(z)).sum()
+    return [z, *torch.autograd.grad(loss, [m, *parts.parameters()])]
+
+
+def test_a_pass_gives_the_same_bits_before_and_after_the_weights_change(
+    parts: nn.Module, inputs: list[Tensor]
+) -> None:
+    one_pass = OnePass()
+    for _ in range(2):
+        alone, shared = _results(parts, inputs, None), _results(parts, inputs, one_pass)
+        assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+        with torch.no_grad():
+            for parameter in parts.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+
+def test_a_second_pass_joins_no_weights_and_casts_none(
+    parts: nn.Module, inputs: list[Tensor]
+) -> None:
+    def counted(one_pass: OnePass | None) -> Counter[str]:
+        context = torch.autocast(inputs[0].device.type, torch.float16)
+        with Calls() as calls, torch.no_grad(), context, one_pass or nullcontext():
+            parts(*inputs)
+        return calls.counts
+
+    one_pass = OnePass()
+    counted(one_pass)
+    alone, shared = counted(None), counted(one_pass)
+    assert alone["cat"] == 3 and shared["cat"] == 0
+    assert shared["_to_copy"] <= alone["_to_copy"] - 6
+    assert shared["bmm"] == alone["bmm"]
+
+
+def test_weights_are_refreshed_when_a_pass_begins() -> None:
+    one_pass = OnePass()
+    weights = [nn.Parameter(torch.randn(n, 4)) for n in (3, 2)]
+    with one_pass:
+        first = pack(weights, torch.bfloat16, 8)
+        assert pack(weights, torch.bfloat16, 8) is first
+    assert torch.equal(first[:5], torch.cat(weights).bfloat16()) and not first[5:].any()
+    weights[0].data.mul_(2.0)
+    assert not torch.equal(first[:3], weights[0].bfloat16())
+    with one_pass:
+        assert pack(weights, torch.bfloat16, 8) is first
+    assert torch.equal(first[:5], torch.cat(weights).bfloat16())
+    assert kept(weights, first.dtype, 8) is None
+    assert torch.equal(pack(weights, torch.bfloat16, 8), first)
+
+
+def test_only_parameters_are_kept() -> None:
+    weight = nn.Parameter(torch.randn(4, 4))
+    with OnePass():
+        assert kept([weight[:2]], torch.bfloat16, 0) is None
+        assert torch.equal(pack([weight[:2]], torch.bfloat16), weight[:2].bfloat16())
+
+
+def test_what_a_backward_pass_reads_may_not_be_refreshed_before() -> None:
+    one_pass, weight = OnePass(), nn.Parameter(torch.randn(4, 4))
+    x = torch.randn(2, 4, requires_grad=True)
+    with one_pass:
+        y = (x * pack([weight], torch.float64)[0]).sum()
+    with one_pass, pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x)
+
+
+def test_once_is_once_a_pass_and_for_the_same_numbers() -> None:
+    made: list[float] = []
+
+    def total(mask: Tensor) -> float:
+        def make() -> float:
+            made.append(float(mask.sum()))
+            return made[-1]
+
+        return once(("sum",), (mask,), make)
+
+    mask, one_pass = torch.ones(3), OnePass()
+    with one_pass:
+        assert [total(mask), total(mask), total(mask[:2])] == [3.0, 3.0, 2.0] and len(made) == 2
+        mask.zero_()
+        assert total(mask) == 0.0
+        with apart():
+            total(mask)
+    assert len(made) == 4
+    with one_pass:
+        total(mask)
+    total(mask)
+    assert len(made) == 6
