@@ -75,7 +75,9 @@ ATTENTION = {  # name: rows, positions, heads, width, bias
     "triangle 384": (384, 384, 4, 32, True),
     "triangle 512": (512, 512, 4, 32, True),
     "column 128": (256, 128, 8, 32, False),
+    "column 132": (256, 132, 8, 32, False),  # with four templates
     "column 512": (384, 512, 8, 32, False),
+    "column 516": (384, 516, 8, 32, False),
     "extra row 256": (1024, 256, 8, 8, True),
     "template 256": (256, 256, 4, 16, True),
 }
@@ -85,7 +87,7 @@ def tiles(text: str) -> list[Tile]:
     return [Tile(*map(int, item.split(","))) for item in text.split()]
 
 
-FORWARD = tiles("64,64,4,2 64,128,4,2 128,64,8,2 128,128,8,2")
+FORWARD = tiles("64,32,4,2 64,64,4,2 64,128,4,2 128,64,8,2 128,128,8,2")
 BACKWARD = tiles("64,64,4,2 64,128,8,2 128,64,4,2 128,128,8,2")
 BIAS_GRADIENT = tiles("64,64,4,2 64,64,4,3 128,64,8,2 128,64,8,3 64,128,8,2 128,128,16,2")
 
