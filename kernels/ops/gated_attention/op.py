@@ -149,8 +149,8 @@ class _GatedAttention(Operator, name="gated_attention"):
             pair_length=N, pair_rows=R, transpose_pair=plan.columns, pair_scale=D**0.5,
         )  # fmt: skip
         qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
-        if not keeps(normed.shape, plan.dtype):
-            normed = None
+        small = normed if keeps(normed.shape, plan.dtype) else None
+        del normed
         if own_bias is None:
             ready = scaled_bias(bias, D**-0.5 * plan.bias_scale, plan.dtype)
         else:
@@ -167,7 +167,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         gate = qkvg[:, 3 * width :]
         result = gated_output(attended, gate, g_bias, out_weight, o_bias, x, drop, plan.residual)
         return [
-            result, ready, packed_w, stats, normed, qkvg, attended, lse, out_weight,
+            result, ready, packed_w, stats, small, qkvg, attended, lse, out_weight,
             *(masked or (None, None)),
         ]  # fmt: skip
 
@@ -233,12 +233,14 @@ class _GatedAttention(Operator, name="gated_attention"):
             dbias = dbias if others is None else others.reduce(dbias)
             heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
             dbias = None
-        again = torch.empty_like(flat, dtype=plan.dtype) if normed is None else None
+        again = None
+        if normed is None:
+            normed = again = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
             torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
-        dw = weight_grad(dpacked, again if normed is None else normed, gamma.dtype)
+        dw = weight_grad(dpacked, normed, gamma.dtype)
         parts = [norm_sums, *out_sums]
         of_norm, dg_bias, *rest = column_sums([*parts, *of_weight], gamma.dtype)
         if of_weight:

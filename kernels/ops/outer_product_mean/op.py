@@ -147,6 +147,8 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
         ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
         _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
+        small = normed if keeps(normed.shape, dtype) else None
+        del normed
         of_all = mask if others is None else others.mask
         R = of_all.shape[-1]
         norm = once(
@@ -164,9 +166,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
             (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
         )  # fmt: skip
         kept = outer if _keeps_outer(S, outer.shape, dtype) else None
-        if not keeps(normed.shape, dtype):
-            normed = None
-        return [out, packed_w, out_w, ab, norm, stats, normed, kept]
+        return [out, packed_w, out_w, ab, norm, stats, small, kept]
 
     @staticmethod
     def forward_fake(
@@ -223,13 +223,15 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         ab_sums = _masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
-        again = torch.empty_like(flat, dtype=packed_w.dtype) if normed is None else None
+        again = None
+        if normed is None:
+            normed = again = torch.empty_like(flat, dtype=packed_w.dtype)
         dm, norm_sums = norm_rows_grad(
             torch.mm(dab, packed_w), flat, stats, gamma, beta,
             None if later is None else later.contiguous().view(-1, C), again,
         )  # fmt: skip
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)
-        dw = weight_grad(dab, again if normed is None else normed, gamma.dtype)
+        dw = weight_grad(dab, normed, gamma.dtype)
         return [dm.view(m.shape), dw, *sums, d_out_w]
 
     @staticmethod
