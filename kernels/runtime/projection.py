@@ -41,9 +41,9 @@ KEPT_BYTES = 1 << 26
 """Up to which size a tensor that the forward pass makes anyway is kept for the backward pass."""
 
 
-def keeps(shape: Sequence[int], dtype: torch.dtype, most: int = KEPT_BYTES) -> bool:
+def keeps(shape: Sequence[int], dtype: torch.dtype, most: int | None = None) -> bool:
     """Whether such a tensor is kept, and not made again: at 256 residues all are."""
-    return math.prod(shape) * dtype.itemsize <= most
+    return math.prod(shape) * dtype.itemsize <= (KEPT_BYTES if most is None else most)
 
 
 def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:

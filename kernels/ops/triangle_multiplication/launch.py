@@ -80,4 +80,4 @@ def run_out_grad(
         sizes, dtype, (dgate.stride(0), eps, *drop.strides()),
         HAS_DROP=drop.mask is not None,
     )  # fmt: skip
-    return weight_grad(dy, normed), column_sums([sums], sums_dtype)[0]
+    return weight_grad(dy, normed, sums_dtype), column_sums([sums], sums_dtype)[0]

@@ -83,7 +83,8 @@ def run_output_grad(
     rows, length = (N, R) if columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=device)
     to_i, to_j = (1, H * length) if columns else (H * length, 1)
-    block = min(K, PART)
+    # without dropout a narrower share leaves no register in memory: 58 -> 48 us at 256 channels
+    block = min(K, PART if drop.mask is not None or K <= PART else PART // 2)
     programs = _programs(dout, M, K // block, 2 if max(C, K) <= 64 else 1)
     partials = [
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (C * K, K, C)

@@ -119,7 +119,7 @@ def run_out_grad(
          *drop.strides()),
         {**_sizes(z), "HAS_DROP": drop.mask is not None},
     )  # fmt: skip
-    dwz = torch.empty_like(wz)
+    dwz = torch.empty_like(wz, dtype=dtype)
     sums = torch.empty(2 * (E + C), dtype=dtype, device=z.device)
     launch(
         projection_sums_kernel, (E,),

@@ -1,0 +1,50 @@
+"""What the forward pass keeps where it is small is made again where it is not: the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evofeed.kernels import to_fused
+from evofeed.kernels.ops.outer_product_mean import op as outer
+from evofeed.kernels.runtime import projection
+from evofeed.trainer.model.msa_attention import MSAColumnAttention
+from evofeed.trainer.model.outer_product_mean import OuterProductMean
+from evofeed.trainer.model.transition import MSATransition
+from evofeed.trainer.model.triangle import TriangleMultiplicationIncoming
+
+MAKERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "attention": (lambda: MSAColumnAttention(16, 8, 2), (1, 3, 4, 16)),
+    "outer": (lambda: OuterProductMean(16, 16, 16), (1, 3, 4, 16)),
+    "transition": (lambda: MSATransition(256, 1), (1, 2, 3, 256)),
+    "triangle": (lambda: TriangleMultiplicationIncoming(16, 16), (1, 4, 4, 16)),
+}
+
+
+def _gradients(module: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    out = module(x, mask)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), [x, *module.parameters()])]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_made_again_it_is_what_was_kept(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = MAKERS[name]
+    torch.manual_seed(0)
+    module = make()
+    for parameter in module.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    module = to_fused(module.to(device))
+    x, mask = torch.randn(shape, device=device), torch.ones(shape[:-1], device=device)
+    kept = _gradients(module, x, mask)
+    monkeypatch.setattr(projection, "KEPT_BYTES", 0)
+    monkeypatch.setattr(outer, "OUTER_BYTES", 0)
+    for again, first in zip(_gradients(module, x, mask), kept, strict=True):
+        # the backward pass rounds 1 / std once more
+        torch.testing.assert_close(again, first, rtol=1e-5, atol=1e-5 * float(first.abs().max()))
