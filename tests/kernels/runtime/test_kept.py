@@ -1,4 +1,4 @@
-"""What the forward pass keeps where it is small is made again where it is not: the same gradients."""
+"""What the forward pass keeps where it is small is made again where it is not: equal gradients."""
 
 from __future__ import annotations
 
