@@ -139,6 +139,8 @@ class ScopedRoute(APIRoute):
             request.state.principal = principal
             dataset = str(request.path_params.get("name", ""))
             _caller.set(_Caller(service, caller_of(request, principal), dataset))
+            if marked.heavy:
+                service.work.require_room(dataset, caller_of(request, principal), heavy=True)
             if request.method in ("POST", "PUT", "PATCH") and not marked.streamed:
                 await request.body()  # too large or too slow is said before anything is parsed
             if marked.form:

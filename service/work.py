@@ -63,11 +63,8 @@ class Work:
                 or it took too long.
         """
         seconds = self.seconds if seconds is None else seconds
+        self.require_room(dataset, caller, heavy=heavy)
         keys: list[object] = [(dataset, heavy), *([("heavy", caller)] if heavy else [])]
-        if heavy and self._waiting[keys[1]] >= self._heavy:
-            raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
-        if self._waiting[keys[0]] >= _MAX_WAITING:
-            raise _too_many(503, f"{_MAX_WAITING} requests wait already")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
         late = loop.call_later(seconds, _give_up, answer, seconds)
@@ -98,6 +95,17 @@ class Work:
         self._pool(dataset, heavy).submit(work)
         self._waiting.update(keys)
         return await answer
+
+    def require_room(self, dataset: str, caller: str, *, heavy: bool) -> None:
+        """Refuse what `run` would refuse, before a body is read and parsed.
+
+        Raises:
+            Problem: 429, the caller has too much heavy work waiting; 503, too much waits.
+        """
+        if heavy and self._waiting[("heavy", caller)] >= self._heavy:
+            raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
+        if self._waiting[(dataset, heavy)] >= _MAX_WAITING:
+            raise _too_many(503, f"{_MAX_WAITING} requests wait already")
 
     def close(self) -> None:
         """Take no more work; do not wait for what is stuck."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import pyarrow as pa
@@ -29,6 +29,7 @@ from evofeed.service.routing import ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "chains")
+_ENCODE: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 def _iso_date(text: str) -> str:
@@ -258,7 +259,7 @@ def _answer(request: Request, page: bytes) -> Response:
 
 def _query(name: str, search: ChainSearch) -> str:
     """All that a listing depends on beside the snapshot; the page size may change midway."""
-    return json.dumps([name, search.where, search.columns], sort_keys=True)
+    return _ENCODE([name, search.where, search.columns])
 
 
 def parse_filter(text: str) -> Any:

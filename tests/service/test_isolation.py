@@ -161,6 +161,8 @@ def test_one_caller_cannot_pile_up_heavy_work(
     threads = _many(20, ask)
     while len(answers) < 16:
         time.sleep(0.01)
+    search = client.post(f"/v1/datasets/demo/snapshots/{folder[2]}/chains/search", content=b"{")
+    assert search.status_code == 429, "said before its body is parsed"
     manifest = client.get(f"/v1/datasets/demo/snapshots/{folder[2]}", timeout=10)
     assert manifest.status_code == 200 and client.get("/healthz", timeout=5).status_code == 200
     go_on.set()
