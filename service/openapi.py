@@ -60,6 +60,7 @@ _REFUSED: Final = {
     "422": "a value is not as it must be",
     "428": "say where the ref points now",
     "429": "too much at once, or a quota is used up",
+    "431": "its line and headers are too long",
     "500": "our own mistake; the log says more",
     "502": "the store holds something else than it should",
     "503": "the store or the database does not answer, or not in time",
@@ -116,7 +117,7 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(path: str, method: str, operation: dict[str, Any]) -> list[str]:
     """Statuses an operation may refuse a request with."""
-    found = {"400", "405", "421", "422", "429", "500", "503"}
+    found = {"400", "405", "421", "422", "429", "431", "500", "503"}
     if operation.get("security"):
         found |= {"401", "403"}
     if "{" in path or path.startswith(("/v1/jobs", "/v1/runs", "/v1/webhooks", "/ticket")):

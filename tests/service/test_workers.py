@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.service.conftest import wait_for_job
 
 from evofeed.service.buckets import SharedBuckets
 from evofeed.service.leader import Leader
@@ -30,10 +30,26 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[str], home: Path, url: str) -> None:
         self.process, self.home, self.url = process, home, url
+        self._hosts = itertools.count(1)
 
     def ask(self, path: str) -> httpx.Response:
         """Over a connection of its own, so that either worker may get it."""
         return httpx.get(f"{self.url}{path}", timeout=120)
+
+    def elsewhere(self) -> httpx.Client:
+        """Somebody at another address, whose requests are counted apart."""
+        transport = httpx.HTTPTransport(local_address=f"127.0.1.{next(self._hosts)}")
+        return httpx.Client(base_url=self.url, transport=transport, timeout=120)
+
+    def ended(self, job: str) -> dict[str, Any]:
+        """A job that has ended."""
+        while True:
+            with self.elsewhere() as client:
+                for _ in range(39):
+                    found: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
+                    if found["state"] in ("cancelled", "succeeded", "failed"):
+                        return found
+                    time.sleep(0.2)
 
     def workers(self) -> set[int]:
         return {pid for pid in children(self.process.pid) if b"spawn_main" in cmdline(pid)}
@@ -93,13 +109,16 @@ def until(claim: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
-def test_workers_count_together_and_one_that_dies_is_replaced(
-    folder: tuple[Path, str, str], tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_two_workers_are_one_service_whichever_of_them_is_killed(
+    kind: str, folder: tuple[Path, str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    datasets = json.dumps({"demo": str(folder[0])})
-    with two_workers(
-        tmp_path, datasets=datasets, rate_per_second="0.000001", rate_burst="40"
-    ) as service:
+    write_synthetic(tmp_path / "raw", 6, seed=0)
+    datasets = json.dumps({"demo": str(folder[0]), "out": str(tmp_path / "out")})
+    url = request.getfixturevalue("postgres")() if kind == "postgres" else ""
+    limits = {"rate_per_second": "0.000001", "rate_burst": "40"}
+    with two_workers(tmp_path / "home", datasets=datasets, database_url=url, **limits) as service:
         until(lambda: len(service.workers()) == 2)
         (victim,) = service.workers() - service.leaders()
         answers = [service.ask("/v1/datasets/demo/refs").status_code for _ in range(50)]
@@ -110,28 +129,19 @@ def test_workers_count_together_and_one_that_dies_is_replaced(
             lines = service.ask("/metrics").text.splitlines()
             of_refs = [line for line in lines if 'requests_total{endpoint="list_refs"' in line]
             assert {line.rpartition(" ")[2] for line in of_refs} == {"40.0", "10.0"}
-            assert "evofeed_datasets 1.0" in lines
+            assert "evofeed_datasets 2.0" in lines
         assert service.ask("/v1/datasets/demo/refs").status_code == 429  # the new one knows
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_jobs_go_on_when_the_worker_that_runs_them_is_killed(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    write_synthetic(tmp_path / "raw", 6, seed=0)
-    datasets = json.dumps({"out": str(tmp_path / "out")})
-    url = request.getfixturevalue("postgres")() if kind == "postgres" else ""
-    with two_workers(tmp_path / "home", datasets=datasets, database_url=url) as service:
-        body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
-        job = httpx.post(f"{service.url}/v1/jobs", json=body | {"workers": 1}).json()["id"]
+        with service.elsewhere() as client:
+            body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
+            job = client.post("/v1/jobs", json=body | {"workers": 1}).json()["id"]
         (leader,) = service.leaders()
         until(lambda: any(b"service.runner" in cmdline(pid) for pid in children(leader)))
         os.kill(leader, signal.SIGKILL)
         until(lambda: service.leaders() - {leader})
-        with httpx.Client(base_url=service.url, timeout=120) as client:
-            ended = wait_for_job(client, job)
-            assert ended["state"] == "succeeded" and ended["result"]["num_good"] == 6
+        ended = service.ended(job)
+        assert ended["state"] == "succeeded" and ended["result"]["num_good"] == 6
+        with service.elsewhere() as client:
             history = client.get("/v1/datasets/out/refs/main/history").json()["moves"]
         assert [move["previous"] for move in history] == [None]
         until(lambda: len(service.workers()) == 2)
