@@ -1,27 +1,34 @@
-"""A trunk of 48 Pairformer blocks of Boltz, OpenFold3 and Protenix before and after `to_fused`.
+"""The trunks of Boltz-2, OpenFold3 and Protenix, their own code, before and after `to_fused`.
 
     PYTHONPATH=src python benchmarks/af3_trunk.py --out benchmarks/results/af3_trunk_h200.json
 
-What it is: the blocks of `tests/kernels/af3` (names, shapes and mathematics of the projects',
-checked against what their own classes gave), random weights, random inputs, a crop of 384,
-no dropout, no data, no MSA module and no diffusion. What it is not: the projects' own code.
-Bfloat16 by autocast, float32 weights, Adam. Ways: `eager checkpointed` (each block, as the
-projects train: all that eager blocks keep does not fit a card), `fused checkpointed`, `fused`,
-`graph` (`cuda_graphs=True`).
+`pip install --no-deps boltz openfold3 protenix` and what their trunks import. A trunk is a MSA
+module of 4 blocks and a Pairformer of 48 (Boltz-2: 64) at the projects' widths, with random
+weights (`af3_trunk_models`). Bfloat16 by autocast, float32 weights, Adam.
 
-`step_ms`: median, first and third quartile of whole steps by the wall clock, optimizer
-included; `peak_mb` of a step. `losses`: of the first `--steps` steps, all ways from one start.
-`gradient`: relative difference of all first gradients from eager's; `nudged` is the same for
-eager itself with its pairs changed by one rounding (bfloat16), what such a trunk makes of noise.
-Proof on a laptop: `--device cpu --size 8 --blocks 2 --steps 2`.
+`train` at a crop of 384: `eager` with activation checkpoints of each block, as the projects train
+(what eager blocks keep does not fit a card), `fused checkpointed` (one line more), `fused`
+(without checkpoints), `graph` (`cuda_graphs=True`). Dropout 0, so that all ways compute the same;
+`--dropout` takes the projects' own. `step_ms`: median, first and third quartile of whole steps by
+the wall clock, optimizer included; `peak_mb` of a step, weights included. `losses`: of the first
+`--steps` steps from one start. `gradient`: relative difference of all first gradients from
+eager's; `nudged` is the same for eager itself with its pairs changed by one rounding (bfloat16),
+what such a trunk makes of noise.
+
+`infer` at 1,024 and 2,048: the forward pass in evaluation mode with the chunks and in-place sums
+the projects infer with; `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance` where it is
+installed, `fused`. `single`, `pairs`: relative difference of the results from eager's.
+
+Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2 --lengths 24`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,92 +36,55 @@ from typing import Any
 
 import torch
 from af3_pair_block import environment
+from af3_trunk_models import BLOCKS, KERNELS, Inputs, Trunk, build, make_inputs
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from evofeed.files import write_atomic
-from evofeed.kernels import to_fused
+from evofeed.kernels import SwapReport, to_fused
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.kernels.af3 import boltz, openfold3, protenix
-
-C_S, C_Z = 384, 128
-WAYS = ("fused", "eager checkpointed", "fused checkpointed", "graph")
-PROJECTS: dict[str, Callable[[], nn.Module]] = {
-    "openfold3": lambda: openfold3.PairFormerBlock(
-        C_S, C_Z, 24, 16, 128, 32, 4, "swiglu", 4, 0.0, False, 1e9
-    ),
-    "boltz2": lambda: boltz.PairformerLayer(C_S, C_Z, dropout=0.0),
-    "protenix": lambda: protenix.PairformerBlock(dropout=0.0),
-}
+TRAIN = ("eager", "fused", "fused checkpointed", "graph")
+INFER = ("fused", "eager", "own", "cuequivariance")
 
 
-class Trunk(nn.Module):
-    """Blocks in a row, and two layers that read what they made."""
-
-    def __init__(self, project: str, blocks: int, checkpointed: bool) -> None:
-        super().__init__()
-        self.takes_single_mask = project != "protenix"
-        self.checkpointed = checkpointed
-        self.blocks = nn.ModuleList(PROJECTS[project]() for _ in range(blocks))
-        self.of_single, self.of_pairs = nn.Linear(C_S, 8), nn.Linear(C_Z, 8)
-
-    def forward(self, s: Tensor, z: Tensor, single_mask: Tensor, pair_mask: Tensor) -> Tensor:
-        masks = (single_mask, pair_mask) if self.takes_single_mask else (pair_mask,)
-        for block in self.blocks:
-            if self.checkpointed:
-                s, z = checkpoint(block, s, z, *masks, use_reentrant=False)
-            else:
-                s, z = block(s, z, *masks)
-        single: Tensor = self.of_single(s).float().square().mean()
-        return single + (self.of_pairs(z).float() - 1.0).square().mean()
+def prepared(project: str, how: str, options: argparse.Namespace, **more: Any) -> Trunk:
+    """A trunk on its device, swapped unless it is a peer; prints what the swap kept."""
+    trunk = build(project, blocks=options.blocks, dropout=options.dropout, **more)
+    trunk.to(options.device)
+    if how.startswith(("fused", "graph")):
+        report = SwapReport()
+        to_fused(trunk, report, cuda_graphs=how == "graph")
+        if report.kept:
+            print(project, how, report, flush=True)
+    return trunk
 
 
-def start(trunk: nn.Module) -> None:
-    """The same random weights for every way; norms start at one."""
-    torch.manual_seed(1)
-    for parameter in trunk.parameters():
-        with torch.no_grad():
-            drawn = torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
-            matrix = parameter.dim() > 1
-            parameter.copy_(drawn if matrix else (parameter == 1.0).float() + 0.0 * drawn)
-
-
-class Way:
-    """One trunk, its inputs and its optimizer."""
+class Training:
+    """One trunk with a readout, its inputs and its optimizer."""
 
     def __init__(self, project: str, how: str, options: argparse.Namespace) -> None:
-        self.device, n = options.device, options.size
-        trunk = Trunk(project, options.blocks, how.endswith("checkpointed"))
-        start(trunk)
-        self.trunk = trunk.to(self.device)
-        if not how.startswith("eager"):
-            to_fused(self.trunk, cuda_graphs=how == "graph")
-        torch.manual_seed(2)
-        mask = torch.ones(1, n)
-        mask[:, n - n // 10 :] = 0.0
-        inputs = (
-            torch.randn(1, n, C_S),
-            torch.randn(1, n, n, C_Z),
-            mask,
-            mask[:, None] * mask[0, :, None],
-        )
-        self.inputs = [t.to(self.device) for t in inputs]
-        self.noise = torch.randn(1, n, n, 1).to(self.device)
-        self.optimizer = torch.optim.Adam(
-            self.trunk.parameters(), lr=1e-4, fused=self.device == "cuda"
-        )
+        checkpointed = how in ("eager", "fused checkpointed")
+        self.device = options.device
+        self.trunk = prepared(project, how, options, checkpointed=checkpointed).train()
+        self.inputs = make_inputs(project, options.size, options.sequences, options.device)
+        torch.manual_seed(3)
+        self.readout = nn.ModuleList([nn.Linear(384, 8), nn.Linear(128, 8)]).to(self.device)
+        self.noise = torch.randn(1, options.size, options.size, 1).to(self.device)
+        self.parameters = [*self.trunk.parameters(), *self.readout.parameters()]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=1e-4, fused=self.device == "cuda")
 
     def gradients(self, nudge: float = 0.0) -> tuple[float, list[Tensor]]:
         """The loss, and gradients of all parameters."""
-        s, z, *masks = self.inputs
+        x = self.inputs
+        if nudge:
+            x = Inputs(x.single_inputs, x.s, x.z + nudge * x.z * self.noise, x.msa, x.deletions,
+                       x.mask)  # fmt: skip
         with torch.autocast(self.device, torch.bfloat16):
-            loss = self.trunk(s, z if not nudge else z + nudge * z * self.noise, *masks)
+            s, z = self.trunk(x)
+            of_single, of_pairs = self.readout[0](s), self.readout[1](z)
+        loss = of_single.float().square().mean() + (of_pairs.float() - 1.0).square().mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        return float(loss.detach()), [
-            p.grad for p in self.trunk.parameters() if p.grad is not None
-        ]  # fmt: skip
+        return float(loss.detach()), [p.grad for p in self.parameters if p.grad is not None]
 
     def step(self) -> float:
         loss, _ = self.gradients()
@@ -125,65 +95,123 @@ class Way:
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """Relative, of all numbers together."""
     pairs = list(zip(ours, theirs, strict=True))
-    apart = sum(float((a.cpu() - b.cpu()).square().sum()) for a, b in pairs)
-    return round((apart / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5, 5)
+    apart = sum(float((a.cpu().double() - b.cpu().double()).square().sum()) for a, b in pairs)
+    return float(f"{(apart / sum(float(b.double().square().sum()) for _, b in pairs)) ** 0.5:.3g}")
 
 
-def row(
+def timed(run: Callable[[], Any], times: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Median and quartiles of calls by the wall clock, and the peak of memory."""
+    on_gpu = options.device == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    taken, made = [], []
+    for _ in range(times):
+        began = time.perf_counter()
+        made.append(run())
+        if on_gpu:
+            torch.cuda.synchronize()
+        taken.append(1e3 * (time.perf_counter() - began))
+    q1, median, q3 = statistics.quantiles(taken, n=4)
+    found: dict[str, Any] = {"step_ms": [round(t, 1) for t in (median, q1, q3)], "made": made}
+    if on_gpu:
+        found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
+    return found
+
+
+def train_row(
     project: str, how: str, exact: list[Tensor] | None, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
-    """One way of one project, and its first gradients."""
-    found: dict[str, Any] = {"project": project, "how": how}
-    grads = None
-    try:
-        way = Way(project, how, options)
-        _, first = way.gradients()
-        grads = [g.cpu() for g in first]
-        if exact is not None:
-            found["gradient"] = difference(grads, exact)
-        elif how.startswith("eager"):
-            found["nudged"] = difference(way.gradients(nudge=2.0**-8)[1], grads)
-        if options.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        times, losses = [], []
-        for _ in range(options.steps):
-            began = time.perf_counter()
-            losses.append(round(way.step(), 5))  # waits for the GPU
-            times.append(1e3 * (time.perf_counter() - began))
-        q1, median, q3 = statistics.quantiles(times, n=4)
-        found |= {"step_ms": [round(t, 1) for t in (median, q1, q3)], "losses": losses}
-        if options.device == "cuda":
-            found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
-    except torch.OutOfMemoryError:
-        found["failed"] = "out of memory"
-    return found, grads
+    way = Training(project, how, options)
+    first = [g.cpu() for g in way.gradients()[1]]
+    found: dict[str, Any] = {"gradients": len(first)}
+    if exact is not None:
+        found["gradient"] = difference(first, exact)
+    elif how == "eager":
+        found["nudged"] = difference(way.gradients(nudge=2.0**-8)[1], first)
+    found |= timed(way.step, options.steps, options)
+    found["losses"] = [round(loss, 5) for loss in found.pop("made")]
+    return found, first if how == "eager" else None
+
+
+def infer_row(
+    project: str, how: str, exact: list[Tensor] | None, length: int, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[Tensor] | None]:
+    kernels = how if how in KERNELS[project] else "plain"
+    trunk = prepared(project, how, options, kernels=kernels).eval()
+    inputs = make_inputs(project, length, options.sequences, options.device)
+
+    def run() -> list[Tensor]:
+        with torch.no_grad(), torch.autocast(options.device, torch.bfloat16):
+            return [t.float() for t in trunk(inputs)]
+
+    made = [t.cpu() for t in run()]
+    found: dict[str, Any] = {"length": length}
+    found |= timed(lambda: run() and None, options.repeats, options)
+    del found["made"]
+    if exact is not None:
+        found["single"], found["pairs"] = (
+            difference([a], [b]) for a, b in zip(made, exact, strict=True)
+        )
+    return found, made if how == "fused" else None
+
+
+def rows_of(project: str, options: argparse.Namespace) -> list[tuple[str, int | None, str]]:
+    """What there is to measure of a project: part, length, how."""
+    found: list[tuple[str, int | None, str]] = []
+    if "train" in options.parts:
+        found += [("train", None, how) for how in TRAIN if how in options.ways]
+    if "infer" in options.parts:
+        peers = {"fused", "eager", *KERNELS[project]} & set(options.ways)
+        if importlib.util.find_spec("cuequivariance_torch") is None:
+            peers -= {"cuequivariance"}
+        found += [("infer", n, how) for n in options.lengths for how in INFER if how in peers]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--projects", nargs="+", default=list(PROJECTS), choices=PROJECTS)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--projects", nargs="+", default=list(BLOCKS), choices=BLOCKS)
+    parser.add_argument("--parts", nargs="+", default=["train", "infer"])
+    parser.add_argument("--ways", nargs="+", default=sorted({*TRAIN, *INFER}))
     parser.add_argument("--size", type=int, default=384)
-    parser.add_argument("--blocks", type=int, default=48)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048])
+    parser.add_argument("--sequences", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, help="of the Pairformer; the projects' own if absent")
+    parser.add_argument("--dropout", action="store_true", help="the projects' own, not 0")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3, help="of inference")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.repeats = options.steps
     began = time.perf_counter()
-    about = environment(options) | {"repeats": f"{options.steps} steps: median and quartiles"}
+    about = environment(options) | {
+        "repeats": f"{options.steps} steps, {options.repeats} forward passes: median and quartiles",
+        "projects": {p: importlib.metadata.version(p.rstrip("2")) for p in options.projects},
+    }
     about["command"] = about["command"].replace("af3_pair_block", "af3_trunk")
-    result: dict[str, Any] = {**about, "blocks": options.blocks, "residues": options.size,
-                              "rows": [], "not_run": []}  # fmt: skip
+    result: dict[str, Any] = {
+        **about, "residues": options.size, "sequences": options.sequences,
+        "blocks": options.blocks or BLOCKS, "dropout": options.dropout, "rows": [], "not_run": [],
+    }  # fmt: skip
     for project in options.projects:
-        exact = None
-        for how in sorted(options.ways, key=lambda how: not how.startswith("eager")):
+        exact: dict[tuple[str, int | None], list[Tensor]] = {}
+        for part, length, how in rows_of(project, options):
+            found: dict[str, Any] = {"project": project, "part": part, "how": how}
             if time.perf_counter() - began > options.seconds:
-                result["not_run"].append({"project": project, "how": how})
+                result["not_run"].append(found | {"length": length})
                 continue
-            found, grads = row(project, how, exact, options)
-            exact = exact or grads
+            other = exact.get((part, length))
+            try:
+                if length is None:
+                    measured, made = train_row(project, how, other, options)
+                else:
+                    measured, made = infer_row(project, how, other, length, options)
+                found |= measured
+                if made is not None:
+                    exact[part, length] = made
+            except torch.OutOfMemoryError:
+                found |= {"length": length, "failed": "out of memory"}
             result["rows"].append(found)
             print(json.dumps(found), flush=True)
             if options.out:

@@ -317,8 +317,6 @@ def conditioned_attention(
         )
         return plain.to(a.dtype)
     s = None if s is None else s.contiguous()
+    options = heads, eps, residual, compute_dtype(a)
     with torch.autocast(a.device.type, enabled=False):
-        return _ConditionedAttention.apply(
-            (heads, eps, residual, compute_dtype(a)), a.contiguous(), s, bias, mask,
-            *weights.tensors(),
-        )  # fmt: skip
+        return _ConditionedAttention.apply(options, a.contiguous(), s, bias, mask, *weights.tensors())
