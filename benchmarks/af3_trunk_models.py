@@ -53,19 +53,34 @@ def make_inputs(project: str, tokens: int, sequences: int, device: str) -> Input
     return Inputs(*(getattr(drawn, name).to(device) for name in names))
 
 
-class Trunk(nn.Module):
-    """A project's MSA module and Pairformer stack.
+@dataclass(frozen=True)
+class How:
+    """How a trunk is made.
 
-    `kernels`: "plain" for PyTorch's own operators, "cuequivariance", or "own", OpenFold3's Triton
-    kernels for inference.
+    Attributes:
+        blocks, msa_blocks: how many of the Pairformer and of the MSA module.
+        checkpointed: whether each block is an activation checkpoint.
+        dropout: the rates of the project, or 0 if False.
+        kernels: "plain" for PyTorch's own operators, "cuequivariance", or "own", OpenFold3's
+            Triton kernels for inference.
     """
+
+    blocks: int
+    msa_blocks: int
+    checkpointed: bool
+    dropout: bool
+    kernels: str
+
+
+class Trunk(nn.Module):
+    """A project's MSA module and Pairformer stack."""
 
     msa_module: nn.Module
     pairformer: nn.Module
 
-    def __init__(self, kernels: str) -> None:
+    def __init__(self, how: How) -> None:
         super().__init__()
-        self.kernels = kernels
+        self.kernels = how.kernels
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -74,23 +89,29 @@ class Trunk(nn.Module):
 class Boltz2(Trunk):
     """As in `Boltz2.forward`; activation checkpointing as its training configuration has it."""
 
-    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool, kernels: str):  # fmt: skip
+    def __init__(self, how: How) -> None:
         from boltz.model.layers.pairformer import PairformerModule
         from boltz.model.modules.trunkv2 import MSAModule
 
-        super().__init__(kernels)
-        drop = float(dropout)
+        super().__init__(how)
+        drop = float(how.dropout)
         self.msa_module = MSAModule(
-            C_M, C_Z, C_S, msa_blocks, 0.15 * drop, 0.25 * drop,
-            activation_checkpointing=checkpointed,
+            C_M, C_Z, C_S, how.msa_blocks, 0.15 * drop, 0.25 * drop,
+            activation_checkpointing=how.checkpointed,
         )  # fmt: skip
         self.pairformer = PairformerModule(
-            C_S, C_Z, blocks, dropout=0.25 * drop, activation_checkpointing=checkpointed, v2=True
+            C_S,
+            C_Z,
+            how.blocks,
+            dropout=0.25 * drop,
+            activation_checkpointing=how.checkpointed,
+            v2=True,
         )
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         feats = {
-            "msa": x.msa, "has_deletion": (x.deletions > 0.5).float(), "deletion_value": x.deletions,
+            "msa": x.msa, "has_deletion": (x.deletions > 0.5).float(),
+            "deletion_value": x.deletions,
             "msa_paired": torch.zeros_like(x.deletions), "msa_mask": torch.ones_like(x.deletions),
             "token_pad_mask": x.mask,
         }  # fmt: skip
@@ -105,18 +126,18 @@ class Boltz2(Trunk):
 class OpenFold3(Trunk):
     """As in `OpenFold3.run_trunk`."""
 
-    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool, kernels: str):  # fmt: skip
+    def __init__(self, how: How) -> None:
         from openfold3.core.model.feature_embedders.input_embedders import MSAModuleEmbedder
         from openfold3.core.model.latent.msa_module import MSAModuleStack
         from openfold3.core.model.latent.pairformer import PairFormerStack
         from openfold3.projects.of3_all_atom.config.model_config import model_config
 
-        super().__init__(kernels)
+        super().__init__(how)
         config = model_config.copy_and_resolve_references().architecture
-        common = {"blocks_per_ckpt": 1 if checkpointed else None, "tune_chunk_size": False}
-        msa = dict(config.msa.msa_module) | common | {"no_blocks": msa_blocks}
-        pairs = dict(config.pairformer) | common | {"no_blocks": blocks}
-        if not dropout:
+        common = {"blocks_per_ckpt": 1 if how.checkpointed else None, "tune_chunk_size": False}
+        msa = dict(config.msa.msa_module) | common | {"no_blocks": how.msa_blocks}
+        pairs = dict(config.pairformer) | common | {"no_blocks": how.blocks}
+        if not how.dropout:
             msa |= {"msa_dropout": 0.0, "pair_dropout": 0.0}
             pairs |= {"pair_dropout": 0.0}
         self.embedder = MSAModuleEmbedder(**config.msa.msa_module_embedder)
@@ -148,19 +169,19 @@ class OpenFold3(Trunk):
 class Protenix(Trunk):
     """As in `Protenix.get_pairformer_output`: no batch dimension; in inference chunks of 256."""
 
-    def __init__(self, blocks: int, msa_blocks: int, checkpointed: bool, dropout: bool, kernels: str):  # fmt: skip
+    def __init__(self, how: How) -> None:
         from protenix.model.modules.pairformer import MSAModule, PairformerStack
 
-        super().__init__(kernels)
-        kept = 1 if checkpointed else None
-        drop = float(dropout)
+        super().__init__(how)
+        kept = 1 if how.checkpointed else None
+        drop = float(how.dropout)
         self.msa_module = MSAModule(
-            msa_blocks, C_M, C_Z, C_INPUTS["protenix"], 0.15 * drop, 0.25 * drop, kept,
+            how.msa_blocks, C_M, C_Z, C_INPUTS["protenix"], 0.15 * drop, 0.25 * drop, kept,
             msa_configs={"enable": True, "strategy": "topk",
                          "sample_cutoff": {"train": 16384, "test": 16384},
                          "min_size": {"train": 16384, "test": 16384}},  # all, in order
         )  # fmt: skip
-        self.pairformer = PairformerStack(blocks, dropout=0.25 * drop, blocks_per_ckpt=kept)
+        self.pairformer = PairformerStack(how.blocks, dropout=0.25 * drop, blocks_per_ckpt=kept)
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
         how = "cuequivariance" if self.kernels == "cuequivariance" else "torch"
@@ -187,9 +208,8 @@ def build(
 ) -> Trunk:  # fmt: skip
     """A trunk with random weights, the same at every call."""
     os.environ.setdefault("LAYERNORM_TYPE", "torch")  # Protenix's other one is compiled at import
-    trunk = TRUNKS[project](
-        BLOCKS[project] if blocks is None else blocks, msa_blocks, checkpointed, dropout, kernels
-    )
+    blocks = BLOCKS[project] if blocks is None else blocks
+    trunk = TRUNKS[project](How(blocks, msa_blocks, checkpointed, dropout, kernels))
     torch.manual_seed(1)
     for parameter in trunk.parameters():  # matrices random, norms and gates' biases one, others 0
         with torch.no_grad():

@@ -115,7 +115,7 @@ def parts_of(module: Any) -> Parts:
     """The parts, by either project's names."""
     m = module
     if hasattr(m, "mha"):
-        last = m.linear_ada_out if m.use_ada_layer_norm else None
+        last = m.linear_ada_out if getattr(m, "use_ada_layer_norm", False) else None
         return Parts(m.layer_norm_a, m.layer_norm_z, m.linear_z, m.mha, m.mha.no_heads, last)
     last, heads = m.linear_a_last if m.has_s else None, m.attention.num_heads
     return Parts(m.layernorm_a, m.layernorm_z, m.linear_nobias_z, m.attention, heads, last)
@@ -160,7 +160,7 @@ def token_attention(
 
 
 class FusedPairBiasAttention(Recordable):
-    """Forward of OpenFold3's `AttentionPairBias`, with or without adaptive norms."""
+    """Forward of OpenFold3's `AttentionPairBias`, before 0.5 with or without adaptive norms."""
 
     def forward(
         self: Any, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
@@ -170,6 +170,20 @@ class FusedPairBiasAttention(Recordable):
         out = None if positional else token_attention(self, a, s, z, mask)
         if out is None:
             return super().forward(a, z, s, mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        return out
+
+
+class FusedSingleAttention(Recordable):
+    """Forward of OpenFold3's `AttentionPairBias` since 0.5: of the single track alone."""
+
+    def forward(
+        self: Any, a: Tensor, z: Tensor, mask: Tensor | None = None, *positional: Any,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """As the original's."""
+        out = None if positional else token_attention(self, a, None, z, mask)
+        if out is None:
+            return super().forward(a, z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         return out
 
 
@@ -253,12 +267,15 @@ def _norm_trouble(norm: Any, channels: int, last: Any) -> str | None:
 
 
 def _openfold3_trouble(module: Any) -> str | None:
-    adaptive = getattr(module, "use_ada_layer_norm", None)
-    if not isinstance(adaptive, bool):
+    single = signature_trouble(module, "a", "z", "mask") is None
+    adaptive = getattr(module, "use_ada_layer_norm", False if single else None)
+    if not isinstance(adaptive, bool) or (single and adaptive):
         return "does not say whether its norm is adaptive"
     names = {"layer_norm_a", "layer_norm_z", "linear_z", "mha"}
     names |= {"linear_ada_out"} if adaptive else set()
-    trouble = children_trouble(module, names) or signature_trouble(module, "a", "z", "s", "mask")
+    trouble = children_trouble(module, names)
+    if not single:
+        trouble = trouble or signature_trouble(module, "a", "z", "s", "mask")
     heads, channels = getattr(module.mha, "no_heads", None), module.mha.linear_q.weight.shape[-1]
     last = module.linear_ada_out if adaptive and not trouble else None
     return (
@@ -298,7 +315,9 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     if has(module, "proj_q", "proj_k", "proj_v", "proj_g", "proj_o", "proj_z"):
         return _boltz_trouble(module) or FusedBoltzPairBiasAttention
     if has(module, "layer_norm_a", "layer_norm_z", "linear_z", "mha"):
-        return _openfold3_trouble(module) or FusedPairBiasAttention
+        single = signature_trouble(module, "a", "z", "mask") is None
+        fused = FusedSingleAttention if single else FusedPairBiasAttention
+        return _openfold3_trouble(module) or fused
     if has(module, "layernorm_a", "layernorm_z", "linear_nobias_z", "attention"):
         if not hasattr(module, "cross_attention_mode"):
             return "does not say whether it attends in windows"

@@ -38,7 +38,14 @@ from evofeed.kernels.swap.af3_modules import (
     swiglu_parts,
     swiglu_weights,
 )
-from evofeed.kernels.swap.forms import children, has, signature_trouble
+from evofeed.kernels.swap.forms import (
+    children,
+    has,
+    plain_class,
+    says,
+    signature_trouble,
+    turns_bias,
+)
 from evofeed.kernels.swap.modules import FusedTriangleAttention, FusedTriangleMultiplication
 from evofeed.kernels.swap.pair_stacks import drop_mask
 from evofeed.kernels.swap.parameters import (
@@ -67,6 +74,7 @@ class _Parts(NamedTuple):
 
     multiplications: list[tuple[TriangleWeights, bool, float]]  # outgoing or not, eps
     attentions: list[tuple[AttentionWeights, int, float]]  # starting, ending node: heads, eps
+    turned: bool  # the ending node's bias
     transition: tuple[SwigluWeights, float]
 
     @classmethod
@@ -82,7 +90,8 @@ class _Parts(NamedTuple):
              m.layer_norm.eps)
             for m in (block.tri_att_start, block.tri_att_end)
         ]  # fmt: skip
-        return cls(products, attentions, (swiglu_weights(last), swiglu_parts(last)[0].eps))
+        turned = turns_bias(block.tri_att_end)
+        return cls(products, attentions, turned, (swiglu_weights(last), swiglu_parts(last)[0].eps))
 
     def fit(self, z: Tensor) -> bool:
         """Whether the kernels take pairs `[B, I, J, C]` like these."""
@@ -105,8 +114,9 @@ class _Parts(NamedTuple):
         for ending, (weights, heads, eps) in enumerate(self.attentions):
             drop = next(drops)
             z = gated_attention(
-                z, weights, heads, mask=mask, columns=bool(ending), residual=True,
-                drop_mask=drop.mask, drop_columnwise=drop.columnwise, eps=eps,
+                z, weights, heads, mask=mask, columns=bool(ending),
+                turned=bool(ending) and self.turned, residual=True, drop_mask=drop.mask,
+                drop_columnwise=drop.columnwise, eps=eps,
             )  # fmt: skip
         return z
 
@@ -183,12 +193,15 @@ class FusedPairBlock(Recordable):
     """Forward of OpenFold3's `PairBlock` and `TemplatePairBlock`, all templates at once."""
 
     def forward(self: Any, z: Tensor, *positional: Any, **options: Any) -> Tensor:
-        """As the original's; its draws of dropout are for one template after the other."""
+        """As the original's; its draws of dropout are for one template after the other.
+
+        What is safe to change in place is not: the result is new, and callers take it.
+        """
         flat, parts = four_axes(z), _Parts.of(self, self.pair_transition)
         named = options.get("pair_mask", options.get("mask"))
         given = positional[0] if positional else named
         late = len(positional) > 1  # options by position: left to the original
-        if late or given is None or options.get("inplace_safe", False) or not parts.fit(flat):
+        if late or given is None or not parts.fit(flat):
             return super().forward(z, *positional, **options)  # type: ignore[misc,no-any-return]
         mask = three_axes(given.expand(z.shape[:-1]))
         layer = self.ps_dropout_row_layer
@@ -211,10 +224,9 @@ class FusedProtenixBlock(Recordable):
     def forward(
         self: Any, s: Tensor | None, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """As the original's."""
+        """As the original's; nothing is changed in place, though `inplace_safe` allows it."""
         flat, parts = four_axes(z), _Parts.of(self, self.pair_transition)
-        late = bool(positional)
-        if late or options.get("inplace_safe", False) or not parts.fit(flat):
+        if positional or not parts.fit(flat):
             return super().forward(s, z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         drops = _rowwise(self.dropout_row, flat, (False, False, False, True))
         mask = None if pair_mask is None else three_axes(pair_mask.expand(z.shape[:-1]))
@@ -300,6 +312,10 @@ def _trouble(module: Any, form: Form) -> str | None:
         known = products if "mul" in name else (FusedTriangleAttention,)
         if form_of(getattr(module, name)) not in known:
             return f"{name} is of a form that no fused op knows"
+    kind = plain_class(module)
+    turns = form.fused is FusedPairBlock and says(kind, "tri_att_start_end", "transpose_bias")
+    if turns_bias(module.tri_att_end) != turns:
+        return "may transpose its ending node's bias in a way that no fused op knows"
     starts = (module.tri_att_start.starting, module.tri_att_end.starting)
     if starts != (True, form.turned):
         return "its attentions are not around the nodes that they are named for"

@@ -6,6 +6,7 @@ it. So whatever is not known of a module keeps it as it is, and the report says 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Collection, Iterable
@@ -70,6 +71,23 @@ def signature_trouble(module: nn.Module, *known: str) -> str | None:
         return None
     taken = ", ".join(p.name for p in parameters)
     return f"its forward takes ({taken}), which no fused forward knows"
+
+
+def turns_bias(module: nn.Module) -> bool:
+    """Whether a triangle attention can be told to transpose its bias (OpenFold3 since 0.5)."""
+    return _takes_turned_bias(plain_class(module))
+
+
+@functools.cache
+def _takes_turned_bias(kind: type[nn.Module]) -> bool:
+    return "transpose_bias" in inspect.signature(kind.forward).parameters
+
+
+def says(kind: type, method: str, word: str) -> bool:
+    """Whether a method of a class, of that name, passes an argument of that name."""
+    code = getattr(getattr(kind, method, None), "__code__", None)
+    constants = () if code is None else code.co_consts
+    return any(word in each for each in constants if isinstance(each, tuple))
 
 
 def linear_trouble(

@@ -38,6 +38,7 @@ from evofeed.kernels.swap.forms import (
     linear_trouble,
     norm_trouble,
     signature_trouble,
+    turns_bias,
 )
 from evofeed.kernels.swap.parameters import (
     attention_weights,
@@ -64,6 +65,9 @@ class FusedTriangleAttention(Recordable):
     ) -> Tensor:
         """As the original's; a transposed view is read in place as the other node."""
         weights = attention_weights(self.layer_norm, self.mha, pair_layer(self).weight)
+        turned = options.get("transpose_bias", False)
+        if positional and turns_bias(self):
+            turned = positional[0]
         columns = not self.starting
         swap = _is_transposed(x)
         natural = x.transpose(-2, -3) if swap else x
@@ -74,7 +78,7 @@ class FusedTriangleAttention(Recordable):
             mask = mask.transpose(-1, -2)
         update = gated_attention(
             flat, weights, self.mha.no_heads, mask=three_axes(mask), columns=columns != swap,
-            eps=self.layer_norm.eps,
+            turned=turned, eps=self.layer_norm.eps,
         )  # fmt: skip
         update = shaped(update, natural)
         return update.transpose(-2, -3) if swap else update
@@ -270,7 +274,9 @@ def triangle_attention_trouble(module: Any) -> str | None:
     """What is unknown of a triangle attention, or None."""
     trouble = children_trouble(
         module, {"layer_norm", "linear", "mha"}, {"layer_norm", "linear_z", "mha"}
-    ) or signature_trouble(module, "x", "mask")
+    )
+    known = ("x", "mask", "transpose_bias") if turns_bias(module) else ("x", "mask")
+    trouble = trouble or signature_trouble(module, *known)
     if trouble or not isinstance(module.starting, bool):
         return trouble or "does not say around which node"
     pair = pair_layer(module)

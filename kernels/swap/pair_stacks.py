@@ -25,7 +25,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
 )
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.swap import modules
-from evofeed.kernels.swap.forms import children, has, signature_trouble
+from evofeed.kernels.swap.forms import children, has, signature_trouble, turns_bias
 from evofeed.kernels.swap.modules import (
     FusedTransition,
     FusedTriangleAttention,
@@ -158,6 +158,8 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     for name, known in PARTS.items():
         if form_of(getattr(module, name)) is not known:
             return f"{name} is of a form that no fused op knows"
+    if turns_bias(module.tri_att_end):
+        return "its ending node may transpose its bias, which AF2's does not"
     if children(module) == stack:
         if hasattr(module, "tri_mul_first"):
             return "says in which order it works, which AF2's blocks do not"

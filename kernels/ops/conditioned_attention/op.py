@@ -319,4 +319,6 @@ def conditioned_attention(
     s = None if s is None else s.contiguous()
     options = heads, eps, residual, compute_dtype(a)
     with torch.autocast(a.device.type, enabled=False):
-        return _ConditionedAttention.apply(options, a.contiguous(), s, bias, mask, *weights.tensors())
+        return _ConditionedAttention.apply(
+            options, a.contiguous(), s, bias, mask, *weights.tensors()
+        )

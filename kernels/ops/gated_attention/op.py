@@ -99,10 +99,16 @@ class _Plan(NamedTuple):
     heads: int
     eps: float
     columns: bool  # axis R attends, not axis N
+    turned: bool  # the bias of query q and key k is made from the pair (k, q)
     residual: bool
     drop_columnwise: bool
     bias_scale: float
     dtype: torch.dtype
+
+    @property
+    def transposes(self) -> bool:
+        """Whether the bias made here is the transpose of what x's positions give."""
+        return self.columns != self.turned
 
     def drop(self, mask: Tensor | None, x: Tensor) -> Drop:
         return Drop(mask, (x.shape[1], x.shape[2]), self.drop_columnwise)
@@ -125,8 +131,8 @@ def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, T
 
 class _GatedAttention(Operator, name="gated_attention"):
     options = (
-        "int heads, float eps, bool columns, bool residual, bool drop_columnwise, "
-        "float bias_scale, ScalarType dtype"
+        "int heads, float eps, bool columns, bool turned, bool residual, "
+        "bool drop_columnwise, float bias_scale, ScalarType dtype"
     )
     kept = (0, 3, 4, 9, 13)  # x, norm_weight, norm_bias, g_bias, drop_mask
 
@@ -146,7 +152,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         normed, stats, own_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
-            pair_length=N, pair_rows=R, transpose_pair=plan.columns, pair_scale=D**0.5,
+            pair_length=N, pair_rows=R, transpose_pair=plan.transposes, pair_scale=D**0.5,
         )  # fmt: skip
         qkvg = project(normed, packed_w[: 4 * width])  # the gate's bias is added where it is used
         small = normed if keeps(normed.shape, plan.dtype) else None
@@ -231,7 +237,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
             dbias = dbias if others is None else others.reduce(dbias)
-            heads_last(dbias, dpacked[:, 4 * width :], plan.columns)
+            heads_last(dbias, dpacked[:, 4 * width :], plan.transposes)
             dbias = None
         again = None
         if normed is None:
@@ -324,6 +330,7 @@ def gated_attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     columns: bool = False,
+    turned: bool = False,
     residual: bool = False,
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
@@ -339,6 +346,7 @@ def gated_attention(
         bias: `[B, H, N, N]` attention bias, where N is the attending axis, or None.
         mask: `[B, R, N]`, 1 where a key may be attended to, or None.
         columns: positions attend along axis R (MSA columns, ending node), not N.
+        turned: the bias made from x is, for query q and key k, that of the pair (k, q).
         residual: whether x is added.
         drop_mask: `[B, N, C]` (or `[B, R, C]` if columnwise), scaled by 1/(1-p), or None.
         drop_columnwise: the dropout mask is shared along N, not along R.
@@ -356,13 +364,13 @@ def gated_attention(
     if not (gated_attention_fits(x, weights, heads) and usable(*given)):
         check_one_device("gated_attention", *given)
         plain = reference.gated_attention(
-            x, in_type_of(x, weights), heads, bias=bias, mask=mask, columns=columns,
+            x, in_type_of(x, weights), heads, bias=bias, mask=mask, columns=columns, turned=turned,
             residual=residual, drop_mask=drop_mask, drop_columnwise=drop_columnwise,
             bias_scale=bias_scale, eps=eps,
         )  # fmt: skip
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
-    plan = _Plan(heads, eps, columns, residual, drop_columnwise, float(bias_scale), dtype)
+    plan = _Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
     with torch.autocast(x.device.type, enabled=False):
         return _GatedAttention.apply(
             plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
@@ -391,7 +399,7 @@ def gated_attention_of_pairs(
         mask: of the same pairs as x.
         columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
     """
-    plan = _Plan(heads, eps, columns, True, drop_columnwise, 1.0, compute_dtype(x))
+    plan = _Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
     with torch.autocast(x.device.type, enabled=False):
         return _GatedAttention.apply_shared(
             plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask

@@ -25,6 +25,7 @@ def gated_attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     columns: bool = False,
+    turned: bool = False,
     residual: bool = False,
     drop_mask: Tensor | None = None,
     drop_columnwise: bool = False,
@@ -35,13 +36,15 @@ def gated_attention(
     if columns:
         mask = None if mask is None else mask.transpose(1, 2)
         update = gated_attention(
-            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, bias_scale=bias_scale, eps=eps
-        ).transpose(1, 2)
+            x.transpose(1, 2), weights, heads, bias=bias, mask=mask, turned=turned,
+            bias_scale=bias_scale, eps=eps,
+        ).transpose(1, 2)  # fmt: skip
     else:
         xn = layer_norm(x, weights.norm_weight, weights.norm_bias, eps)
         bias = None if bias is None else bias / bias_scale
         if weights.pair is not None:
             bias = F.linear(xn, weights.pair).movedim(-1, 1)
+            bias = bias.transpose(-1, -2) if turned else bias
         q, k, v = (_heads(F.linear(xn, w), heads) for w in (weights.q, weights.k, weights.v))
         o = biased_attention(q, k, v, bias, mask).flatten(-2)
         gate = torch.sigmoid(F.linear(xn, weights.g, weights.g_bias))

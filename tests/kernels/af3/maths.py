@@ -58,15 +58,16 @@ def attend(
 
 def triangle_attention(
     x: Tensor, mask: Tensor | None, norm: Layer, pair: Layer, mha: Any, heads: int, *,
-    starting: bool, inf: float = 1e9,
+    starting: bool, inf: float = 1e9, turned: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Around either node; `mha` has linear_q, k, v, g and o."""
+    """Around either node; `turned`: with its bias transposed; `mha` has linear_q, k, v, g and o."""
     mask = x.new_ones(x.shape[:-1]) if mask is None else mask
     if not starting:
         x, mask = x.transpose(-2, -3), mask.transpose(-1, -2)
     x = norm(x)
     keys = (inf * (mask - 1))[..., :, None, None, :]
     bias = pair(x).movedim(-1, -3)[..., None, :, :, :]
+    bias = bias.transpose(-1, -2) if turned else bias
     o = attend(mha.linear_q(x), mha.linear_k(x), mha.linear_v(x), heads, keys, bias)
     out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(x)) * o)
     return out if starting else out.transpose(-2, -3)

@@ -191,6 +191,15 @@ class AdaLN(nn.Module):
         return torch.sigmoid(self.linear_g(s)) * a + self.linear_s(s)  # type: ignore[no-any-return]
 
 
+def attend_with_pairs(module: Any, a: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
+    mask = a.new_ones(a.shape[:-1]) if mask is None else mask
+    keys = (module.inf * (mask - 1))[..., None, None, :]
+    bias, mha = module.linear_z(module.layer_norm_z(z)).movedim(-1, -3), module.mha
+    o = maths.attend(mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.no_heads, keys, bias)
+    out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
+    return out
+
+
 class AttentionPairBias(nn.Module):
     def __init__(
         self, c_q: int, c_k: int, c_v: int, c_s: int, c_z: int, c_hidden: int, no_heads: int,
@@ -212,13 +221,7 @@ class AttentionPairBias(nn.Module):
         use_lma: bool = False, use_high_precision_attention: bool = False,
     ) -> Tensor:  # fmt: skip
         a = self.layer_norm_a(a, s) if self.use_ada_layer_norm else self.layer_norm_a(a)
-        mask = a.new_ones(a.shape[:-1]) if mask is None else mask
-        keys = (self.inf * (mask - 1))[..., None, None, :]
-        bias, mha = self.linear_z(self.layer_norm_z(z)).movedim(-1, -3), self.mha
-        o = maths.attend(
-            mha.linear_q(a), mha.linear_k(a), mha.linear_v(a), mha.no_heads, keys, bias
-        )
-        out: Tensor = mha.linear_o(torch.sigmoid(mha.linear_g(a)) * o)
+        out = attend_with_pairs(self, a, z, mask)
         return torch.sigmoid(self.linear_ada_out(s)) * out if self.use_ada_layer_norm else out
 
 
@@ -379,3 +382,54 @@ class MSAModuleBlock(nn.Module):
             m = m + self.msa_dropout_layer(self.msa_att_row(m, z, pair_mask))  # type: ignore[misc]
             m = m + self.msa_transition(m, msa_mask if _mask_trans else None)
         return m, self.pair_stack(z, pair_mask, _mask_trans=_mask_trans)
+
+
+class TurningTriangleAttention(TriangleAttention):
+    """Since 0.5: told to, it transposes its bias."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, transpose_bias: bool = False,
+        chunk_size: int | None = None, use_deepspeed_evo_attention: bool = False,
+        use_cueq_triangle_kernels: bool = False, use_triton_triangle_kernels: bool = False,
+        use_lma: bool = False, inplace_safe: bool = False,
+    ) -> Tensor:  # fmt: skip
+        return maths.triangle_attention(
+            x, mask, self.layer_norm, self.linear_z, self.mha, self.no_heads,
+            starting=self.starting, inf=self.inf, turned=transpose_bias,
+        )  # fmt: skip
+
+
+class TurningPairBlock(PairBlock):
+    """Since 0.5."""
+
+    def __init__(self, c_z: int, c_hidden_mul: int, c_hidden_pair_att: int, no_heads: int) -> None:
+        super().__init__(
+            c_z, c_hidden_mul, c_hidden_pair_att, no_heads, "swiglu", 2, 0.0, False, 1e9
+        )
+        self.tri_att_start = TurningTriangleAttention(c_z, c_hidden_pair_att, no_heads)
+        self.tri_att_end = TurningTriangleAttention(c_z, c_hidden_pair_att, no_heads)
+
+    def tri_att_start_end(self, z: Tensor, pair_mask: Tensor) -> Tensor:
+        z = z + self.ps_dropout_row_layer(self.tri_att_start(z, mask=pair_mask))
+        z, turned = z.transpose(-2, -3), pair_mask.transpose(-1, -2)
+        update = self.tri_att_end(z, mask=turned, transpose_bias=True)
+        return (z + self.ps_dropout_row_layer(update)).transpose(-2, -3)
+
+    def _attend(self, z: Tensor, mask: Tensor) -> Tensor:
+        return self.tri_att_start_end(z, mask)
+
+
+class SingleAttentionPairBias(AttentionPairBias):
+    """Since 0.5: of the single track alone, and it does not say so."""
+
+    def __init__(self, c_s: int, c_z: int, c_hidden: int, no_heads: int) -> None:
+        super().__init__(c_s, c_s, c_s, c_s, c_z, c_hidden, no_heads)
+        del self.use_ada_layer_norm
+
+    def forward(  # type: ignore[override]
+        self, a: Tensor, z: Tensor, mask: Tensor | None = None,
+        use_deepspeed_evo_attention: bool = False, use_cueq_triangle_kernels: bool = False,
+        use_triton_triangle_kernels: bool = False, use_lma: bool = False,
+        use_high_precision_attention: bool = False,
+    ) -> Tensor:  # fmt: skip
+        return attend_with_pairs(self, self.layer_norm_a(a), z, mask)

@@ -50,14 +50,17 @@ def _check(three_way: Check, x: Tensor, weights: list[Tensor], heads: int, **opt
     three_way(fused, plain, [x, *weights], range(1 + len(weights)))
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("columns", [False, True])
-def test_triangle_attention_around_both_nodes(columns: bool, device: str, three_way: Check) -> None:
+def test_triangle_attention_around_both_nodes(
+    columns: bool, turned: bool, device: str, three_way: Check
+) -> None:
     x = torch.randn(1, 13, 13, 32, device=device)
     mask = (torch.rand(1, 13, 13, device=device) > 0.3).float()
     drop = 2 * (torch.rand(1, 13, 32, device=device) > 0.5).float()
     _check(
         three_way, x, _weights(32, 32, 2, True, x), 2, mask=mask, columns=columns,
-        residual=True, drop_mask=drop, drop_columnwise=columns,
+        turned=turned, residual=True, drop_mask=drop, drop_columnwise=columns,
     )  # fmt: skip
 
 

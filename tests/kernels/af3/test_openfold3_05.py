@@ -1,0 +1,98 @@
+"""OpenFold3 since 0.5: its ending node's bias is transposed, the single track has its own class.
+
+Its recorded cases are of an earlier version; these modules are as 0.5.0's are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.kernels.af3 import openfold3
+from torch import Tensor, nn
+
+from evofeed.kernels import SwapReport, to_fused
+from evofeed.kernels.fused_module import Fused
+
+C, N = 16, 9
+
+
+def _draw(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return module
+
+
+def _mask(*shape: int) -> Tensor:
+    """No row and no column is masked whole: in float64 such a row is not what float32 makes."""
+    mask = (torch.rand(shape) > 0.2).double()
+    mask[..., 0] = 1.0
+    if len(shape) == 3:
+        mask[:, 0] = 1.0
+    return mask
+
+
+def _pairs() -> tuple[nn.Module, list[Tensor], Tensor]:
+    return openfold3.TurningPairBlock(C, C, 8, 2), [torch.randn(1, N, N, C)], _mask(1, N, N)
+
+
+def _attention() -> tuple[nn.Module, list[Tensor], Tensor]:
+    module = openfold3.TurningTriangleAttention(C, 8, 2)
+    return module, [torch.randn(1, N, N, C)], _mask(1, N, N)
+
+
+def _single() -> tuple[nn.Module, list[Tensor], Tensor]:
+    module = openfold3.SingleAttentionPairBias(24, C, 12, 2)
+    return module, [torch.randn(1, N, 24), torch.randn(1, N, N, C)], _mask(1, N)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(_pairs, {}, id="a pair block"),
+        pytest.param(_pairs, {"inplace_safe": True}, id="a pair block that may change its input"),
+        pytest.param(_attention, {"transpose_bias": True}, id="a turned bias"),
+        pytest.param(_attention, {"transpose_bias": False}, id="a bias as it is"),
+        pytest.param(_single, {}, id="the single track"),
+    ],
+)
+def test_fused_it_is_as_exact_as_itself(
+    make: Callable[[], tuple[nn.Module, list[Tensor], Tensor]], options: dict[str, bool],
+    device: str,
+) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    module, inputs, mask = make()
+    exact_module = _draw(module).double()
+
+    def run(module: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+        module = module.to(device, dtype)
+        leaves = [t.to(device, dtype).requires_grad_() for t in inputs]
+        out = module(*leaves, mask.to(device, dtype), **options)
+        grads = torch.autograd.grad(out.sin().sum(), [*leaves, *module.parameters()])
+        return [t.detach().double().cpu() for t in (out, *grads)]
+
+    exact = run(copy.deepcopy(exact_module), torch.float64)
+    fused = to_fused(copy.deepcopy(exact_module))
+    assert isinstance(fused, Fused)
+    largest = max(float(t.norm()) for t in exact[1:])
+    for ours, wanted in zip(run(fused, torch.float32), exact, strict=True):
+        scale = max(float(wanted.norm()), 1e-3 * largest)  # some vanish: a row's shift
+        assert float((ours - wanted).norm()) < 1e-5 * scale
+
+
+class Forgetful(openfold3.TurningPairBlock):
+    """Its ending node is not told to transpose."""
+
+    def tri_att_start_end(self, z: Tensor, pair_mask: Tensor) -> Tensor:
+        return z + self.tri_att_end(z, pair_mask)
+
+
+def test_a_block_that_does_not_say_so_is_kept() -> None:
+    report = SwapReport()
+    module = to_fused(Forgetful(C, C, 8, 2), report)
+    assert not isinstance(module, Fused)
+    assert isinstance(module.tri_att_end, Fused)
+    assert "transpose its ending node's bias" in str(report)
