@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evofeed.errors import UnsupportedShape
 from evofeed.kernels import reference
+from evofeed.kernels.ops.conditioned_attention import op as room
 from evofeed.kernels.ops.conditioned_attention.op import (
     ConditionedAttentionWeights,
     conditioned_attention,
@@ -77,3 +78,21 @@ def test_a_wrong_shape_is_named(device: str) -> None:
     a, bias = torch.zeros(1, 2, 4, 16, device=device), torch.zeros(1, 2, 4, 5, device=device)
     with pytest.raises(UnsupportedShape, match=r"bias is \[1, 2, 4, 5\].*\[1, 2, 4, 4\]"):
         conditioned_attention(a, None, w, 2, bias=bias)
+
+
+def test_under_autocast_it_works_in_autocasts_type(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, call = case(48, None, 24)
+    given, taken = [t.to(device) for t in given], []
+    original = room._ConditionedAttention.apply
+
+    def noted(options: tuple[object, ...], *tensors: Tensor | None) -> Tensor:
+        taken.append(options[-1])
+        return original(options, *tensors)
+
+    monkeypatch.setattr(room._ConditionedAttention, "apply", noted)
+    with torch.autocast(device, torch.float16):
+        out = call(conditioned_attention)(*given)
+    assert taken == [torch.float16]
+    assert out.dtype is torch.float32
