@@ -83,7 +83,7 @@ def test_a_wrong_shape_is_named(device: str) -> None:
 def test_under_autocast_it_works_in_autocasts_type(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, call = case(48, None, 24)
+    given, call = case(48, None, 24, 2)
     given, taken = [t.to(device) for t in given], []
     original = room._ConditionedAttention.apply
 
