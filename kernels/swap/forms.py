@@ -73,13 +73,13 @@ def signature_trouble(module: nn.Module, *known: str) -> str | None:
     return f"its forward takes ({taken}), which no fused forward knows"
 
 
-def turns_bias(module: nn.Module) -> bool:
+def turns_bias(module: Any) -> bool:
     """Whether a triangle attention can be told to transpose its bias (OpenFold3 since 0.5)."""
     return _takes_turned_bias(plain_class(module))
 
 
 @functools.cache
-def _takes_turned_bias(kind: type[nn.Module]) -> bool:
+def _takes_turned_bias(kind: Any) -> bool:
     return "transpose_bias" in inspect.signature(kind.forward).parameters
 
 
