@@ -75,7 +75,8 @@ def signature_trouble(module: nn.Module, *known: str) -> str | None:
 
 def turns_bias(module: Any) -> bool:
     """Whether a triangle attention can be told to transpose its bias (OpenFold3 since 0.5)."""
-    return _takes_turned_bias(plain_class(module))
+    kind: Any = plain_class(module)
+    return _takes_turned_bias(kind)
 
 
 @functools.cache
