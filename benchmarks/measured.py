@@ -340,6 +340,40 @@ def training() -> list[Row]:
             f"{tuning} {plain_tuning} {peer_tuning}",
         ),
         *(real_runs(ranks) for ranks in (1, 2, 4)),
+        *pieces(),
+    ]
+
+
+def pieces() -> list[Row]:
+    """The step in another precision, piece by piece, and that of complexes."""
+    cells = {cell["cell"]: cell for cell in result("trainer_cells_h200")["cells"]}
+    ms, memory = (
+        {name: cell[key] for name, cell in cells.items()} for key in ("step_ms", "peak_gib")
+    )
+    rungs = result("ladder_h200")["rungs"]
+    climbed = ", ".join(f"{r['name']} {r['step_ms']['median'] / 1e3:.2f}" for r in rungs)
+    of_complexes = result("complexes_step_h200")["step"]
+    waits = sorted(of_complexes["data_wait_ms"][2:])
+    return [
+        (
+            "... `precision: fp16`",
+            f"{ms['fp16:fused']['median']:.1f} ms, {memory['fp16:fused']:.1f} GiB",
+            f"bf16 {ms['bf16:fused']['median']:.1f} ms, {memory['bf16:fused']:.1f} GiB, same run",
+            "trainer_cells_h200",
+        ),
+        (
+            "... piece by piece, eager, recomputing activations, wall time",
+            f"{climbed} s",
+            "",
+            "ladder_h200",
+        ),
+        (
+            "step of a complex (crop 640, 508 + 2,048 rows), recomputing, behind the loader",
+            f"{of_complexes['step_ms']['median'] / 1e3:.2f} s, "
+            f"{waits[len(waits) // 2]:.2f} ms of waiting for data",
+            "",
+            "complexes_step_h200",
+        ),
     ]
 
 
@@ -421,6 +455,12 @@ def falls_short() -> list[str]:
         f"One real chain learnt by heart reaches lDDT-Ca {lddt[375]:.2f} in 375 steps and "
         f"{lddt[425]:.2f} in 425, and {other:.2f} from other rows of its alignment: what was "
         "learnt is the batch (overfit_h200_recipe).",
+        "The ladder's eager rungs wait for CPUs that other jobs used too: layer norm and attention "
+        "seem to cost there, and no rung shows the GPU's own time. Its last two, activations "
+        "kept and CUDA graphs, were not reached (ladder_h200).",
+        "Not measured on a GPU: chains shared by several cards or longer than 4,096 residues, "
+        "and any since predictions write pairs over in place; steps with compressed gradients; "
+        "batches above one; what `evofeed tune` chooses.",
         "No protein has been folded better than before: nothing here was trained to the end.",
         f"Figures marked *{EARLIER}* are of another run on the same kind of card; of "
         "OpenFold's the spread was not kept.",

@@ -113,6 +113,7 @@ def done(options: argparse.Namespace, cell: str) -> bool:
         run_cell(options, cell)
     except torch.OutOfMemoryError as error:
         why = str(error).splitlines()[0]
+        keep(options, {"cell": cell, "error": why})
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise  # the others wait in a collective
     except Unaccounted as error:
@@ -120,7 +121,6 @@ def done(options: argparse.Namespace, cell: str) -> bool:
     else:
         return True
     print(f"{cell}: {why}", flush=True)
-    keep(options, {"cell": cell, "error": why})
     return False
 
 
@@ -178,7 +178,12 @@ def run_cell(options: argparse.Namespace, cell: str) -> None:
     report = write_report(scratch)
     if torch.cuda.is_available():
         report["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
-    report |= {"losses": result.losses, "cell": cell, "steps_seconds": _step_seconds(scratch)}
+    report |= {
+        "losses": result.losses,
+        "overflows": result.overflows,
+        "cell": cell,
+        "steps_seconds": _step_seconds(scratch),
+    }
     name = _name(options, cell)
     (options.out / f"trainer_gpu.{name}.json").write_text(json.dumps(report, indent=1))
     table = "\n".join(f"{label:28} {text}" for label, text in report_rows(report))
@@ -212,7 +217,9 @@ def cell_row(options: argparse.Namespace, cell: str, report: dict[str, Any]) -> 
     run = report["run"]
     return row | {
         "peak_gib": round(report.get("peak_memory_bytes", 0) / 2**30, 2),
+        "unaccounted_share": round(report["breakdown"]["unaccounted_share"], 4),
         "losses": [round(loss, 4) for loss in report["losses"]],
+        "overflows": report["overflows"],
         "device": run.get("device"), "versions": run.get("versions"), "date": run.get("date"),
     }  # fmt: skip
 

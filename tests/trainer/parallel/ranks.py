@@ -113,7 +113,7 @@ def fused_block(axis: Axis) -> dict[str, float]:
     from evofeed.kernels import to_fused
     from evofeed.kernels.runtime.backend import interpreted
 
-    shared, given = _small_stack(3, 5)
+    shared, given = small_stack(3, 5)
     m, z, msa_mask, pair_mask = given
     whole = copy.deepcopy(shared)
     to_fused(parallelize(shared, axis))
@@ -134,7 +134,7 @@ def fused_block(axis: Axis) -> dict[str, float]:
     return found
 
 
-def _small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
+def small_stack(S: int, N: int) -> tuple[EvoformerStack, tuple[Tensor, ...]]:
     """One block, with MSA, pairs and their masks."""
     sizes = {
         "c_hidden_msa_att": 8, "no_heads_msa": 2, "c_hidden_opm": 16, "c_hidden_mul": 16,
@@ -156,7 +156,7 @@ def fused_rows(axis: Axis) -> dict[str, float]:
     from evofeed.kernels import to_fused
     from evofeed.kernels.runtime.backend import interpreted
 
-    stack, (m, z, *masks) = _small_stack(3, 5)
+    stack, (m, z, *masks) = small_stack(3, 5)
     to_fused(stack.eval())
     found, kept = {}, (rows.ON_CPU, triangle_product.MOST_WHOLE)
     triangle_product.MOST_WHOLE = 1  # a few channels at a time

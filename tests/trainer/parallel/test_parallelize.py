@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.trainer.parallel.ranks import fused_rows, in_parts
+from tests.trainer.parallel.ranks import fused_rows, in_parts, small_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from evofeed.errors import TrainerError
 from evofeed.kernels.runtime.peer_memory import PeerMemory, nbytes
+from evofeed.trainer.parallel import rows
 from evofeed.trainer.parallel.axis import Axis, Beside, axial_group
 from evofeed.trainer.parallel.collectives import send
+from evofeed.trainer.parallel.stacks import msa_rows
 
 # Of the largest value; the models of the first are in float64, the fused block in float32.
 EXACT, FUSED = 1e-12, 2e-4
@@ -65,6 +70,38 @@ def test_so_it_is_on_fused_operators_with_the_pairs_written_over(
     alone = Axis(group=None, rank=0, size=1)
     differences = fused_rows(alone) if ranks == 1 else found["fused rows 2"]
     assert len(differences) == 4 and max(differences.values()) < FUSED
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes of tensors that are alive at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._seen: Any = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, made)):
+            if isinstance(x, torch.Tensor):
+                self._seen[x.untyped_storage()] = x.untyped_storage().nbytes()
+        self.most = max(self.most, sum(self._seen.values()))
+        return made
+
+
+def test_pairs_that_are_written_over_are_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes of the pairs less: what a block was given, and what an operator was given."""
+    stack, (m, z, *masks) = small_stack(2, 48)
+    monkeypatch.setattr(rows, "ON_CPU", 100_000)  # four rows
+    rows._budget.cache_clear()
+    most = {}
+    for in_place in (False, True):
+        axis = Axis(group=None, rank=0, size=1, in_place=in_place)
+        with torch.no_grad(), Alive() as alive:
+            msa_rows(stack.eval(), axis, m, z.clone(), *masks, mask_trans=True)
+        most[in_place] = alive.most
+    rows._budget.cache_clear()
+    assert most[True] <= most[False] - 2 * z.nbytes
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
