@@ -160,16 +160,21 @@ def _show(found: Any, target: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    columns = [field.name for field in dataclasses.fields(found.default)]
+    every = [field.name for field in dataclasses.fields(found.default)]
+    columns = [n for n in every if len({getattr(one, n) for one, _ in found.trials}) > 1]
     table = Table(*columns, "step", "memory", "wait for data")
+    failed = []
     for settings, trial in found.trials:
         values = [str(getattr(settings, name)) for name in columns]
         if trial.error:
-            table.add_row(*values, trial.error)
+            named = ", ".join(map("{} {}".format, columns, values))
+            failed.append(f"not timed: {named}: {trial.error}")
         else:
             memory = f"{trial.peak_memory / 2**30:.1f} GiB"
             table.add_row(*values, _ms(trial), memory, f"{trial.wait_share:.1%}")
     Console().print(table)
+    for line in failed:
+        print(line)
     if found.chosen == found.default:
         print(f"{target}: the default, nothing was faster")
     elif found.ratios:

@@ -170,6 +170,22 @@ def test_the_command_writes_what_train_reads(
     assert target.read_text().startswith("# evofeed tune")
 
 
+def test_its_table_has_what_was_changed_and_fits_a_terminal(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text("preset: tiny\naccumulate: 2\n")
+    monkeypatch.setattr(trial, "launch", lambda *_, **options: Trial(seconds=(1.0,)))
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["--dataset", dataset, "--out", str(tmp_path / "tuned.yaml"), "--device", "cpu"]
+    done = CliRunner().invoke(_app(), [str(source), *words])
+    assert done.exit_code == 0, done.output
+    assert "checkpointing" in done.output and "batch_size" in done.output
+    assert "cuda_graphs" not in done.output  # a CPU has none to try
+    said = "not timed: checkpointing False, batch_size 8: 2 samples a step are no whole number"
+    assert said in done.output
+
+
 def _app() -> Any:
     import typer
 
