@@ -114,6 +114,7 @@ def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) 
     start = _terms_without_dropout(config, model, loss, first)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
+        options.snapshots = loader.state_dict()["snapshots"]
         dropout = config.replace(seed=max(options.dropout, 0))
         run(dropout, model, loss, loader, world=world, out=out, validate=validate)
         steps = [
@@ -168,6 +169,7 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
     rate = AlphaFoldLRScheduler(adam)
     ema = ExponentialMovingAverage(model.model, decay=settings.ema.decay)
     loader = build_loader(config, options.dataset, world)
+    options.snapshots = loader.state_dict()["snapshots"]
     chains = held_out(config, Dataset.open(options.validation), world)
     validate = Validator(config, model, chains, world)
 
@@ -325,6 +327,7 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
         "device": torch.cuda.get_device_name() if gpu else "CPU",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "parameters": options.parameters,
+        "dataset": options.snapshots,
         "seconds_per_step": statistics.median(s["seconds"] for s in found["steps"]),
         "peak_memory": torch.cuda.max_memory_allocated() if gpu else None,
         **found,
@@ -335,17 +338,21 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
 def compare(paths: Sequence[Path]) -> dict[str, Any]:
     """How far runs of each precision lie apart, term by term.
 
-    For each pair of runs with the same precision, kind of dropout and device: the start's largest
-    relative difference, and over the steps the mean of |a - b| divided by the mean of (a + b) / 2.
+    For each pair of runs with the same precision, kind of dropout, device and dataset: the start's
+    largest relative difference, and over the steps the mean of |a - b| divided by the mean of
+    (a + b) / 2.
     """
     runs = {path.stem: json.loads(path.read_text()) for path in paths}
     pairs = []
     for i, (name_a, a) in enumerate(runs.items()):
         for name_b, b in list(runs.items())[i + 1 :]:
-            kinds = [(x["precision"], x["dropout"] < 0, x["device"]) for x in (a, b)]
-            if kinds[0] == kinds[1]:
+            if _kind(a) == _kind(b):
                 pairs.append({"runs": [name_a, name_b], **_apart(a, b)})
     return {"runs": runs, "pairs": pairs}
+
+
+def _kind(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["precision"], run["dropout"] < 0, run["device"], run.get("dataset")
 
 
 def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
