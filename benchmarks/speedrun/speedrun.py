@@ -6,8 +6,8 @@
 
 DATA gets two simulated datasets, made once from fixed seeds: `train` (families to learn from) and
 `held_out` (other families; folds are drawn at random, so none is shared). The clock starts with
-the command `evofeed train` and counts everything: imports, compilation, the first read, every
-validation. It stops when lDDT-Ca over all held-out chains reaches the last target, or at
+the command `evofeed train` and counts everything: imports, compilation (Triton's cache is empty),
+the first read, every validation. It stops when lDDT-Ca over all held-out chains reaches the last target, or at
 `--seconds`. OUT gets `record.json` (times, curve, configuration, card, versions, commit) and
 `curve.png`.
 """
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -77,8 +79,9 @@ def race(options: argparse.Namespace, targets: list[float], run: Path) -> dict[s
     command += ["--validation", str(options.data / "held_out"), "--out", str(run)]
     if options.device:
         command += ["--device", options.device]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(run.parent / "compiled")}
     start = time.monotonic()
-    process = subprocess.Popen(command, stdout=sys.stderr)
+    process = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     curve: list[dict[str, float]] = []
     reached: dict[str, float | None] = {str(target): None for target in targets}
     for line in follow(run / "steps.jsonl", process, start + options.seconds):
@@ -105,6 +108,23 @@ def race(options: argparse.Namespace, targets: list[float], run: Path) -> dict[s
         "stopped_by": stopped_by,
         "command": "python " + " ".join(command),
         "curve": curve,
+    }
+
+
+def where_time_went(run: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Seconds before the first step, of the first ones, and of a usual one by part."""
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    times = [line["seconds"] for line in lines if "seconds" in line]
+    usual = [t for t in times[20:] or times if not t.get("validation")]
+    parts = {name: statistics.fmean(t.get(name, 0.0) for t in usual) for name in usual[0]}
+    return {
+        "before_first_step": round(facts["seconds_before_first_wait"], 1),
+        "first_steps": [round(sum(t.values()), 2) for t in times[:4]],
+        "first_validation": round(
+            next((t["validation"] for t in times if t.get("validation")), 0.0), 1
+        ),
+        "usual_step_ms": round(1e3 * statistics.median(sum(t.values()) for t in usual), 2),
+        "usual_parts_ms": {name: round(1e3 * mean, 2) for name, mean in parts.items()},
     }
 
 
@@ -153,6 +173,7 @@ def main() -> None:
         run = Path(folder) / "run"
         record = race(options, targets, run)
         facts = json.loads((run / "run.json").read_text())
+        record["seconds_by_part"] = where_time_went(run, facts)
     record |= {
         "cards": f"{facts['world_size']} x {facts['device']}",
         "commit": commit(),
