@@ -7,9 +7,9 @@
 DATA gets two simulated datasets, made once from fixed seeds: `train` (families to learn from) and
 `held_out` (other families; folds are drawn at random, so none is shared). The clock starts with
 the command `evofeed train` and counts everything: imports, compilation (Triton's cache is empty),
-the first read, every validation. It stops when lDDT-Ca over all held-out chains reaches the last target, or at
-`--seconds`. OUT gets `record.json` (times, curve, configuration, card, versions, commit) and
-`curve.png`.
+the first read, every validation. It stops when lDDT-Ca over all held-out chains reaches the last
+target, or at `--seconds`. OUT gets `record.json` (times, curve, configuration, card, versions,
+commit) and `curve.png`.
 """
 
 from __future__ import annotations
