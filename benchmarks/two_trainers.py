@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -40,6 +41,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.run.build import build_loader, build_model, build_plain, set_precision
+from evofeed.trainer.run.checkpoint import CHECKPOINTS, Checkpoint, checkpoint_in
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.stream import BatchStream, num_recycles
@@ -79,6 +81,9 @@ def arguments() -> argparse.Namespace:
     one.add_argument("--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks")
     one.add_argument("--seconds", type=float, default=1e9, help="OpenFold stops after so many")
     one.add_argument("--state", type=Path, help="where OpenFold stops and goes on from next time")
+    one.add_argument("--keep", type=Path, help="evofeed's run, with a checkpoint at --keep-at")
+    one.add_argument("--keep-at", type=int, default=0)
+    one.add_argument("--start", type=Path, help="begin at this checkpoint of evofeed's")
     one.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
     one.add_argument("--out", type=Path, required=True)
     both = verbs.add_parser("compare", help="table and picture of several runs")
@@ -95,7 +100,7 @@ def settings(options: argparse.Namespace) -> TrainConfig:
         seed=0,
         steps=options.steps,
         precision=options.precision,
-        checkpoint_every=0,
+        checkpoint_every=options.keep_at,
         profile_steps=0,
         validate_every=options.validate_every,
         validate_batches=options.validate_batches,
@@ -112,11 +117,14 @@ def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) 
     validate = Validator(config, model, chains, world)
     first = next(iter(build_loader(config, options.dataset, world)))
     start = _terms_without_dropout(config, model, loss, first)
+    options.snapshots = loader.state_dict()["snapshots"]
+    dropout = config.replace(seed=max(options.dropout, 0))
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        options.snapshots = loader.state_dict()["snapshots"]
-        dropout = config.replace(seed=max(options.dropout, 0))
-        run(dropout, model, loss, loader, world=world, out=out, validate=validate)
+        out = options.keep or Path(folder) / "run"
+        if options.start:
+            _begin_at(options.start, out, dropout.seed)
+        parts = {"world": world, "out": out, "validate": validate}
+        run(dropout, model, loss, loader, resume=bool(options.start), **parts)
         steps = [
             {
                 "step": line["step"],
@@ -129,6 +137,15 @@ def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) 
             for line in read_steps(out)
         ]
     return {"start": start, "steps": steps}
+
+
+def _begin_at(checkpoint: Path, out: Path, seed: int) -> None:
+    """Make a run that continues at another run's checkpoint with dropout masks of its own."""
+    copy = out / CHECKPOINTS / checkpoint.name
+    shutil.copytree(checkpoint, copy)
+    state = json.loads((copy / "state.json").read_text())
+    state["state"]["seed"] = seed
+    (copy / "state.json").write_text(json.dumps(state))
 
 
 class OpenFold(nn.Module):
@@ -188,10 +205,16 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
     else:
         first = next(iter(build_loader(config, options.dataset, world)))
         start, steps = _terms_without_dropout(config, model, with_breakdown, first), []
+    first_step = 0
+    if options.start:
+        first_step = _take_over(checkpoint_in(options.start), model.model, adam, ema)
+        loader.load_state_dict(checkpoint_in(options.start).state["loader"])
+        for _ in range(first_step):
+            rate.step()
     stream = BatchStream(loader)
     model.train()
     begin = time.perf_counter()
-    for step in range(len(steps), options.steps):
+    for step in range(first_step + len(steps), options.steps):
         batch = next(stream)
         _synchronize(world)
         began = time.perf_counter()
@@ -228,6 +251,26 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         torch.save({**state, "start": start, "steps": steps}, options.state)
     stream.close()
     return {"start": start, "steps": steps}
+
+
+def _take_over(checkpoint: Checkpoint, model: nn.Module, adam: Any, ema: Any) -> int:
+    """Put weights, their average and Adam's moments of evofeed's into OpenFold's; its step."""
+    average, moments = checkpoint.tensors("ema"), checkpoint.tensors("optimizer")
+    weights = checkpoint.tensors("model")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights.pop(name))
+            ema.params[name].copy_(average.pop(name))
+            adam.state[parameter] = {
+                "step": torch.tensor(float(moments["updates"])),
+                **{
+                    moment: moments[f"{moment}.{name}"].to(parameter.device)
+                    for moment in ("exp_avg", "exp_avg_sq")
+                },
+            }
+    if weights or average:
+        raise ValueError(f"OpenFold has no parameters for {sorted(weights)[:3]}")
+    return checkpoint.step
 
 
 class _VerboseScheduler(torch.optim.lr_scheduler.LRScheduler):
@@ -328,6 +371,7 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "parameters": options.parameters,
         "dataset": options.snapshots,
+        "first_step": found["steps"][0]["step"],
         "seconds_per_step": statistics.median(s["seconds"] for s in found["steps"]),
         "peak_memory": torch.cuda.max_memory_allocated() if gpu else None,
         **found,
@@ -338,9 +382,9 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
 def compare(paths: Sequence[Path]) -> dict[str, Any]:
     """How far runs of each precision lie apart, term by term.
 
-    For each pair of runs with the same precision, kind of dropout, device and dataset: the start's
-    largest relative difference, and over the steps the mean of |a - b| divided by the mean of
-    (a + b) / 2.
+    For each pair of runs with the same precision, kind of dropout, device, dataset and first
+    step: the start's largest relative difference, and over the steps the mean of |a - b| divided
+    by the mean of (a + b) / 2.
     """
     runs = {path.stem: json.loads(path.read_text()) for path in paths}
     pairs = []
@@ -352,7 +396,8 @@ def compare(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _kind(run: dict[str, Any]) -> tuple[Any, ...]:
-    return run["precision"], run["dropout"] < 0, run["device"], run.get("dataset")
+    first, dataset = run.get("first_step", 0), run.get("dataset")
+    return run["precision"], run["dropout"] < 0, run["device"], dataset, first
 
 
 def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,8 @@ from evofeed.trainer.report.settings_table import (
     run_settings,
     table,
 )
+from evofeed.trainer.run.nonfinite import NONFINITE
+from evofeed.trainer.run.watchdog import HANGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def _page(runs: Sequence[_Run]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}: training report</title><style>\n{style}</style></head>\n<body>"
         f"<h1>{title}</h1><p>{names}</p>\n"
+        f"{_section('What went wrong', _troubles(runs), panels=False)}"
         f"{_section('Loss', _losses(runs))}"
         f"{_section('Validation', _validation(runs))}"
         f"{_section('Structure', _structures(runs))}"
@@ -104,8 +107,39 @@ def _section(title: str, parts: Sequence[str], *, panels: bool = True) -> str:
     return f"<h2>{title}</h2>\n" + (f'<div class="panels">{body}</div>\n' if panels else body)
 
 
+def _troubles(runs: Sequence[_Run]) -> list[str]:
+    """Steps without a finite gradient and times without a step, with where to look."""
+    parts = []
+    for run in runs:
+        who = f"{escape(run.name)}: " if len(runs) > 1 else ""
+        skipped = [line["step"] for line in run.steps if not line.get("finite", True)]
+        kept = sorted(path.name for path in (run.folder / NONFINITE).glob("step_*"))
+        if skipped:
+            first = ", ".join(map(str, skipped[:_LISTED])) + (" ..." if skipped[_LISTED:] else "")
+            again = f" <code>evofeed replay {escape(str(run.folder / NONFINITE / kept[0]))}</code>"
+            parts.append(
+                f"<p>{who}{len(skipped)} of {len(run.steps):,} steps had no finite gradient and "
+                f"changed nothing: {first}.{again + ' repeats the first.' if kept else ''}</p>"
+            )
+        hangs = sorted(path.name for path in (run.folder / HANGS).glob("*.txt"))
+        if hangs:
+            parts.append(
+                f"<p>{who}it stopped because no step came: "
+                f"<code>{escape(str(run.folder / HANGS / hangs[-1]))}</code> has the stacks of all "
+                "threads.</p>"
+            )
+    return parts
+
+
+_LISTED = 10  # steps named one by one
+
+
 def _losses(runs: Sequence[_Run]) -> list[str]:
-    """Loss, gradient norm and rate, and each term that is not zero throughout."""
+    """Loss, gradient norm and rate, and each term that is not zero throughout.
+
+    A term of which a sample has nothing is 0 there and left out: confidence is learnt from
+    structures of a good resolution alone.
+    """
     lines = [line.get("terms", {}) for run in runs for line in run.steps]
     names = dict.fromkeys(name for terms in lines for name in terms)
     parts = [
@@ -114,8 +148,10 @@ def _losses(runs: Sequence[_Run]) -> list[str]:
         _over_steps(runs, "learning rate", lambda line: line.get("rate")),
     ]
     for name in names:
-        if name != "loss" and any(terms.get(name, 0) != 0 for terms in lines):
-            parts.append(_over_steps(runs, name, _term(name)))
+        values = [terms.get(name) for terms in lines]
+        if name != "loss" and any(values):
+            partly = " (of the samples that have it)" if 0 in values else ""
+            parts.append(_over_steps(runs, name + partly, _term(name), zeros=False))
     return parts
 
 
@@ -129,12 +165,14 @@ def _over_steps(
     value: Callable[[Mapping[str, Any]], float | None],
     *,
     cut: bool = False,
+    zeros: bool = True,
 ) -> str:
     """A chart of something each step has; `cut`: a few steps far above do not set its axis."""
-    curves = [
-        Curve(run=i, steps=[line["step"] for line in run.steps], values=[*map(value, run.steps)])
-        for i, run in enumerate(runs)
-    ]
+    curves = []
+    for i, run in enumerate(runs):
+        points = [(line["step"], value(line)) for line in run.steps]
+        points = [(step, v) for step, v in points if zeros or v != 0]
+        curves.append(Curve(run=i, steps=[s for s, _ in points], values=[v for _, v in points]))
     known = np.array([v for curve in curves for v in curve.values if v is not None])
     if not (cut and len(known)):
         return chart(title, curves)

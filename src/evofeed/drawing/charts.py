@@ -57,7 +57,7 @@ def chart(
     every_x = np.concatenate([x for _, x, _ in drawn])
     bottom = float(every_y.min()) if low is None else low
     top = float(every_y.max()) if high is None else high
-    if top <= bottom:
+    if top - bottom <= 1e-6 * abs(bottom):  # the same but for rounding
         bottom, top = bottom - (abs(bottom) or 1) * 0.05, bottom + (abs(bottom) or 1) * 0.05
     axes = _Axes(float(every_x.min()), float(every_x.max()), bottom, top)
     body = "".join(_line(run, x, y, axes, dots=dots) for run, x, y in drawn)
@@ -140,11 +140,13 @@ def _line(run: int, x: np.ndarray, y: np.ndarray, axes: _Axes, *, dots: bool) ->
     size = math.ceil(len(x) / _POINTS)
     if size == 1:
         path = _path(x, y, axes)
+        known = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
+        alone = ~known[:-2] & ~known[2:]
         marks = "".join(
             f'<circle cx="{axes.x(a):.1f}" cy="{axes.y(b):.1f}" r="2.5"/>'
-            for a, b in zip(x, y, strict=True)
+            for a, b, single in zip(x, y, alone, strict=True)
             # A number alone between gaps would not be seen as a line.
-            if math.isfinite(b) and (dots or len(x) == 1)
+            if math.isfinite(b) and (dots or single)
         )
         return f'<g class="run{run}"><path class="line" d="{path}"/>{marks}</g>'
     kept = [
@@ -183,7 +185,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _number(value: float, digits: int = 3) -> str:
-    return f"{value:,.0f}" if 1_000 <= abs(value) < 100_000 else f"{value:.{digits}g}"
+    if 1_000 <= abs(value) < 100_000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
 
 
 def _told_apart(values: list[float]) -> list[str]:

@@ -17,6 +17,8 @@ from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.page import write_page
 from evofeed.trainer.report.settings_table import differences, preset_settings, run_settings
+from evofeed.trainer.run.nonfinite import NONFINITE
+from evofeed.trainer.run.watchdog import HANGS
 
 _SECONDS = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.001}
 
@@ -96,6 +98,41 @@ def test_a_run_without_validation_or_structure_has_no_panel_for_them(tmp_path: P
         assert f"<h2>{title}</h2>" not in page
     assert "<polyline" not in page and "operators" not in " ".join(_panels(page))
     assert not re.findall(r"<svg[^>]*></svg>|<table[^>]*></table>|<h2>[^<]*</h2>\s*<h2>", page)
+
+
+def test_the_page_says_what_went_wrong_and_how_to_look_at_it(tmp_path: Path) -> None:
+    run = _make_run(tmp_path / "a")
+    page = write_page([run], tmp_path / "a.html").read_text()
+    assert "What went wrong" not in page
+    lines = [json.loads(line) for line in (run / STEPS).read_text().splitlines()]
+    for line in lines[3:15]:
+        line["finite"] = False
+    (run / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / NONFINITE / "step_00000003.rank0").mkdir(parents=True)
+    (run / HANGS).mkdir()
+    (run / HANGS / "step_00000039.rank0.txt").write_text("stacks")
+    page = write_page([run], tmp_path / "a.html").read_text()
+    assert "12 of 40 steps had no finite gradient and changed nothing: 3, 4, 5, 6" in page
+    assert f"<code>evofeed replay {run / NONFINITE / 'step_00000003.rank0'}</code>" in page
+    assert f"<code>{run / HANGS / 'step_00000039.rank0.txt'}</code>" in page
+
+
+def test_a_term_that_only_some_samples_have_is_drawn_for_those(tmp_path: Path) -> None:
+    run = _make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / STEPS).read_text().splitlines()]
+    for line in lines[::4]:
+        line["terms"]["violation"] = 2.0 + line["step"]
+    (run / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_page([run], tmp_path / "a.html").read_text()
+    drawn = re.search(
+        r'violation \(of the samples that have it\).*?class="line" d="(.*?)"', page, re.DOTALL
+    )
+    assert drawn is not None and len(re.findall("[ML]", drawn[1])) == 10
+
+
+def test_a_number_between_gaps_is_a_dot() -> None:
+    curve = Curve(run=0, steps=[0, 1, 2, 3], values=[1.0, None, 2.0, 3.0])
+    assert chart("a", [curve]).count("<circle") == 1
 
 
 def test_two_runs_share_each_panel_and_their_settings_are_compared(
