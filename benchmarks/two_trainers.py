@@ -115,8 +115,10 @@ def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) 
     loader = build_loader(config, options.dataset, world)
     chains = held_out(config, Dataset.open(options.validation), world)
     validate = Validator(config, model, chains, world)
-    first = next(iter(build_loader(config, options.dataset, world)))
-    start = _terms_without_dropout(config, model, loss, first)
+    start: dict[str, float] = {}
+    if not options.start:
+        first = next(iter(build_loader(config, options.dataset, world)))
+        start = _terms_without_dropout(config, model, loss, first)
     options.snapshots = loader.state_dict()["snapshots"]
     dropout = config.replace(seed=max(options.dropout, 0))
     with tempfile.TemporaryDirectory() as folder:
@@ -202,6 +204,8 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         for name, part in parts.items():
             part.load_state_dict(kept[name])
         start, steps = kept["start"], kept["steps"]
+    elif options.start:
+        start, steps = {}, []
     else:
         first = next(iter(build_loader(config, options.dataset, world)))
         start, steps = _terms_without_dropout(config, model, with_breakdown, first), []
@@ -238,7 +242,8 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         }
         line["seconds"] = time.perf_counter() - began  # float() above has waited for the GPU
         done = step + 1
-        if done % options.validate_every == 0 or done == options.steps:
+        every = options.validate_every
+        if every and (done % every == 0 or done == options.steps):
             line["metrics"] = _validate(model, ema, validate)
         steps.append(line)
         if time.perf_counter() - begin > options.seconds:
@@ -410,14 +415,16 @@ def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     def distance(values: list[tuple[float, float]]) -> float:
         return sum(abs(x - y) for x, y in values) / sum((abs(x) + abs(y)) / 2 for x, y in values)
 
-    starts = [(a["start"][name], b["start"][name]) for name in TERMS]
+    starts = [(a["start"][name], b["start"][name]) for name in TERMS if a["start"]]
     measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x and "metrics" in y]
     return {
         "same_trainer": a["trainer"] == b["trainer"],
         "precision": a["precision"],
         "dropout": a["dropout"] >= 0,
         "steps": count,
-        "start": max(distance([pair]) for pair in starts if max(map(abs, pair)) > 0),
+        "start": max(
+            (distance([pair]) for pair in starts if max(map(abs, pair)) > 0), default=None
+        ),
         "terms": {
             name: distance([(x["terms"][name], y["terms"][name]) for x, y in steps])
             for name in TERMS
@@ -498,7 +505,7 @@ def main() -> int:
         terms = "  ".join(f"{name} {value:.2e}" for name, value in pair["terms"].items())
         print(
             f"{' | '.join(pair['runs'])} ({pair['precision']}, {kind}): start "
-            f"{pair['start']:.1e}; {terms}; norm {pair['norm']:.2e}; lDDT {pair['lddt_ca']}"
+            f"{pair['start']}; {terms}; norm {pair['norm']:.2e}; lDDT {pair['lddt_ca']}"
         )
     return 0
 
