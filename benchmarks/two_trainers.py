@@ -12,6 +12,12 @@ for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed trai
 which only calls them, is left out. `--dropout` seeds the dropout masks alone, -1 turns dropout
 off: what two dropout seeds of one trainer differ by is the measure of what two trainers may.
 OpenFold's curve is written every few steps; with `--seconds` and `--state` it goes on another time.
+With `--start` either begins at a checkpoint of evofeed's (`--keep`, `--keep-at`): what lies apart
+then was not brought along. The recorded runs' data:
+
+    evofeed synth raw/ --chains 240 --seed 7 --mean-length 200 --mean-depth 400 --mean-members 4
+    evofeed featurize raw/ DATA
+
 Validation: averaged weights, four recycles, on chains that are not trained on.
 """
 
