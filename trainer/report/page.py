@@ -18,6 +18,7 @@ from evofeed.drawing.charts import RUNS, Curve, bars, chart
 from evofeed.drawing.structure_view import structure_view
 from evofeed.errors import InputError
 from evofeed.files import write_atomic
+from evofeed.run_files import HANGS, NONFINITE
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
 from evofeed.trainer.log.step_times import PARTS
 from evofeed.trainer.report.run_report import (
@@ -32,8 +33,6 @@ from evofeed.trainer.report.settings_table import (
     run_settings,
     table,
 )
-from evofeed.trainer.run.nonfinite import NONFINITE
-from evofeed.trainer.run.watchdog import HANGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from evofeed.errors import TrainerError
 from evofeed.kernels import OnePass
+from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.log.clock import StepClock
@@ -31,7 +32,7 @@ from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.flat import FlatOptimizer
 from evofeed.trainer.run.gradients import watch_gradients
 from evofeed.trainer.run.graphs import Recycling, Replay, State
-from evofeed.trainer.run.nonfinite import NONFINITE, HeldBatches, Pass, keep_step
+from evofeed.trainer.run.nonfinite import HeldBatches, Pass, keep_step
 from evofeed.trainer.run.optim import learning_rate
 from evofeed.trainer.run.overlap import OverlappedMean
 from evofeed.trainer.run.precision import LossScale, autocast

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from evofeed.errors import CheckpointError
+from evofeed.run_files import NONFINITE
 
-NONFINITE = "nonfinite"
-"""The folder of a run that holds its steps without a finite gradient."""
 ENTRY = "entry.json"
 _KEPT = 8  # whole steps of a run; later ones keep their entry alone
 

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evofeed.run_files import HANGS
+
 _LOG = logging.getLogger(__name__)
-HANGS = "hangs"
-"""The folder of a run that holds what its ranks were doing when nothing moved."""
 _HISTORY = 101  # steps whose median counts
 
 

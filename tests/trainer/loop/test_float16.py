@@ -11,6 +11,7 @@ from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 from tests.trainer.synthetic_batch import synthetic_batch
 from torch import Tensor
 
+from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
@@ -21,7 +22,6 @@ from evofeed.trainer.report.run_report import report_rows
 from evofeed.trainer.run import precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
-from evofeed.trainer.run.nonfinite import NONFINITE
 from evofeed.trainer.run.precision import LossScale, autocast
 
 FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)

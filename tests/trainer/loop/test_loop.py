@@ -12,13 +12,14 @@ import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 from evofeed.errors import TrainerError
+from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run import telemetry
 from evofeed.trainer.run.checkpoint import CHECKPOINTS
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
-from evofeed.trainer.run.nonfinite import NONFINITE, read_step
+from evofeed.trainer.run.nonfinite import read_step
 
 FAST = OptimConfig(warmup_steps=2, learning_rate=1e-2, ema_decay=0.9)
 

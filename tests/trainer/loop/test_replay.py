@@ -12,6 +12,7 @@ import torch
 
 from evofeed.errors import CheckpointError
 from evofeed.loader import FeatureLoader
+from evofeed.run_files import NONFINITE
 from evofeed.store import Dataset
 from evofeed.trainer.commands import replay
 from evofeed.trainer.config import TrainConfig
@@ -19,7 +20,7 @@ from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.run.build import loader_config
 from evofeed.trainer.run.distributed import World
-from evofeed.trainer.run.nonfinite import NONFINITE, Pass, keep_step
+from evofeed.trainer.run.nonfinite import Pass, keep_step
 from evofeed.trainer.run.replay import replay_step
 from evofeed.trainer.run.train import train
 

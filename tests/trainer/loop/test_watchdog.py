@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
+from evofeed.run_files import HANGS
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.run.checkpoint import CHECKPOINTS, newest_checkpoint
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
-from evofeed.trainer.run.watchdog import HANGS, Watchdog
+from evofeed.trainer.run.watchdog import Watchdog
 
 
 class StuckLoader(TinyLoader):
