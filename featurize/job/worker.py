@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from dataclasses import dataclass
 from multiprocessing import connection as pipes
 from multiprocessing.connection import Connection
@@ -223,9 +222,7 @@ def _fork(mine: socket.socket, theirs: socket.socket) -> int:
     watcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    with warnings.catch_warnings():  # Python 3.12 warns of the sleeping threads of BLAS and Arrow,
-        warnings.simplefilter("ignore", DeprecationWarning)  # which both handle a fork
-        pid = os.fork()
+    pid = os.fork()
     if pid:
         return pid
     code = 1
