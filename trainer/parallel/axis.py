@@ -43,7 +43,9 @@ class Beside:
         return sent
 
     def takes(self, x: Tensor, most: int) -> bool:
-        """Whether such a tensor goes beside: not where a CUDA graph is recorded, which then failed.
+        """Whether such a tensor goes beside: not in a CUDA graph, where it gains nothing.
+
+        Its programs hold registers that kernels of a program a multiprocessor wait for.
 
         Args:
             x: what is to be sent.
