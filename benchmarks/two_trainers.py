@@ -421,7 +421,7 @@ def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     def distance(values: list[tuple[float, float]]) -> float:
         return sum(abs(x - y) for x, y in values) / sum((abs(x) + abs(y)) / 2 for x, y in values)
 
-    starts = [(a["start"][name], b["start"][name]) for name in TERMS if a["start"]]
+    starts = [(a["start"][name], b["start"][name]) for name in TERMS if a["start"] and b["start"]]
     measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x and "metrics" in y]
     return {
         "same_trainer": a["trainer"] == b["trainer"],
