@@ -48,3 +48,10 @@ def test_made_again_it_is_what_was_kept(
     for again, first in zip(_gradients(module, x, mask), kept, strict=True):
         # the backward pass rounds 1 / std once more
         torch.testing.assert_close(again, first, rtol=1e-5, atol=1e-5 * float(first.abs().max()))
+
+
+def test_a_small_card_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gigabytes, kept in ((None, True), (40, False), (80, True)):
+        memory = None if gigabytes is None else gigabytes * 10**9
+        monkeypatch.setattr(projection, "card_bytes", lambda memory=memory: memory)
+        assert projection.keeps((16, 16), torch.float32) is kept
