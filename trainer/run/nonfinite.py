@@ -111,6 +111,12 @@ def read_step(folder: Path) -> KeptStep:
     """
     from safetensors.torch import load_file
 
+    kept = sorted(path.parent for path in folder.glob(f"{NONFINITE}/*/{ENTRY}"))
+    if kept:
+        raise CheckpointError(
+            f"this is a run; its kept steps are {', '.join(map(str, kept))}: give one of them",
+            path=str(folder),
+        )
     try:
         entry = json.loads((folder / ENTRY).read_text())
     except (OSError, ValueError) as error:

@@ -106,3 +106,10 @@ def test_only_the_first_steps_are_kept_whole_and_the_others_say_so(tmp_path: Pat
         replay_step(tmp_path / "step_9", torch.device("cpu"))
     with pytest.raises(CheckpointError, match="no kept step"):
         replay_step(tmp_path / "elsewhere", torch.device("cpu"))
+
+
+def test_a_run_in_place_of_a_step_names_its_steps(tmp_path: Path) -> None:
+    one = Pass(batch={"x": torch.ones(2)}, seed=1)
+    keep_step(tmp_path / "nonfinite/step_00000004.rank0", {"step": 4}, [one], {"w": torch.ones(1)})
+    with pytest.raises(CheckpointError, match=r"nonfinite/step_00000004\.rank0: give one"):
+        replay_step(tmp_path, torch.device("cpu"))
