@@ -194,10 +194,11 @@ def test_an_epochs_order_is_made_once_for_all_ranks(
 
 
 def test_short_questions_are_answered_on_the_event_loop(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    start: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = f"/v1/datasets/demo/snapshots/{served.second}"
-    shard = served.get(f"/snapshots/{served.second}").json()["shards"][0]["name"]
+    client = start(datasets={"demo": str(folder[0])})  # its own: other tests' columns are ready
+    snapshot = f"/v1/datasets/demo/snapshots/{folder[2]}"
+    shard = client.get(snapshot).json()["shards"][0]["name"]
     asked = Counter[str]()
     run = Work.run
 
@@ -207,14 +208,14 @@ def test_short_questions_are_answered_on_the_event_loop(
 
     def threads(path: str) -> int:
         asked.clear()
-        assert served.client.get(path).status_code == 200
+        assert client.get(path).status_code == 200
         return asked["threads"]
 
-    served.client.get(f"{snapshot}/chains?limit=3&max_length=100")  # its columns are made ready
-    served.client.get(f"{snapshot}/chains/0000_A")
-    served.client.get(f"/v1/datasets/demo/shards/{shard}")
+    client.get(f"{snapshot}/chains?limit=3&max_length=100")  # its columns are made ready
+    client.get(f"{snapshot}/chains/0000_A")
+    client.get(f"/v1/datasets/demo/shards/{shard}")
     monkeypatch.setattr("evofeed.service.catalog._URI_SECONDS", 600.0)
-    served.client.get(snapshot)
+    client.get(snapshot)
     monkeypatch.setattr(Work, "run", counted)
     assert threads(f"{snapshot}/chains?limit=4&max_length=91") == 0
     assert threads(f"{snapshot}/chains/0003_A") == 0
@@ -224,13 +225,13 @@ def test_short_questions_are_answered_on_the_event_loop(
     assert threads(f"{snapshot}/chains?limit=201&max_length=92") == 1
     assert threads(f"{snapshot}/chains?limit=4&max_length=93&count=true") == 1
     monkeypatch.setattr("evofeed.service.work._HERE_SECONDS", -1.0)
-    slow = served.client.get(f"{snapshot}/chains?limit=4&max_length=94")
+    slow = client.get(f"{snapshot}/chains?limit=4&max_length=94")
     assert asked["threads"] == 2, "what takes too long goes on in a thread"
     assert (
         slow.json()["chains"]
         == [
             row
-            for row in served.client.get(f"{snapshot}/chains?limit=1000").json()["chains"]
+            for row in client.get(f"{snapshot}/chains?limit=1000").json()["chains"]
             if row["num_res"] <= 94
         ][:4]
     )
