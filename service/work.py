@@ -23,8 +23,7 @@ _T = TypeVar("_T")
 _THREADS: Final = 16  # of a dataset, for what is short
 _HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
 _MAX_POOLS: Final = 256  # the longest unused are let go
-_MAX_WAITING: Final = {False: 500, True: 24}  # short and heavy requests of a dataset: who comes
-# when so much heavy work waits is told at once to come again, so that nobody waits for a second
+_MAX_WAITING: Final = 500  # requests of a dataset
 _HERE_SECONDS: Final = 0.002  # of computing that a question may take on the event loop
 _NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
@@ -105,8 +104,8 @@ class Work:
         """
         if heavy and self._waiting[("heavy", caller)] >= self._heavy:
             raise _too_many(429, f"{self._heavy} such requests of yours wait or run already")
-        if self._waiting[(dataset, heavy)] >= _MAX_WAITING[heavy]:
-            raise _too_many(503, f"{_MAX_WAITING[heavy]} such requests wait or run already")
+        if self._waiting[(dataset, heavy)] >= _MAX_WAITING:
+            raise _too_many(503, f"{_MAX_WAITING} requests wait already")
 
     def close(self) -> None:
         """Take no more work; do not wait for what is stuck."""

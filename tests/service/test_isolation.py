@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -23,7 +22,6 @@ from evofeed.service import work
 from evofeed.service.auth import create_token
 from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
-from evofeed.service.problems import Problem
 from evofeed.service.snapshot import StoreView
 from evofeed.service.work import Work
 from evofeed.store import Dataset
@@ -134,30 +132,6 @@ def test_a_row_that_went_bad_is_503_for_itself(start: Start, folder) -> None:
             assert "s3://" not in answer.text
     home = client.get("/")
     assert home.status_code == 200 and "45" in home.text
-
-
-def test_heavy_work_of_many_callers_is_refused_before_it_waits_for_long() -> None:
-    threads, go_on = Work(30.0, heavy=16), threading.Event()
-
-    async def ask() -> list[int]:
-        waiting = [
-            asyncio.create_task(
-                threads.run(partial(go_on.wait, 60), dataset="a", caller=str(n), heavy=True)
-            )
-            for n in range(24)
-        ]
-        await asyncio.sleep(0)
-        with pytest.raises(Problem) as refused:
-            threads.require_room("a", "another", heavy=True)
-        threads.require_room("a", "another", heavy=False)
-        threads.require_room("b", "another", heavy=True)
-        go_on.set()
-        assert await asyncio.gather(*waiting) == [True] * 24
-        threads.require_room("a", "another", heavy=True)
-        return [refused.value.status, int(refused.value.headers["Retry-After"])]
-
-    assert asyncio.run(ask()) == [503, 1]
-    threads.close()
 
 
 def test_one_caller_cannot_pile_up_heavy_work(
