@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from benchmarks.loader_checks import Batch, hidden_syncs, want_mask
-from benchmarks.loader_gpu import Consumer, featurise_times, feed, queued_work
+from benchmarks.loader_gpu import Consumer, featurize_times, feed, queued_work
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Assemblies, Dataset
@@ -138,7 +138,7 @@ def work(options: argparse.Namespace, sets: Sets, _: float) -> dict[str, Any]:
     for name, dataset in sets.items():
         for fused in (True, False):
             config = preset(options).replace(epoch_len=24)
-            times = featurise_times(dataset, config, options.device, 8, fused=fused)  # type: ignore[arg-type]
+            times = featurize_times(dataset, config, options.device, 8, fused=fused)  # type: ignore[arg-type]
             queued = {} if options.device == "cpu" else queued_work(dataset, config, fused=fused)  # type: ignore[arg-type]
             found[f"{name}, {'kernels' if fused else 'plain torch'}"] = {**times, **queued}
     return found

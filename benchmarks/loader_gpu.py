@@ -192,7 +192,7 @@ def cpu_seconds(loader: FeatureLoader) -> float:
     return time.process_time() + float(loader.stats()["reader_cpu_seconds"])
 
 
-def featurise_times(
+def featurize_times(
     dataset: Dataset, config: LoaderConfig, device: str, chains: int, *, fused: bool
 ) -> dict[str, Any]:
     """Time of one recycle's features and of the constant part, on an idle device."""
@@ -443,10 +443,10 @@ def run_stages(
                 for kind, fused in (("kernels", True), ("plain_torch", False))
             }
             save(f"{name} host: {here['host']}")
-        if "featurise" in stages:
-            for kind, fused in (("featurise", True), ("featurise_in_plain_torch", False)):
+        if "featurize" in stages:
+            for kind, fused in (("featurize", True), ("featurize_in_plain_torch", False)):
                 count = 8 if small else 24
-                here[kind] = featurise_times(dataset, config, device, count, fused=fused)
+                here[kind] = featurize_times(dataset, config, device, count, fused=fused)
                 if device == "cuda":
                     here[kind]["queued"] = queued_work(dataset, config, fused=fused)
                 save(f"{name} {kind}: {here[kind]}")
@@ -486,7 +486,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500, help="steps at 50 ms")
     parser.add_argument("--slow-steps", type=int, default=200, help="steps at 250 ms")
-    parser.add_argument("--stages", default="devices copy host featurise cold feed plain peer")
+    parser.add_argument("--stages", default="devices copy host featurize cold feed plain peer")
     parser.add_argument("--data", help="keep the chains here, for several runs")
     parser.add_argument("--preset", choices=["initial_training", "finetuning"])
     parser.add_argument("--sleep", action="store_true", help="the step sleeps, see Consumer")

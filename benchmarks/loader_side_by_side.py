@@ -79,7 +79,7 @@ def main() -> None:
             peer += ["--peer-steps", str(args.peer_steps), *steps]
             parts["peer_initial_training"] = [*peer, "--preset", "initial_training"]
             parts["peer_finetuning"] = [*peer, "--preset", "finetuning"]
-        parts["sample"] = ["--stages", "copy host featurise cold", *steps]
+        parts["sample"] = ["--stages", "copy host featurize cold", *steps]
         slow = ["--stages", "feed", "--sleep", "--steps", "0", "--slow-steps", str(args.steps)]
         running = []
         try:

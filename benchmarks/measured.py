@@ -91,7 +91,7 @@ def loader() -> list[Row]:
     ours, peer = here["step_50_ms"], here["step_50_ms_openfold_dataloader"]
     wait, peer_wait = ours["data_wait_ms"], peer["data_wait_ms"]
     tensors = tuning["step_50_ms_openfold_dataloader"]["mb_per_sample"]
-    busy = here["featurise"]["queued"]["device_busy_ms_a_sample"]
+    busy = here["featurize"]["queued"]["device_busy_ms_a_sample"]
     return [
         (
             "sample to the GPU",

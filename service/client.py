@@ -112,7 +112,7 @@ class Client(SnapshotRequests, SearchRequests):
     # jobs
 
     def submit(self, dataset: str, input_uri: str, **options: Any) -> Job:
-        """Featurise raw files into a dataset; `options` are the other fields of `POST /v1/jobs`."""
+        """Featurize raw files into a dataset; `options` are the other fields of `POST /v1/jobs`."""
         new = {"dataset": dataset, "input_uri": input_uri, **options}
         return made(Job, self._send("POST", "/v1/jobs", new))
 

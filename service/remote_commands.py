@@ -49,7 +49,7 @@ def featurize(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it has ended.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Have the service featurise raw files.
+    """Have the service featurize raw files.
 
     Example: evofeed --service http://host:8461 featurize /data/raw pdb
     """
