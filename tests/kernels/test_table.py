@@ -47,7 +47,8 @@ def test_an_operator_has_all_five(op: str) -> None:
     assert words and (later or backward == "no gradient")
     plain = importlib.import_module(f"evofeed.kernels.ops.{op}.reference")
     assert reference.strip("`") in plain.__all__
-    assert "\ndef test_" in (ROOT / "tests/kernels" / test.strip("`")).read_text()
+    tests = (ROOT / "tests/kernels" / test.strip("`")).read_text()
+    assert "\ndef test_" in tests and "\npytestmark = pytest.mark.gpu\n" in tests
     assert test.strip("`") == f"{op}/test_op.py" and benchmark.strip("`") == f"{op}.py"
     assert "\ndef section(" in (ROOT / "benchmarks/kernels" / benchmark.strip("`")).read_text()
     if public.startswith("`"):

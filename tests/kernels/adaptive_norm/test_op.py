@@ -16,6 +16,8 @@ from evofeed.kernels.ops.adaptive_norm.op import (
     adaptive_norm_fits,
 )
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, None], ids=["float32", "16 bits"])
 @pytest.mark.parametrize(("C", "K"), [(16, 24), (48, 16), (768, 384)])

@@ -10,6 +10,8 @@ from evofeed.kernels import reference
 from evofeed.kernels.ops.attention.op import biased_attention
 from evofeed.kernels.runtime.tiles import AttentionTiles, Tile, override
 
+pytestmark = pytest.mark.gpu
+
 Check = Callable[..., None]
 
 

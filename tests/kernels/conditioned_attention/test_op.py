@@ -17,6 +17,8 @@ from evofeed.kernels.ops.conditioned_attention.op import (
     conditioned_attention_fits,
 )
 
+pytestmark = pytest.mark.gpu
+
 B, R, N = 2, 3, 17
 Op = Callable[..., Tensor]
 

@@ -16,6 +16,8 @@ from evofeed.kernels.ops.conditioned_transition.op import (
     conditioned_transition_fits,
 )
 
+pytestmark = pytest.mark.gpu
+
 
 def tensors_of(C: int, K: int, N: int, third: bool) -> list[Tensor]:
     """a and s, then in the order of `ConditionedWeights`."""

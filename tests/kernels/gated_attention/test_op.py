@@ -15,6 +15,8 @@ from evofeed.kernels.ops.gated_attention.op import (
 )
 from evofeed.kernels.ops.pair_bias.op import pair_bias
 
+pytestmark = pytest.mark.gpu
+
 Check = Callable[..., None]
 
 

@@ -14,6 +14,8 @@ from evofeed.kernels.ops.global_attention.op import (
     global_column_attention,
 )
 
+pytestmark = pytest.mark.gpu
+
 Check = Callable[..., None]
 
 

@@ -10,6 +10,8 @@ from evofeed.kernels import layer_norm, reference
 from evofeed.kernels.ops.layer_norm.op import rows_and_strides
 from evofeed.kernels.runtime.tiles import override, small_norm
 
+pytestmark = pytest.mark.gpu
+
 Check = Callable[..., None]
 
 

@@ -8,6 +8,8 @@ from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
 from evofeed.kernels.ops.optimizer.reference import adam_ema_step
 
+pytestmark = pytest.mark.gpu
+
 
 def _optimizer(
     device: str, size: int = 5000, dtype: torch.dtype = torch.float32, **options: float

@@ -17,6 +17,8 @@ from evofeed.kernels.ops.outer_product_mean.op import (
     outer_product_mean_with_input,
 )
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("precise", [True, False])
 def test_outer_product_mean(

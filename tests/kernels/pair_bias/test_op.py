@@ -12,6 +12,8 @@ from torch import Tensor
 from evofeed.kernels import reference
 from evofeed.kernels.ops.pair_bias.op import pair_bias, pair_bias_with_input
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("precise", [True, False])
 def test_pair_bias(precise: bool, half: torch.dtype, device: str, three_way: Check) -> None:

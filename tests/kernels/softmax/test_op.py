@@ -7,6 +7,8 @@ import torch
 
 from evofeed.kernels import masked_softmax, reference
 
+pytestmark = pytest.mark.gpu
+
 Check = Callable[..., None]
 
 

@@ -12,6 +12,8 @@ from evofeed.errors import UnsupportedShape
 from evofeed.kernels import reference
 from evofeed.kernels.ops.swiglu.op import SwigluWeights, swiglu_transition
 
+pytestmark = pytest.mark.gpu
+
 ALL = "mask residual"
 
 

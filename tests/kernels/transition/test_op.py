@@ -12,6 +12,8 @@ from torch import Tensor
 from evofeed.kernels import reference
 from evofeed.kernels.ops.transition.op import TransitionWeights, transition, transition_fits
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize(("masked", "C"), [(True, 32), (False, 32), (True, 256)])
 def test_transition(masked: bool, C: int, device: str, three_way: Check) -> None:

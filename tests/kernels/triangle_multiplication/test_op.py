@@ -16,6 +16,8 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_fits,
 )
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("outgoing", [True, False])
 def test_triangle_multiplication(outgoing: bool, device: str, three_way: Check) -> None:

@@ -17,6 +17,8 @@ from evofeed.kernels.ops.weighted_average.op import (
     weighted_average_fits,
 )
 
+pytestmark = pytest.mark.gpu
+
 
 def _inputs(B: int, S: int, N: int, C: int, H: int, D: int) -> list[Tensor]:
     shares = torch.softmax(2 * torch.randn(B, H, N, N), -1)
