@@ -35,8 +35,6 @@ from evofeed.store.inner import Storage
 
 SILENCE_SECONDS: Final = 60.0
 """A reader without a beat for so long is taken for dead."""
-_TAKING_SECONDS: Final = 60.0
-"""A reader that does not take a message for so long is frozen."""
 _DEADLY: Final = 3
 """A chain whose reading, alone, a reader did not survive this often is not read again."""
 _MAX_FAILED_STARTS: Final = 3
@@ -108,10 +106,20 @@ class ThreadReaders:
 
 
 class ProcessReaders:
-    """One reader process beside the trainer, replaced whenever it dies."""
+    """One reader process beside the trainer, replaced whenever it dies.
 
-    def __init__(self, storages: Sequence[Storage], arena: Arena, num_threads: int) -> None:
+    Args:
+        storages: of the datasets.
+        arena: where it puts what it reads.
+        num_threads: that read.
+        taking: seconds after which a reader that does not take a message is frozen.
+    """
+
+    def __init__(
+        self, storages: Sequence[Storage], arena: Arena, num_threads: int, taking: float = 60.0
+    ) -> None:
         self.respawns = 0
+        self._taking = taking
         self._setup = (list(storages), num_threads)
         self._arena = arena
         self._pulse = Pulse(arena.memory)
@@ -126,7 +134,7 @@ class ProcessReaders:
     def _start(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the reader)
         self._connection, theirs = Pipe()
-        _limit_sending(self._connection)
+        _limit_sending(self._connection, self._taking)
         self._poller = select.poll()
         self._poller.register(self._connection, select.POLLIN)
         self._pulse.beat(time.monotonic(), 0.0)
@@ -247,9 +255,9 @@ class ProcessReaders:
             self._end()
 
 
-def _limit_sending(connection: Connection) -> None:
-    """Sending fails once it has not gone on for `_TAKING_SECONDS`, and does not wait forever."""
-    fraction, seconds = math.modf(_TAKING_SECONDS)
+def _limit_sending(connection: Connection, taking: float) -> None:
+    """Sending fails once it has not gone on for so many seconds, and does not wait forever."""
+    fraction, seconds = math.modf(taking)
     limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))  # a timeval
     with socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

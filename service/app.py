@@ -18,6 +18,7 @@ from evofeed.service.problems import install_problems
 from evofeed.service.routes import ROUTERS
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.state import Service
+from evofeed.service.timings import USUAL, Timings
 
 _ABOUT = (
     "Snapshots, manifests, chains, plans and jobs of evofeed datasets. Immutable things carry "
@@ -25,17 +26,20 @@ _ABOUT = (
 )
 
 
-def create_app(settings: ServiceSettings | None = None, shared: Path | None = None) -> FastAPI:
+def create_app(
+    settings: ServiceSettings | None = None, shared: Path | None = None, timings: Timings = USUAL
+) -> FastAPI:
     """The service as an ASGI application.
 
     Args:
         settings: how it runs; read from `EVOFEED_*` variables if None.
         shared: folder in which the workers of one service keep what they count together.
+        timings: how long its parts wait.
 
     Raises:
         ServiceError: the database does not answer or needs migrating.
     """
-    service = Service.start(settings or ServiceSettings(), shared)
+    service = Service.start(settings or ServiceSettings(), shared, timings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Service]]:

@@ -28,6 +28,7 @@ from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
 from evofeed.service.tables import DatasetRow, JobRow
+from evofeed.service.timings import USUAL, Timings
 from evofeed.service.work import require_thread
 from evofeed.store import DataCard, Dataset, Diff, card_of
 from evofeed.store.inner import column_statistics, diff_indexes
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-_URI_SECONDS = 1.0
 _MAX_URIS = 10_000
 _MAX_PLANS = 4  # 24 bytes a chain each, twice where a run goes from one epoch to the next
 _MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
@@ -50,10 +50,11 @@ class Catalog:
     Args:
         database: where names are kept.
         grace: seconds for which a place that was asked for lately is known without it.
+        timings: how long a place is known, and how long a bucket may take.
     """
 
-    def __init__(self, database: Database, grace: float = 0.0) -> None:
-        self._database, self._grace = database, grace
+    def __init__(self, database: Database, grace: float = 0.0, timings: Timings = USUAL) -> None:
+        self._database, self._grace, self._timings = database, grace, timings
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
         self._datasets: OrderedDict[tuple[str, str], Dataset] = OrderedDict()
@@ -178,7 +179,8 @@ class Catalog:
         """
         uri = self._uri(name)
         try:
-            return self._cached(self._views, uri, lambda: StoreView(uri), 256)
+            seconds = self._timings.bucket_answer
+            return self._cached(self._views, uri, lambda: StoreView(uri, seconds), 256)
         except (StoreError, OSError, ValueError) as error:
             raise away(name, error) from None
 
@@ -199,7 +201,7 @@ class Catalog:
                 return uri
             if len(self._uris) >= _MAX_URIS:
                 self._uris.clear()
-            self._uris[name] = (uri, time.monotonic() + _URI_SECONDS)
+            self._uris[name] = (uri, time.monotonic() + self._timings.place_known)
         return uri
 
     def snapshot(self, name: str, digest: str) -> OpenSnapshot:

@@ -24,6 +24,7 @@ from evofeed.service.database import Database
 from evofeed.service.problems import Problem
 from evofeed.service.quotas import require_room
 from evofeed.service.tables import AuditRow, DatasetRow, JobAttempt, JobChain, JobRow
+from evofeed.service.timings import USUAL
 
 QUEUED: Final = "queued"
 RUNNING: Final = "running"
@@ -43,15 +44,20 @@ MAX_DEATHS: Final = 5
 AWAY: Final = 75
 """Exit code of a job's process whose database is away: no fault of the job."""
 
-LOST_SECONDS: Final = 60.0
-"""Silence after which a running job's process counts as dead; it speaks every second or so."""
-
 
 class JobQueue:
-    """The jobs of one service, in its database."""
+    """The jobs of one service, in its database.
 
-    def __init__(self, database: Database, max_queued: int) -> None:
-        self._database, self._max_queued = database, max_queued
+    Args:
+        database: where they are kept.
+        max_queued: that may wait.
+        silence: seconds after which a running job's process counts as dead.
+    """
+
+    def __init__(
+        self, database: Database, max_queued: int, silence: float = USUAL.job_silence
+    ) -> None:
+        self._database, self._max_queued, self._silence = database, max_queued, silence
 
     def submit(
         self, dataset: DatasetRow, spec: dict[str, Any], principal: str, message: str = ""
@@ -224,7 +230,7 @@ class JobQueue:
                 select(JobRow).where(JobRow.state.in_([RUNNING, CANCELLING]))
             ).all()
             for job in busy:
-                if job.updated_at < now - LOST_SECONDS:
+                if job.updated_at < now - self._silence:
                     _died(session, job, "its process fell silent")
             alive = [job for job in busy if job.state in (RUNNING, CANCELLING)]
             if len(alive) >= max_running:

@@ -21,8 +21,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from evofeed.errors import ServiceError
+from evofeed.service.timings import USUAL
 
-_SECONDS: Final = 10.0
 _MAX_URL: Final = 2000
 
 
@@ -114,38 +114,44 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-def post(target: Target, body: bytes, headers: Mapping[str, str]) -> int:
+def post(
+    target: Target,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    seconds: float = USUAL.webhook_answer,
+) -> int:
     """POST to a checked target; the answer's status. Its body is not read.
 
     Raises:
         ServiceError: the address is not public, or nobody answers there.
     """
     address = resolve(target)
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=_SECONDS)
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=seconds)
     began = time.monotonic()
     try:
-        stream = socket.create_connection((address, target.port), timeout=_SECONDS)
+        stream = socket.create_connection((address, target.port), timeout=seconds)
         if target.scheme == "https":
             context = ssl.create_default_context()
             stream = context.wrap_socket(
                 stream, server_hostname=target.host, do_handshake_on_connect=False
             )
         connection.sock = stream
-        with _limited(stream):
+        with _limited(stream, seconds):
             if isinstance(stream, ssl.SSLSocket):
                 stream.do_handshake()
             connection.request("POST", target.path, body, {**headers, "Connection": "close"})
             return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        late = time.monotonic() - began >= _SECONDS
-        reason = f"no answer within {_SECONDS:g} s" if late else error or type(error).__name__
+        late = time.monotonic() - began >= seconds
+        reason = f"no answer within {seconds:g} s" if late else error or type(error).__name__
         raise ServiceError(f"{target.host}: {reason}") from None
     finally:
         connection.close()
 
 
 @contextmanager
-def _limited(stream: socket.socket) -> Iterator[None]:
+def _limited(stream: socket.socket, seconds: float) -> Iterator[None]:
     """Break the connection off when its time is up.
 
     A socket's own limit counts from one byte to the next: who sends slowly could hold us forever.
@@ -155,7 +161,7 @@ def _limited(stream: socket.socket) -> Iterator[None]:
         with suppress(OSError):  # closed just now
             socket.socket.shutdown(stream, socket.SHUT_RDWR)
 
-    timer = threading.Timer(_SECONDS, cut)
+    timer = threading.Timer(seconds, cut)
     timer.start()
     try:
         yield

@@ -183,7 +183,7 @@ async def run_endpoint(
     async def answer() -> Response:
         if here:
             with contextlib.suppress(NeedsThread):
-                return run_here(run)
+                return run_here(run, service.timings.on_loop)
         response: Response = await _in_work(run, mark, service, caller, dataset)
         return response
 

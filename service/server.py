@@ -19,6 +19,7 @@ from evofeed.errors import ServiceError
 from evofeed.service.app import create_app
 from evofeed.service.protocol import PunctualConfig
 from evofeed.service.settings import ServiceSettings
+from evofeed.service.timings import USUAL, Timings
 
 _START_SECONDS = 30.0
 
@@ -53,7 +54,9 @@ def base_url(listener: socket.socket) -> str:
 
 
 @contextmanager
-def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
+def serving(
+    what: ServiceSettings | Mapping[str, str | Path], timings: Timings = USUAL
+) -> Iterator[str]:
     """A running service, as long as the block lasts.
 
     It runs in a thread of this process, on a free loopback port unless the
@@ -65,6 +68,7 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
 
     Args:
         what: settings, or datasets to serve, name to URI.
+        timings: how long its parts wait.
 
     Yields:
         The base URL, such as `http://127.0.0.1:40123`.
@@ -84,7 +88,7 @@ def serving(what: ServiceSettings | Mapping[str, str | Path]) -> Iterator[str]:
                 auth="read",  # it is open to every user of this machine
             )
         listener = stack.enter_context(closing(listen(what.host, what.port)))
-        app = create_app(what)
+        app = create_app(what, timings=timings)
         server = uvicorn.Server(PunctualConfig(app, what.request_seconds))
         thread = _start(server, listener)
         try:

@@ -37,7 +37,6 @@ ReadAt = Callable[[int, int], bytes | memoryview]
 """`read(offset, length)`: exactly those bytes."""
 
 _SHORT: Final = 1 << 20  # bytes: copied in 0.1 ms
-_SECONDS: Final = 10.0  # a bucket may take for one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,16 @@ def is_ordered(index: pa.Table) -> bool:
 
 
 class StoreView:
-    """The store behind a URI, as the service sees it. Safe to use from many threads."""
+    """The store behind a URI, as the service sees it. Safe to use from many threads.
 
-    def __init__(self, uri: str) -> None:
+    Args:
+        uri: of the dataset.
+        seconds: a bucket may take for one request.
+    """
+
+    def __init__(self, uri: str, seconds: float) -> None:
         self.uri = uri
-        self._storage: Storage = open_storage(uri, seconds=_SECONDS)
+        self._storage: Storage = open_storage(uri, seconds=seconds)
         self._manifests: dict[str, Manifest] = {}
         self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
         self._seen: set[str] = set()

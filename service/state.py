@@ -26,6 +26,7 @@ from evofeed.service.scheduler import Scheduler
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.tables import SecretRow
 from evofeed.service.tickets import Tickets
+from evofeed.service.timings import USUAL, Timings
 from evofeed.service.webhooks import Notifier
 from evofeed.service.work import Work
 
@@ -38,6 +39,7 @@ class Service:
     """The parts behind the routes."""
 
     settings: ServiceSettings
+    timings: Timings
     database: Database
     catalog: Catalog
     finder: Finder
@@ -59,12 +61,15 @@ class Service:
     stopping: threading.Event
 
     @classmethod
-    def start(cls, settings: ServiceSettings, shared: Path | None = None) -> Service:
+    def start(
+        cls, settings: ServiceSettings, shared: Path | None = None, timings: Timings = USUAL
+    ) -> Service:
         """Open the database, bring an embedded one up to date, register the datasets.
 
         Args:
             settings: how it runs.
             shared: folder of what its workers count together; None where there is one.
+            timings: how long its parts wait.
 
         Raises:
             ServiceError: the database does not answer, or its tables are old
@@ -76,23 +81,26 @@ class Service:
                 database.upgrade()
             else:
                 database.require_current()
-            return cls._on(database, settings, shared)
+            return cls._on(database, settings, shared, timings)
         except BaseException:
             database.close()
             raise
 
     @classmethod
-    def _on(cls, database: Database, settings: ServiceSettings, shared: Path | None) -> Service:
-        catalog = Catalog(database, grace=settings.grace_seconds)
+    def _on(
+        cls, database: Database, settings: ServiceSettings, shared: Path | None, timings: Timings
+    ) -> Service:
+        catalog = Catalog(database, settings.grace_seconds, timings)
         for name, uri in settings.datasets.items():
             catalog.register(name, uri, replace=True)
-        jobs = JobQueue(database, settings.max_queued_jobs)
+        jobs = JobQueue(database, settings.max_queued_jobs, timings.job_silence)
         scheduler = Scheduler(jobs, settings)
-        notifier = Notifier(database, settings.webhook_hosts)
+        notifier = Notifier(database, settings.webhook_hosts, timings)
         tickets = Tickets(settings, database)
         buckets = [None if shared is None else shared / f"{n}.buckets" for n in range(3)]
         return cls(
             settings=settings,
+            timings=timings,
             database=database,
             catalog=catalog,
             finder=Finder(catalog),

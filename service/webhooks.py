@@ -26,12 +26,10 @@ from evofeed.service.audit import record
 from evofeed.service.database import Database
 from evofeed.service.outbound import check_url, post
 from evofeed.service.tables import DeliveryRow, RefMove, TokenRow, WebhookRow
+from evofeed.service.timings import USUAL, Timings
 from evofeed.service.webhook_news import News, news_for
 
 _log = logging.getLogger("evofeed.service")
-_TICK: Final = 1.0
-_WAITS: Final = (10, 60, 300, 1800, 7200, 21_600)  # seconds before each further attempt
-_LEASE: Final = 60.0  # a delivery in hand is nobody else's for so long
 _SENDERS: Final = 16  # webhooks sent to at once; each gets one delivery at a time
 
 
@@ -114,16 +112,19 @@ def send_again(database: Database, webhook_id: str, delivery_id: str) -> Deliver
 class Notifier:
     """A thread that looks for news, and a few more that tell those who asked.
 
-    Each webhook has a
-    thread of its own while there is something to tell, so a slow one delays no other.
+    Each webhook has a thread of its own while there is something to tell, so a slow one
+    delays no other.
 
     Args:
         database: jobs, webhooks and deliveries.
         allowed: hosts that may be sent to; with none there is no thread.
+        timings: how often it looks and tries, and how long it waits for an answer.
     """
 
-    def __init__(self, database: Database, allowed: tuple[str, ...]) -> None:
-        self._database, self._allowed = database, allowed
+    def __init__(
+        self, database: Database, allowed: tuple[str, ...], timings: Timings = USUAL
+    ) -> None:
+        self._database, self._allowed, self._timings = database, allowed, timings
         self._stop = threading.Event()
         self._busy: set[str] = set()  # webhooks that are being sent to
         self._thread = threading.Thread(target=self._run, name="evofeed-webhooks", daemon=True)
@@ -142,7 +143,7 @@ class Notifier:
     def _run(self) -> None:
         away = False
         with ThreadPoolExecutor(_SENDERS, thread_name_prefix="evofeed-webhook") as senders:
-            while not self._stop.wait(_TICK):
+            while not self._stop.wait(self._timings.webhook_tick):
                 try:
                     self.collect()
                     for hook in self._due() - self._busy:
@@ -202,7 +203,7 @@ class Notifier:
             row = session.scalar(due.with_for_update(skip_locked=True))
             if row is None:
                 return False
-            row.due_at, row.attempts = now + _LEASE, row.attempts + 1
+            row.due_at, row.attempts = now + self._timings.webhook_lease, row.attempts + 1
             hook = session.get_one(WebhookRow, row.webhook_id)
             session.flush()
             session.expunge_all()
@@ -212,8 +213,9 @@ class Notifier:
             if kept is None:  # the webhook was removed meanwhile
                 return True
             kept.outcome = outcome
-            last = status // 100 == 2 or status == 410 or row.attempts > len(_WAITS)
-            kept.due_at = None if last else time.time() + _WAITS[row.attempts - 1]
+            waits = self._timings.webhook_waits
+            last = status // 100 == 2 or status == 410 or row.attempts > len(waits)
+            kept.due_at = None if last else time.time() + waits[row.attempts - 1]
             if status == 410 and (gone := session.get(WebhookRow, hook.id)):
                 gone.disabled = outcome
         return True
@@ -233,7 +235,8 @@ class Notifier:
             return "not sent: the webhook or its token is no longer good", 410
         try:
             # Checked again each time: the list may have changed, and so may the name's address.
-            status = post(check_url(hook.url, self._allowed), body, headers)
+            target = check_url(hook.url, self._allowed)
+            status = post(target, body, headers, seconds=self._timings.webhook_answer)
         except ServiceError as error:
             return error.message, 0
         return f"answered {status}", status

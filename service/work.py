@@ -18,13 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from evofeed.service.problems import Problem
+from evofeed.service.timings import USUAL
 
 _T = TypeVar("_T")
 _THREADS: Final = 16  # of a dataset, for what is short
 _HEAVY_THREADS: Final = 2  # of a dataset, for what walks its index: they compute, and we have cores
 _MAX_POOLS: Final = 256  # the longest unused are let go
 _MAX_WAITING: Final = 500  # requests of a dataset
-_HERE_SECONDS: Final = 0.002  # of computing that a question may take on the event loop
 _NEVER: Final = float("inf")
 _until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_until")
 _here_until: contextvars.ContextVar[float] = contextvars.ContextVar("evofeed_here_until")
@@ -128,13 +128,13 @@ def _give_up(answer: asyncio.Future[Any], seconds: float) -> None:
         answer.set_exception(too_slow(seconds))
 
 
-def run_here(function: Callable[[], _T]) -> _T:
+def run_here(function: Callable[[], _T], seconds: float = USUAL.on_loop) -> _T:
     """What `function` returns, on the event loop.
 
     Raises:
         NeedsThread: it is to run in a thread instead, from its beginning.
     """
-    token = _here_until.set(time.thread_time() + _HERE_SECONDS)
+    token = _here_until.set(time.thread_time() + seconds)
     try:
         return function()
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
 
 from evofeed.errors import AccessDenied, ShardMissing, StoreError
-from evofeed.store.http_connection import Answer, HttpConnection
+from evofeed.store.http_connection import FIRST_WAIT, Answer, HttpConnection
 from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject
 
 
@@ -25,9 +25,9 @@ class HttpStorage:
     renewed there, and is in no pickle.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
         self._uri, self._token = url.rstrip("/"), token
-        self._http = HttpConnection(self._uri, token)
+        self._http = HttpConnection(self._uri, token, first_wait=first_wait)
         path = urlsplit(self._uri).path
         self._base = path if path.startswith("/v1/") else f"/v1{path}"
 

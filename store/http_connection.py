@@ -22,7 +22,6 @@ from evofeed.errors import StoreError
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
-"""Seconds before the second attempt; doubles each time, up to 5 s, times 0.5 to 1.5."""
 TIMEOUT: Final = 30.0
 MAX_WAIT: Final = 60.0
 """Seconds; a service that wants to be left alone for longer is not asked again."""
@@ -78,14 +77,23 @@ class HttpConnection:
         token: goes as a bearer token with every request. Without one, that of the variable
             `EVOFEED_TOKEN` goes, as it is at that moment: it may be renewed there.
         timeout: seconds without a byte after which a connection counts as lost.
+        first_wait: seconds before the second attempt; doubles each time, up to 5 s, times 0.5
+            to 1.5.
     """
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = TIMEOUT,
+        first_wait: float = FIRST_WAIT,
+    ) -> None:
         parts = urlsplit(url)
         if not parts.hostname:
             raise ValueError(f"{url}: no host in this address")
         self.secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._url, self._token, self._timeout = url, token, timeout
+        self._first_wait = first_wait
         self._local = threading.local()
         self._open: weakref.WeakSet[_Kept] = weakref.WeakSet()
 
@@ -126,7 +134,7 @@ class HttpConnection:
             if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
                 break
             if attempt + 1 < attempts:
-                own = min(FIRST_WAIT * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+                own = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
                 time.sleep(max(own, wait))
         raise StoreError(
             f"gave up after {attempt + 1} attempts ({why}): is the service up?", path=self._url

@@ -30,7 +30,6 @@ from evofeed.featurize.job.worker import UnitLost, environment
 
 _KNOCK = 30.0  # seconds a cluster's head may take to answer
 _START = 300.0  # seconds Ray may take to start on a busy machine
-_GCS_AWAY = 15.0  # seconds: a cluster's GCS may be restarted meanwhile; Ray itself waits for 60
 _LEAVE = 20.0  # seconds to take leave of a cluster
 _TEMP = "/tmp"  # a Unix socket's path may have 107 bytes, so no deep TMPDIR
 _HOST = "import sys; from evofeed.featurize.job import ray_host; ray_host.main(*sys.argv[1:])"
@@ -53,12 +52,16 @@ class RayExecutor:
             all its cores.
         deadline: seconds one chain may take.
         address: of a cluster; empty for a private Ray.
+        gcs_away: seconds in which a cluster's GCS may be restarted; Ray itself waits for 60.
 
     Raises:
         JobError: Ray does not start, or nothing answers at the address.
     """
 
-    def __init__(self, num_workers: int, deadline: float, address: str = "") -> None:
+    def __init__(
+        self, num_workers: int, deadline: float, address: str = "", gcs_away: float = 15.0
+    ) -> None:
+        self._gcs_away = gcs_away if address else 0.0
         self.deadline = deadline
         self.limit = num_workers
         self.address = address
@@ -91,7 +94,7 @@ class RayExecutor:
         except BaseException:
             self.close()
             raise
-        watched = (("raylet", raylet, 0.0), ("GCS", gcs, _GCS_AWAY if self.address else 0.0))
+        watched = (("raylet", raylet, 0.0), ("GCS", gcs, self._gcs_away))
         self._servers = [_Server(name, at, away) for name, at, away in watched if at]
 
     def _start_host(self) -> Connection:

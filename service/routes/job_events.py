@@ -18,7 +18,6 @@ from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/jobs", "jobs")
-_POLL_SECONDS = 0.5
 _QUIET_SECONDS = 10.0
 _EVENT = {
     "type": "object",
@@ -78,8 +77,8 @@ async def _events(
         if quiet >= _QUIET_SECONDS:
             yield ": still here\n\n"
             quiet = 0.0
-        await asyncio.sleep(_POLL_SECONDS)
-        quiet += _POLL_SECONDS
+        await asyncio.sleep(service.timings.job_events)
+        quiet += service.timings.job_events
         if await request.is_disconnected():
             return
         if not await run_in_threadpool(is_alive, service.database, principal):

@@ -115,11 +115,8 @@ def test_readers_that_cannot_start_are_reported_with_what_they_said(
         list(loader)
 
 
-def test_a_frozen_reader_that_takes_no_more_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_reader_that_takes_no_more_is_replaced(tmp_path: Path) -> None:
     """Not waited for: the message is larger than what fits between the two."""
-    monkeypatch.setattr("evofeed.loader.reader_pool._TAKING_SECONDS", 2.0)
     dataset = small_dataset(tmp_path / "d", 1)
     catalog = ChainCatalog(dataset.index, 0, LoaderConfig())
     nbytes = slot_nbytes(catalog.place(0), True)
@@ -130,7 +127,7 @@ def test_a_frozen_reader_that_takes_no_more_is_replaced(
         ReadRequest(number, catalog.place(0), True, True, offset, nbytes) for number in range(4000)
     ]
     assert len(pickle.dumps(many)) > 300_000
-    readers = ProcessReaders([dataset.storage], arena, 1)
+    readers = ProcessReaders([dataset.storage], arena, 1, taking=2.0)
     try:
         os.kill(readers._process.pid, signal.SIGSTOP)
         readers.submit(many)

@@ -22,6 +22,7 @@ from evofeed.chain_record import ChainRecord
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
 from evofeed.service.database import Database
+from evofeed.service.timings import USUAL, Timings
 from evofeed.store import DatasetWriter
 
 METHODS = ("X-RAY DIFFRACTION", "SOLUTION NMR", "ELECTRON MICROSCOPY", "")
@@ -112,7 +113,7 @@ class Start:
         self._tmp_path, self._stack, self._new_url = tmp_path, stack, new_url
         self.settings: list[ServiceSettings] = []
 
-    def __call__(self, **changes: Any) -> httpx.Client:
+    def __call__(self, *, timings: Timings = USUAL, **changes: Any) -> httpx.Client:
         defaults: dict[str, Any] = {
             "home": self._tmp_path / f"home{len(self.settings)}",
             "host": "127.0.0.1",
@@ -123,7 +124,7 @@ class Start:
         if "home" not in changes:
             defaults["database_url"] = SecretStr(self._new_url())
         self.settings.append(ServiceSettings(**(defaults | changes)))
-        url = self._stack.enter_context(serving(self.settings[-1]))
+        url = self._stack.enter_context(serving(self.settings[-1], timings))
         return self._stack.enter_context(httpx.Client(base_url=url, timeout=300))
 
     def database(self) -> Database:

@@ -19,6 +19,7 @@ from evofeed.service.columns import Columns
 from evofeed.service.database import Database
 from evofeed.service.filters import RowFilter
 from evofeed.service.packed import Kept
+from evofeed.service.timings import Timings
 from evofeed.service.work import NeedsThread, Work, run_here
 
 
@@ -146,7 +147,8 @@ def test_what_is_kept_compressed_is_bounded() -> None:
 def test_what_was_asked_before_costs_no_thread_and_no_query(
     start: Start, served: Served, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = start(auth="on", datasets={"demo": str(folder[0])})
+    timings = Timings(place_known=600.0)
+    client = start(auth="on", datasets={"demo": str(folder[0])}, timings=timings)
     text = create_token(start.database(), label="x", scopes=["read"])[1]
     work, read = Counter[str](), Counter[str]()
     run, session = Work.run, Database.read
@@ -160,7 +162,6 @@ def test_what_was_asked_before_costs_no_thread_and_no_query(
         return session(self)
 
     base, snapshot = "/v1/datasets/demo", f"/v1/datasets/demo/snapshots/{served.second}"
-    monkeypatch.setattr("evofeed.service.catalog._URI_SECONDS", 600.0)
     with open_client(str(client.base_url), text) as own:
         for path, threads in (
             (snapshot, 0),
@@ -196,7 +197,8 @@ def test_an_epochs_order_is_made_once_for_all_ranks(
 def test_short_questions_are_answered_on_the_event_loop(
     start: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = start(datasets={"demo": str(folder[0])})  # its own: other tests' columns are ready
+    datasets = {"demo": str(folder[0])}  # a service of its own: other tests' columns are ready
+    client = start(datasets=datasets, timings=Timings(place_known=600.0))
     snapshot = f"/v1/datasets/demo/snapshots/{folder[2]}"
     shard = client.get(snapshot).json()["shards"][0]["name"]
     asked = Counter[str]()
@@ -206,7 +208,7 @@ def test_short_questions_are_answered_on_the_event_loop(
         asked["threads"] += 1
         return await run(self, function, **rest)
 
-    def threads(path: str) -> int:
+    def threads(path: str, client: httpx.Client = client) -> int:
         asked.clear()
         assert client.get(path).status_code == 200
         return asked["threads"]
@@ -214,7 +216,6 @@ def test_short_questions_are_answered_on_the_event_loop(
     client.get(f"{snapshot}/chains?limit=3&max_length=100")  # its columns are made ready
     client.get(f"{snapshot}/chains/0000_A")
     client.get(f"/v1/datasets/demo/shards/{shard}")
-    monkeypatch.setattr("evofeed.service.catalog._URI_SECONDS", 600.0)
     client.get(snapshot)
     monkeypatch.setattr(Work, "run", counted)
     assert threads(f"{snapshot}/chains?limit=4&max_length=91") == 0
@@ -224,17 +225,12 @@ def test_short_questions_are_answered_on_the_event_loop(
     assert threads(f"{snapshot}/chains?limit=4&max_resolution=2.5") == 1, "a column not yet ready"
     assert threads(f"{snapshot}/chains?limit=201&max_length=92") == 1
     assert threads(f"{snapshot}/chains?limit=4&max_length=93&count=true") == 1
-    monkeypatch.setattr("evofeed.service.work._HERE_SECONDS", -1.0)
-    slow = client.get(f"{snapshot}/chains?limit=4&max_length=94")
-    assert asked["threads"] == 2, "what takes too long goes on in a thread"
-    assert (
-        slow.json()["chains"]
-        == [
-            row
-            for row in client.get(f"{snapshot}/chains?limit=1000").json()["chains"]
-            if row["num_res"] <= 94
-        ][:4]
-    )
+    hasty = start(datasets=datasets, timings=Timings(place_known=600.0, on_loop=-1.0))
+    rows = hasty.get(f"{snapshot}/chains?limit=1000").json()["chains"]
+    hasty.get(f"{snapshot}/chains?limit=3&max_length=100")
+    slow = f"{snapshot}/chains?limit=4&max_length=94"
+    assert threads(slow, hasty) == 1, "what takes too long goes on in a thread"
+    assert hasty.get(slow).json()["chains"] == [row for row in rows if row["num_res"] <= 94][:4]
 
 
 def test_nothing_waits_on_the_event_loop(start: Start) -> None:

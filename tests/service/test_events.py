@@ -11,15 +11,18 @@ from tests.service.conftest import Start, open_client
 from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.jobs import CANCELLED, JobQueue
 from evofeed.service.scheduler import Scheduler
+from evofeed.service.timings import Timings
 
 
 def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
     start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Scheduler, "start", lambda self: None)
-    monkeypatch.setattr("evofeed.service.routes.job_events._POLL_SECONDS", 0.02)
     client = start_any(
-        auth="on", datasets={"out": str(tmp_path / "out")}, input_roots=(str(tmp_path),)
+        timings=Timings(job_events=0.02),
+        auth="on",
+        datasets={"out": str(tmp_path / "out")},
+        input_roots=(str(tmp_path),),
     )
     database = start_any.database()
     token_id, text = create_token(database, label="x", scopes=["read", "jobs", "publish"])

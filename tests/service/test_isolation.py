@@ -23,6 +23,7 @@ from evofeed.service.auth import create_token
 from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.snapshot import StoreView
+from evofeed.service.timings import Timings
 from evofeed.service.work import Work
 from evofeed.store import Dataset
 
@@ -83,8 +84,10 @@ def test_a_bucket_that_never_answers_is_given_up_within_its_time(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-        monkeypatch.setattr("evofeed.service.snapshot._SECONDS", 1.0)
-        client = start(datasets={"away": "s3://bucket/x", "demo": str(folder[0])})
+        client = start(
+            datasets={"away": "s3://bucket/x", "demo": str(folder[0])},
+            timings=Timings(bucket_answer=1.0),
+        )
         began = time.monotonic()
         answer = client.get("/v1/datasets/away/refs/main")
         assert answer.status_code in (502, 503) and time.monotonic() - began < 25

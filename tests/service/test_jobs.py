@@ -25,6 +25,7 @@ from evofeed.service.database import Database
 from evofeed.service.jobs import JobQueue
 from evofeed.service.runner import _Pulse
 from evofeed.service.tables import JobRow
+from evofeed.service.timings import Timings
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 
@@ -164,7 +165,6 @@ def held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.write_text(f"#!/bin/sh\n{wait_first}\n")
     python.chmod(0o700)
     monkeypatch.setattr(scheduler, "sys", SimpleNamespace(executable=str(python)))
-    monkeypatch.setattr(jobs, "LOST_SECONDS", 1e9)
     return mark
 
 
@@ -173,7 +173,10 @@ def test_a_job_that_waits_or_runs_can_be_cancelled_and_leaves_no_process(
     start: Start, raw, tmp_path, held_back: Path
 ) -> None:
     before = descendants()
-    client = start(datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")})
+    client = start(
+        datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")},
+        timings=Timings(job_silence=1e9),
+    )
     running = submit(client, raw)
     waiting = submit(client, raw, dataset="other")
     assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"

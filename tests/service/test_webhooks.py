@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.catalog import Catalog
 from evofeed.service.database import Database
 from evofeed.service.jobs import JobQueue
+from evofeed.service.timings import Timings
 
 PUBLIC = "93.184.215.14"
 
@@ -72,6 +74,12 @@ def receiver() -> Iterator[Receiver]:
     made.server.server_close()
 
 
+PROMPT = Timings(
+    webhook_tick=0.02, webhook_waits=(0.05, 0.05), webhook_lease=1e6, webhook_answer=300.0
+)
+"""A service looks and tries again at once, and gives up nobody for being slow."""
+
+
 class Rounds:
     """Counts how often a service has looked for ends to tell."""
 
@@ -85,7 +93,7 @@ class Rounds:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Rounds:
-    """Services look and try again at once, and give up nobody for being slow."""
+    """Counts a service's looks."""
     rounds, due = Rounds(), webhooks.Notifier._due
 
     def counted(self: webhooks.Notifier) -> set[str]:
@@ -94,10 +102,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Rounds:
         return found
 
     monkeypatch.setattr(webhooks.Notifier, "_due", counted)
-    monkeypatch.setattr(webhooks, "_TICK", 0.02)
-    monkeypatch.setattr(webhooks, "_WAITS", (0.05, 0.05))
-    monkeypatch.setattr(outbound, "_SECONDS", 300.0)
-    monkeypatch.setattr(webhooks, "_LEASE", 1e6)
     return rounds
 
 
@@ -107,6 +111,7 @@ def hooked(
 ) -> tuple[httpx.Client, Any]:
     """A service that runs no jobs itself and may talk to the receiver; its database."""
     client = start_any(
+        timings=PROMPT,
         datasets={"out": str(tmp_path / "out"), "other": str(tmp_path / "other")},
         webhook_hosts=(receiver.origin,),
         max_jobs=0,
@@ -295,7 +300,7 @@ def test_a_webhook_falls_silent_with_its_token_and_is_no_others(
 ) -> None:
     folders = {"out": str(tmp_path / "out"), "other": str(tmp_path / "other")}
     options = {"webhook_hosts": (receiver.origin,), "max_jobs": 0}
-    client = start(auth="on", datasets=folders, **options)
+    client = start(timings=PROMPT, auth="on", datasets=folders, **options)
     database = start.database()
     made = {}
     for name in ("mine", "theirs"):
@@ -411,8 +416,7 @@ def test_a_name_is_resolved_once_and_that_address_is_connected_to(
     assert len(connected) == 1
 
 
-def test_an_answer_that_trickles_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "_SECONDS", 0.3)
+def test_an_answer_that_trickles_in_is_cut_off() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     origin = f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -426,7 +430,7 @@ def test_an_answer_that_trickles_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     thread = threading.Thread(target=trickle)
     thread.start()
     with pytest.raises(ServiceError, match=r"no answer within 0\.3 s"):
-        outbound.post(outbound.check_url(origin, (origin,)), b"{}", {})
+        outbound.post(outbound.check_url(origin, (origin,)), b"{}", {}, seconds=0.3)
     thread.join()
     server.close()
 
@@ -458,19 +462,19 @@ def certificate(folder: Path) -> tuple[str, str]:
 def test_https_is_spoken_and_its_certificate_checked(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbound, "_SECONDS", 300.0)
     cert, key = certificate(tmp_path)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(cert, key)
     receiver.server.socket = server.wrap_socket(receiver.server.socket, server_side=True)
     origin = f"https://localhost:{receiver.server.server_port}"
     target = outbound.check_url(f"{origin}/a", (origin,))
+    post = partial(outbound.post, body=b"{}", headers={}, seconds=300.0)
     with pytest.raises(ServiceError, match="certificate verify failed"):
-        outbound.post(target, b"{}", {})
+        post(target)
     trusting = ssl.create_default_context(cafile=cert)
     monkeypatch.setattr(ssl, "create_default_context", lambda: trusting)
-    assert outbound.post(target, b"{}", {}) == 204
+    assert post(target) == 204
     other = dataclasses.replace(target, host="127.0.0.1")
     with pytest.raises(ServiceError, match=r"not valid for '127\.0\.0\.1'"):
-        outbound.post(other, b"{}", {})
+        post(other)
     assert [body for _, body in receiver.got] == [b"{}"]

@@ -18,6 +18,7 @@ from evofeed.errors import AccessDenied, DatasetMissing, ShardCorrupt, ShardMiss
 from evofeed.store import Cache, Dataset, DatasetWriter, copy_dataset, http_connection
 from evofeed.store import spans as store_spans
 from evofeed.store.commands import snapshots
+from evofeed.store.http import HttpStorage
 
 
 class Service(BaseHTTPRequestHandler):
@@ -69,8 +70,7 @@ class Service(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def service(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_connection, "FIRST_WAIT", 0.001)
+def service(tmp_path):
     writer = DatasetWriter(str(tmp_path))
     for seed in range(3):
         writer.add(random_record(seed))
@@ -90,7 +90,13 @@ def service(tmp_path, monkeypatch):
 @pytest.fixture
 def closing():
     opened = []
-    yield lambda *args, **kwargs: opened.append(Dataset.open(*args, **kwargs)) or opened[-1]
+
+    def open_dataset(url, snapshot="main", token=None):
+        storage = HttpStorage(url, token, first_wait=0.001)
+        opened.append(Dataset.of(storage, snapshot))
+        return opened[-1]
+
+    yield open_dataset
     for dataset in opened:
         dataset.storage.close()
 
@@ -172,7 +178,6 @@ def test_neighbours_cross_the_network_together(service, closing, monkeypatch):
     monkeypatch.setattr(store_spans, "RUN", int(dataset.spans.nbytes.max()))
     assert ranges() == 3
     monkeypatch.undo()
-    monkeypatch.setattr(http_connection, "FIRST_WAIT", 0.001)
     service.faults.append("flip")
     assert ranges() == 2, "the chain that came out wrong is read again"
     service.faults.extend(["flip", "flip", "flip"])

@@ -17,8 +17,6 @@ from torch import Tensor
 
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _INITIAL, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
-_PATIENCE = 2_000
-"""Finite steps after which the scale is doubled."""
 
 
 def autocast(precision: str, device_type: str) -> torch.autocast:
@@ -30,11 +28,16 @@ def autocast(precision: str, device_type: str) -> torch.autocast:
 class LossScale:
     """The factor of the loss, a power of two that lives on the device; nothing waits for it.
 
+    Args:
+        device: of the model.
+        patience: finite steps after which it is doubled.
+
     Attributes:
         state: the factor and the finite steps since it changed, float32 `[2]`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, patience: int = 2_000) -> None:
+        self._patience = patience
         self.state = torch.tensor([_INITIAL, 0.0], device=device)
 
     @property
@@ -52,6 +55,6 @@ class LossScale:
         factor, clean = self.state.unbind()
         finite = torch.isfinite(norm)
         clean = torch.where(finite, clean + 1, 0.0)
-        grows = clean >= _PATIENCE
+        grows = clean >= self._patience
         factor = torch.where(finite, torch.where(grows, factor * 2, factor), factor / 2)
         self.state.copy_(torch.stack([factor.clamp(_LEAST, _MOST), torch.where(grows, 0.0, clean)]))

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from evofeed.errors import TrainerError
 
-_SAME_SIGNAL_SECONDS = 2.0
 Names = Callable[[], list[str]]
 """Says on demand which samples a batch held."""
 
@@ -123,10 +122,10 @@ class Telemetry:
 
 
 @contextmanager
-def note_signals(on_signal: Callable[[str], None]) -> Iterator[None]:
-    """Hand names of SIGTERM and SIGINT to `asked` instead of dying; a later one is deadly.
+def note_signals(on_signal: Callable[[str], None], together: float = 2.0) -> Iterator[None]:
+    """Hand names of SIGTERM and SIGINT to `on_signal` instead of dying; a later one is deadly.
 
-    Not one within two seconds: `timeout` and job schedulers signal a process and
+    Not one within `together` seconds: `timeout` and job schedulers signal a process and
     then its group, which asks twice for the same thing.
 
     Outside the main thread signals cannot be caught, and nothing happens.
@@ -140,7 +139,7 @@ def note_signals(on_signal: Callable[[str], None]) -> Iterator[None]:
     def note(number: int, frame: Any) -> None:
         nonlocal first
         now = time.monotonic()
-        if now - first > _SAME_SIGNAL_SECONDS:
+        if now - first > together:
             signal.signal(number, before[signal.Signals(number)])
             signal.raise_signal(number)
             return

@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,7 @@ def test_a_lost_node_costs_time_only_and_a_lost_cluster_fails_the_job_and_buries
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """First the second node dies, then the GCS; then it is run again without any Ray."""
-    monkeypatch.setattr(ray_executor, "_GCS_AWAY", 2.0)
+    monkeypatch.setattr(ray_executor, "RayExecutor", partial(RayExecutor, gcs_away=2.0))
     last = tmp_path / "never"
     held = discover(str(raw))[2].chain_id
 

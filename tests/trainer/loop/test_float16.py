@@ -19,7 +19,6 @@ from evofeed.trainer.model.primitives import FLOAT32_IN_FLOAT16
 from evofeed.trainer.model.triangle import TriangleMultiplicationOutgoing
 from evofeed.trainer.presets import tiny
 from evofeed.trainer.report.run_report import report_rows
-from evofeed.trainer.run import precision
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.precision import LossScale, autocast
@@ -78,11 +77,9 @@ def test_what_no_scale_would_help_is_skipped_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / NONFINITE / "step_00000002.rank0").is_dir()
 
 
-def test_the_scale_grows_after_many_finite_steps_and_stays_in_its_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(precision, "_PATIENCE", 3)
-    scale, fine, broken = LossScale(torch.device("cpu")), torch.ones(()), torch.tensor(torch.inf)
+def test_the_scale_grows_after_many_finite_steps_and_stays_in_its_range() -> None:
+    scale = LossScale(torch.device("cpu"), patience=3)
+    fine, broken = torch.ones(()), torch.tensor(torch.inf)
     seen = []
     for norm in (fine, fine, fine, fine, broken, fine, fine, fine):
         scale.update(norm)

@@ -15,7 +15,6 @@ from evofeed.errors import TrainerError
 from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
-from evofeed.trainer.run import telemetry
 from evofeed.trainer.run.checkpoint import CHECKPOINTS
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.loop import Loop
@@ -125,11 +124,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run_with_a_reason(tmp_path: Path) -
         run.run()
 
 
-def test_sigterm_saves_and_ends_the_run_cleanly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "_SAME_SIGNAL_SECONDS", 1e9)
-
+def test_sigterm_saves_and_ends_the_run_cleanly(tmp_path: Path) -> None:
     def kill_at_five(step: int) -> None:
         if step == 5:  # twice, as timeout does: the process, then its group
             os.kill(os.getpid(), signal.SIGTERM)
@@ -140,20 +135,6 @@ def test_sigterm_saves_and_ends_the_run_cleanly(
     assert result.step == 6
     assert result.checkpoint is not None and result.checkpoint.name == "step_00000006"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_second_signal_some_time_later_is_deadly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "_SAME_SIGNAL_SECONDS", -1.0)
-
-    def interrupt(step: int) -> None:
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)  # returns when it has been noted
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        loop(config(50), tmp_path, watch=interrupt).run()
 
 
 def test_every_second_of_the_run_belongs_to_a_part_of_a_step(
