@@ -41,8 +41,7 @@ from evofeed.kernels.swap.af3_modules import (
 from evofeed.kernels.swap.forms import (
     children,
     has,
-    plain_class,
-    says,
+    passes_turned_bias,
     signature_trouble,
     turns_bias,
 )
@@ -312,11 +311,15 @@ def _trouble(module: Any, form: Form) -> str | None:
         known = products if "mul" in name else (FusedTriangleAttention,)
         if form_of(getattr(module, name)) not in known:
             return f"{name} is of a form that no fused op knows"
-    kind = plain_class(module)
-    turns = form.fused is FusedPairBlock and says(kind, "tri_att_start_end", "transpose_bias")
-    if turns_bias(module.tri_att_end) != turns:
+    if turns_bias(module.tri_att_end) and not _turns_its_bias(module, form):
         return "may transpose its ending node's bias in a way that no fused op knows"
     starts = (module.tri_att_start.starting, module.tri_att_end.starting)
     if starts != (True, form.turned):
         return "its attentions are not around the nodes that they are named for"
     return None
+
+
+def _turns_its_bias(block: Any, form: Form) -> bool:
+    weight = pair_layer(block.tri_att_end).weight
+    z = weight.new_zeros((1, 2, 2, weight.shape[-1]), device="cpu")
+    return form.fused is FusedPairBlock and passes_turned_bias(block, z, z[..., 0]) is True

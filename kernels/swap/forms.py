@@ -12,7 +12,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from evofeed.kernels.fused_module import Fused
 
@@ -84,11 +86,35 @@ def _takes_turned_bias(kind: Any) -> bool:
     return "transpose_bias" in inspect.signature(kind.forward).parameters
 
 
-def says(kind: type, method: str, word: str) -> bool:
-    """Whether a method of a class, of that name, passes an argument of that name."""
-    code = getattr(getattr(kind, method, None), "__code__", None)
-    constants = () if code is None else code.co_consts
-    return any(word in each for each in constants if isinstance(each, tuple))
+def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:
+    """Whether a block has its `tri_att_end` transpose its bias; None where it cannot be run.
+
+    The block's own forward is run once, with zeros on the CPU in place of its weights, and its
+    call of the ending node is looked at. Neither the block nor the random generator changes.
+
+    Args:
+        block: as it is.
+        inputs: of its forward, by position, on the CPU.
+    """
+    end: Any = block.tri_att_end
+    signature, said = inspect.signature(plain_class(end).forward), []
+
+    def look(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        call = signature.bind(end, *args, **named)
+        call.apply_defaults()
+        said.append(call.arguments["transpose_bias"])
+
+    named = (*block.named_parameters(), *block.named_buffers())
+    weights = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in named}
+    hook = end.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(block, weights, inputs)
+    except Exception:  # another's code, which may need more than a forward does
+        return None
+    finally:
+        hook.remove()
+    return said == [True]
 
 
 def linear_trouble(
