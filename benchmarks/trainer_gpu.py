@@ -105,13 +105,15 @@ def done(options: argparse.Namespace, cell: str) -> bool:
     """Runs a cell; one that does not fit or add up must not lose the others."""
     import torch
 
+    from evofeed.errors import TrainerError
+
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         run_cell(options, cell)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, TrainerError) as error:  # the latter where `train` explains it
         why = str(error).splitlines()[0]
         keep(options, {"cell": cell, "error": why})
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
