@@ -1,12 +1,15 @@
 """`evofeed tune` on the machine at hand: what it tries, what it chooses, and how good that is.
 
     PYTHONPATH=src python benchmarks/tune_gpu.py --out tune.json --limit 200
+    PYTHONPATH=src python benchmarks/tune_gpu.py --out tune.json --all --blocks 8 \
+        --only cuda_graphs checkpointing batch_size
     PYTHONPATH=src python benchmarks/tune_gpu.py --out tune_cpu.json --preset tiny --device cpu \
         --all --accumulate 4
 
-A run of the preset on synthetic chains, four passes a step unless said otherwise. `--all` then
-lets every combination of settings take turns with the choice: its regret is the choice's time
-over the best's, from medians of paired steps. Trials are in this process there, to be many.
+A run of the preset on synthetic chains, four passes a step unless said otherwise; `--blocks` of
+the Evoformer and `--only` some settings for less time. `--all` then tries every combination that
+the search left out. The best of all and the choice take turns: regret is the median of the
+choice's time over the best's, less one. Trials are in this process there, to be many.
 No new trial begins after `--limit` seconds; what was not tried is said.
 """
 
@@ -22,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +33,20 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.train_step import command
+from benchmarks.train_step import command, forget
 from tests.trainer.synthetic_records import write_dataset
 
-from evofeed.errors import InputError
+from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.presets import PRESETS
-from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, ratio, search
+from evofeed.trainer.tune.search import (
+    Found,
+    Settings,
+    Trial,
+    alternatives,
+    applied,
+    ratio,
+    search,
+)
 from evofeed.trainer.tune.trial import launch, run_trial
 
 
@@ -51,12 +63,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=200)
     parser.add_argument("--all", action="store_true", help="every combination: regret")
+    parser.add_argument("--blocks", type=int, default=0, help="of the Evoformer; 0: the preset's")
+    parser.add_argument("--only", nargs="+", default=[], help="settings to vary")
     options = parser.parse_args()
     began = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="evofeed-tune-"))
     data = [str(folder / "data")]
     write_dataset(folder / "data", 16, tiny=options.preset == "tiny")
-    run = PRESETS[options.preset]().train.replace(accumulate=options.accumulate)
+    fewer = {"evoformer": {"no_blocks": options.blocks}} if options.blocks else {}
+    run = PRESETS[options.preset]().train.replace(accumulate=options.accumulate, model=fewer)
     cuda = options.device == "cuda"
     result: dict[str, Any] = {
         "benchmark": "tune",
@@ -65,7 +80,7 @@ def main() -> None:
         "python": platform.python_version(), "load": os.getloadavg()[0],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "preset": options.preset, "ranks": options.ranks, "accumulate": options.accumulate,
-        "steps": options.steps, "trials": [],
+        "evoformer_blocks": options.blocks or "the preset's", "steps": options.steps, "trials": [],
     }  # fmt: skip
 
     def keep() -> None:
@@ -76,7 +91,11 @@ def main() -> None:
             return Trial(error="not tried: the benchmark's time is over")
         config = applied(run, settings, options.ranks)
         if options.all:
-            return run_trial(config, data, options.steps, options.device)
+            forget(torch.device(options.device))
+            try:
+                return run_trial(config, data, options.steps, options.device)
+            except (RuntimeError, TrainerError) as error:  # memory
+                return Trial(error=str(error).splitlines()[0])
         return launch(
             config, data, steps=options.steps, ranks=options.ranks, device=options.device,
             limit=120.0,
@@ -88,44 +107,50 @@ def main() -> None:
         keep()
 
     values = alternatives(options.ranks, cuda, lossy=False)
+    values = {n: some for n, some in values.items() if n in (options.only or values)}
     found = search(run, measure, values, ranks=options.ranks, rounds=options.rounds, report=report)
     result |= {"default": asdict(found.default), "chosen": asdict(found.chosen)}
     result |= {"ratios": found.ratios, "seconds_in_all": round(time.perf_counter() - began, 1)}
     keep()
     if options.all:
-        result |= regret(run, found.chosen, values, data, options)
+        result |= regret(found, values, measure, report, options.rounds)
         keep()
     print(json.dumps({name: result[name] for name in result if name != "trials"}), flush=True)
 
 
 def regret(
-    run: Any, chosen: Settings, values: Any, data: list[str], options: argparse.Namespace
+    found: Found,
+    values: Mapping[str, Sequence[Any]],
+    measure: Callable[[Settings], Trial],
+    report: Callable[[Settings, Trial], None],
+    rounds: int,
 ) -> dict[str, Any]:
-    """Every combination beside the choice, in turn, each pair next to each other in time."""
-    every = []
+    """Every combination that the search left out; then the best of all and the choice in turn."""
+    known: dict[Settings, Trial] = {}
+    for settings, trial in found.trials:
+        known.setdefault(settings, trial)
     for combination in itertools.product(*values.values()):
-        settings = replace(chosen, **dict(zip(values, combination, strict=True)))
-        try:
-            every.append((settings, applied(run, settings, options.ranks)))
-        except InputError:
+        settings = replace(found.chosen, **dict(zip(values, combination, strict=True)))
+        if settings in known:
             continue
-    own = applied(run, chosen, options.ranks)
-    ratios: dict[Settings, list[float]] = {settings: [] for settings, _ in every}
-    for number in range(options.rounds + 1):
-        for settings, config in every:
-            pair = [own, config] if number % 2 else [config, own]
-            trials = [run_trial(one, data, options.steps, options.device) for one in pair]
-            theirs, ours = reversed(trials) if number % 2 else trials
-            ratios[settings].append(ratio(theirs, ours))
-    medians = {settings: statistics.median(some) for settings, some in ratios.items()}
+        try:
+            known[settings] = measure(settings)
+        except InputError as error:
+            known[settings] = Trial(error=error.message)
+        report(settings, known[settings])
+    timed = [settings for settings, trial in known.items() if not trial.error]
+    best = min(timed, key=lambda settings: ratio(known[settings], known[found.chosen]))
+    ratios = []
+    for number in range(0 if best == found.chosen else rounds):
+        pair = (best, found.chosen) if number % 2 else (found.chosen, best)
+        trials = {settings: measure(settings) for settings in pair}
+        for settings, trial in trials.items():
+            report(settings, trial)
+        ratios.append(ratio(trials[found.chosen], trials[best]))
     return {
-        "all": [
-            {"settings": asdict(settings), "time_over_the_choice": some}
-            for settings, some in ratios.items()
-        ],
-        "choice_beside_itself": medians[chosen],
-        "regret": max(1 / min(medians.values()) - 1, 0.0),
-    }
+        "combinations": len(known), "timed": len(timed), "best": asdict(best),
+        "choice_over_best": ratios, "regret": max(statistics.median(ratios or [1.0]) - 1, 0.0),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -136,6 +136,8 @@ class TrainConfig:
     below `hangs/`; 0: never."""
     hang_seconds: float = 1_080.0
     """But never sooner: longer than the loader waits for a storage that does not answer."""
+    prefetch: int = 16
+    """Batches a rank's loader reads ahead; more help where storage is sometimes slow."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Learning rate, Adam, clipping, moving average."""
     gradients: GradientConfig = field(default_factory=GradientConfig)
@@ -164,6 +166,7 @@ class TrainConfig:
             "axial",
             "keep_checkpoints",
             "max_skipped",
+            "prefetch",
             "validate_batches",
         ):
             if getattr(self, name) < 1:

@@ -111,6 +111,7 @@ def _feature_loader(config: TrainConfig, dataset: Any, world: World) -> Loader:
         world_size=world.readers,
         seed=config.seed,
         device=world.device,
+        prefetch=config.prefetch,
     )
     return loader
 

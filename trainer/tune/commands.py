@@ -40,8 +40,8 @@ def tune(
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 
-    Axial size, CUDA graphs, recomputation, batch, overlap and, with --lossy, compressed gradients;
-    samples of a step stay the same. Start it once: it starts the ranks itself.
+    Axial size, CUDA graphs, recomputation, batch, batches read ahead, overlap and, with --lossy,
+    compressed gradients; samples of a step stay the same. Start it once, it starts the ranks.
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """

@@ -31,6 +31,7 @@ class Settings:
     checkpointing: bool
     batch_size: int
     overlap: bool
+    prefetch: int
     gradients: str
 
     @classmethod
@@ -42,6 +43,7 @@ class Settings:
             model_config(config).activation_checkpointing,
             loader_config(config, World()).batch_size,
             config.overlap,
+            config.prefetch,
             config.gradients.mode,
         )
 
@@ -97,6 +99,7 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
         accumulate=samples // at_once,
         cuda_graphs=settings.cuda_graphs,
         overlap=settings.overlap,
+        prefetch=settings.prefetch,
         model={**config.model, "activation_checkpointing": settings.checkpointing},
         loader={**config.loader, "batch_size": settings.batch_size},
     )
@@ -109,6 +112,7 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
 def alternatives(ranks: int, on_gpu: bool, lossy: bool) -> Mapping[str, Sequence[Any]]:
     """Values of each setting that this machine can tell apart."""
     found: dict[str, Sequence[Any]] = {"checkpointing": (False, True), "batch_size": (1, 2, 4, 8)}
+    found["prefetch"] = (4, 16, 64)
     if on_gpu:
         found = {"cuda_graphs": (True, False), **found}
     if ranks > 1:

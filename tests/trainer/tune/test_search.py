@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.presets import tiny
+from evofeed.trainer.run.build import build_loader
+from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.settings import load_config
 from evofeed.trainer.tune import commands, trial
 from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, ratio, search
@@ -109,6 +111,14 @@ def test_the_samples_of_a_step_stay_the_same(settings: Settings) -> None:
     assert changed.accumulate * at_once == RUN.accumulate * 4
 
 
+def test_batches_read_ahead_are_the_loaders(dataset: str) -> None:
+    for prefetch in VALUES["prefetch"]:
+        run = applied(tiny().train, replace(Settings.of(RUN), prefetch=prefetch), 1)
+        loader = build_loader(run, dataset, World())
+        assert loader._options["prefetch"] == prefetch  # type: ignore[attr-defined]
+        loader.close()  # type: ignore[attr-defined]
+
+
 def test_a_batch_that_does_not_divide_the_step_is_not_run() -> None:
     asked = []
 
@@ -182,7 +192,7 @@ def test_its_table_has_what_was_changed_and_fits_a_terminal(
     assert done.exit_code == 0, done.output
     assert "checkpointing" in done.output and "batch_size" in done.output
     assert "cuda_graphs" not in done.output  # a CPU has none to try
-    said = "not timed: checkpointing False, batch_size 8: 2 samples a step are no whole number"
+    said = "not timed: checkpointing False, batch_size 8, prefetch 16: 2 samples a step are no"
     assert said in done.output
 
 
