@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
@@ -29,17 +30,21 @@ class Authority:
     def __init__(self, database: Database, grace: float) -> None:
         self._database, self._grace = database, grace
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
-        self._unchanged: dict[bytes, tuple[Principal, int, float]] = {}
+        self._unchanged: dict[bytes, tuple[Principal, Hashable, float]] = {}
         self._away_until = 0.0
         self._lock = threading.Lock()
 
     def known(self, token: str, session: str) -> Principal | None:
-        """The principal of a token, if the database says the same as when it was last asked.
+        """The principal of a token, if nobody has written to the database since it was asked.
 
-        None where it has to be asked. This waits for nothing.
+        None where that has to be asked. This waits for nothing.
         """
-        found = self._unchanged.get(_key(token, session))
-        if found is None or self._database.state() != found[1] or time.monotonic() > found[2]:
+        state = self._database.changes.known()
+        return None if state is None else self._known_in(state, _key(token, session))
+
+    def _known_in(self, state: Hashable, key: bytes) -> Principal | None:
+        found = self._unchanged.get(key)
+        if found is None or state != found[1] or time.monotonic() > found[2]:
             return None
         expires = found[0].expires_at
         return found[0] if expires is None or expires > time.time() else None
@@ -55,8 +60,10 @@ class Authority:
         remembered = self._remembered(key) if reads_bytes else None
         if remembered is not None and time.monotonic() < self._away_until:
             return remembered  # it did not answer a moment ago: do not wait for it again
-        state = self._database.state()
         try:
+            state = self._database.changes.state()
+            if state is not None and (known := self._known_in(state, key)) is not None:
+                return known
             principal = authenticate_text(self._database, token, session)
         except (DBAPIError, PoolTimeout):
             self._away_until = time.monotonic() + 1.0

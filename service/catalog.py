@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import delete, func, select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from evofeed import loader  # its names load when they are used: no start waits for them
@@ -24,6 +22,7 @@ from evofeed.chain_record import ChainRecord
 from evofeed.errors import StoreError
 from evofeed.service.audit import record
 from evofeed.service.database import Database
+from evofeed.service.known_places import KnownPlaces
 from evofeed.service.places import below, canonical_place
 from evofeed.service.problems import Problem
 from evofeed.service.snapshot import OpenSnapshot, ShardFile, StoreView
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-_MAX_URIS = 10_000
 _MAX_PLANS = 4  # 24 bytes a chain each, twice where a run goes from one epoch to the next
 _MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
 _MAX_NBYTES = 1 << 30  # of their columns made ready: a million chains have 64 MB
@@ -49,17 +47,20 @@ class Catalog:
 
     Args:
         database: where names are kept.
-        grace: seconds for which a place that was asked for lately is known without it.
+        grace: as of `KnownPlaces`.
         timings: how long a place is known, and how long a bucket may take.
+
+    Attributes:
+        places: of the datasets, as far as they are known.
     """
 
     def __init__(self, database: Database, grace: float = 0.0, timings: Timings = USUAL) -> None:
-        self._database, self._grace, self._timings = database, grace, timings
+        self._database, self._timings = database, timings
+        self.places = KnownPlaces(lambda name: self.dataset(name).uri, grace, timings.place_known)
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._snapshots: OrderedDict[tuple[str, str], OpenSnapshot] = OrderedDict()
         self._datasets: OrderedDict[tuple[str, str], Dataset] = OrderedDict()
         self._shards: OrderedDict[tuple[str, str], ShardFile] = OrderedDict()
-        self._uris: dict[str, tuple[str, float]] = {}
         # A digest says all about a snapshot, so these need no dataset in their key.
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
         self._cards: OrderedDict[tuple[str, str, str], DataCard] = OrderedDict()
@@ -104,7 +105,7 @@ class Catalog:
             record(session, principal, "dataset.register", name, uri=uri)
             session.flush()
             session.expunge(row)
-        self._uris.pop(name, None)
+        self.places.forget(name)
         return row
 
     def describe(self, name: str, description: str, principal: str) -> DatasetRow:
@@ -142,7 +143,7 @@ class Catalog:
                 )
             session.execute(delete(DatasetRow).where(DatasetRow.name == name))
             record(session, principal, "dataset.remove", name)
-        self._uris.pop(name, None)
+        self.places.forget(name)
 
     def dataset(self, name: str) -> DatasetRow:
         """A dataset's row.
@@ -177,32 +178,12 @@ class Catalog:
         Raises:
             Problem: 404, no such dataset; 503, its place cannot be reached.
         """
-        uri = self._uri(name)
+        uri = self.places.of(name)
         try:
             seconds = self._timings.bucket_answer
             return self._cached(self._views, uri, lambda: StoreView(uri, seconds), 256)
         except (StoreError, OSError, ValueError) as error:
             raise away(name, error) from None
-
-    def _uri(self, name: str) -> str:
-        """Where a dataset is; asked of the database at most once a second.
-
-        Every shard request needs it. Another process may have moved the name
-        meanwhile, so what is remembered is soon forgotten.
-        """
-        uri, until = self._uris.get(name, ("", 0.0))
-        if time.monotonic() >= until:
-            require_thread()
-            try:
-                uri = self.dataset(name).uri
-            except (DBAPIError, PoolTimeout):
-                if not uri or time.monotonic() > until + self._grace:
-                    raise
-                return uri
-            if len(self._uris) >= _MAX_URIS:
-                self._uris.clear()
-            self._uris[name] = (uri, time.monotonic() + self._timings.place_known)
-        return uri
 
     def snapshot(self, name: str, digest: str) -> OpenSnapshot:
         """A snapshot, opened once and kept.
@@ -253,11 +234,6 @@ class Catalog:
         view, snapshot = self.view(name), self.snapshot(name, digest)
         # Few: the places of a million chains take 100 MB.
         return self._cached(self._datasets, (view.uri, digest), lambda: view.dataset(snapshot), 4)
-
-    def known_place(self, name: str) -> str:
-        """Where a dataset is, if that is known without asking; empty where it is not."""
-        uri, until = self._uris.get(name, ("", 0.0))
-        return uri if time.monotonic() < until else ""
 
     def shard(self, name: str, shard: str) -> ShardFile:
         """A shard that some snapshot of the dataset lists.

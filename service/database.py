@@ -19,7 +19,9 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from evofeed.errors import ServiceError
+from evofeed.service.changes import Changes
 from evofeed.service.database_url import parse_url
+from evofeed.service.timings import USUAL, Timings
 from evofeed.service.work import require_thread
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -43,12 +45,16 @@ class Database:
     Args:
         url: where it is.
         workers: processes like this one: a PostgreSQL has connections for all of them together.
+        timings: how long it is taken for granted that nobody has written to it.
+
+    Attributes:
+        changes: whether anybody has written to it.
 
     Raises:
         ServiceError: the URL is none of ours, or an SQLite file's folder cannot be made.
     """
 
-    def __init__(self, url: str, workers: int = 1) -> None:
+    def __init__(self, url: str, workers: int = 1, timings: Timings = USUAL) -> None:
         self._url = parse_url(url)
         if self._url.drivername == "postgresql":  # SQLAlchemy's default driver is psycopg2
             self._url = self._url.set(drivername="postgresql+psycopg")
@@ -61,17 +67,14 @@ class Database:
         self.engine = create_engine(self._url, **options)
         self._watch: sqlite3.Connection | None = None
         self._watching = threading.Lock()
+        self.changes = Changes(
+            self._data_version if self.is_sqlite else self._snapshot, timings.unwritten
+        )
         if self.is_sqlite:
             _prepare_sqlite(self.engine)
 
-    def state(self) -> int | None:
-        """A number that is another one once anybody has written; None where none is cheap.
-
-        What was read while it stood at this number holds as long as it does. SQLite keeps it in
-        memory that its processes share; to ask PostgreSQL costs as much as to read.
-        """
-        if not self.is_sqlite:
-            return None
+    def _data_version(self) -> int | None:
+        """SQLite's own number, which its processes share in memory."""
         with self._watching:
             if self._watch is None:
                 self._watch = sqlite3.connect(self._url.database or "", check_same_thread=False)
@@ -79,6 +82,12 @@ class Database:
                 return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
             except sqlite3.Error:
                 return None
+
+    def _snapshot(self) -> str:
+        """Which transactions a query of now would see: equal ones see the same rows."""
+        with self.engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT txid_current_snapshot()::text").scalar_one()
+        return str(found)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -93,8 +102,11 @@ class Database:
         require_thread()
         # IMMEDIATE takes SQLite's write lock at once; a lock taken later fails without waiting.
         engine = self.engine.execution_options(immediate=True)
-        with Session(engine) as session, session.begin():
-            yield session
+        try:
+            with Session(engine) as session, session.begin():
+                yield session
+        finally:  # also when its end is not known
+            self.changes.wrote()
 
     def alone(self, session: Session, what: str) -> None:
         """Wait until no other write transaction is alone with `what`, until this one ends.

@@ -68,7 +68,11 @@ _HOT: Final = (
         shards.get_shard,
         here=_always,
     ),
-    _Hot(re.compile(rf"/v1/datasets/(?P<name>{_NAME})/refs/(?P<ref>{_NAME})"), refs.get_ref),
+    _Hot(
+        re.compile(rf"/v1/datasets/(?P<name>{_NAME})/refs/(?P<ref>{_NAME})"),
+        refs.get_ref,
+        here=_always,
+    ),
     _Hot(
         re.compile(_SNAPSHOT + r"/chains"), chains.list_chains, chains.ChainQuery, _short, kept=True
     ),
@@ -130,7 +134,7 @@ class Direct:
         principal = await admit(service, request, mark.scopes, counted=mark.counted)
         caller, name = caller_of(request, principal), values["name"]
         run = functools.partial(hot.endpoint, request=request, service=service, **values)
-        place = service.catalog.known_place(name)
+        place = service.catalog.places.known(name)
         here = place != "" and hot.here(values.get("query"))
         if not hot.kept or not place:
             return await run_endpoint(run, mark, service, caller, name, here=here)

@@ -26,10 +26,12 @@ from evofeed.store.inner import (
     Storage,
     checked_index,
     delete_ref,
+    is_on_disk,
     list_refs,
     move_ref,
     open_storage,
     read_ref,
+    resident_ref,
     shard_key,
 )
 
@@ -101,6 +103,7 @@ class StoreView:
         self._manifests: dict[str, Manifest] = {}
         self._shards: dict[str, ShardEntry] = {}  # of the snapshots seen
         self._seen: set[str] = set()
+        self._on_disk: bool | None = None  # its refs are on a disk of this machine; None: not known
         self._lock = threading.Lock()
 
     @property
@@ -114,7 +117,16 @@ class StoreView:
         Raises:
             DatasetMissing: there is no such ref.
         """
+        local = self._storage if isinstance(self._storage, LocalStorage) else None
+        if local is not None and self._on_disk is None and local.path("refs").is_dir():
+            self._on_disk = is_on_disk(local.path("refs"))
         return read_ref(self._storage, name)
+
+    def resident_ref(self, name: str) -> Ref | None:
+        """The same without waiting for anything; None where it has to be asked for."""
+        if not self._on_disk or not isinstance(self._storage, LocalStorage):
+            return None
+        return resident_ref(self._storage, name)
 
     def refs(self) -> list[Ref]:
         """All refs, by name."""

@@ -75,7 +75,7 @@ class Service:
             ServiceError: the database does not answer, or its tables are old
                 (PostgreSQL is only migrated by `evofeed serve --migrate`).
         """
-        database = Database(settings.url, settings.workers)
+        database = Database(settings.url, settings.workers, timings)
         try:
             if database.is_sqlite:
                 database.upgrade()

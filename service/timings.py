@@ -15,6 +15,7 @@ class Timings:
         webhook_lease: a delivery in hand is nobody else's for so long.
         webhook_answer: a receiver may take.
         place_known: where a dataset is need not be asked of the database again.
+        unwritten: that nobody has written to the database need not be asked again.
         on_loop: of computing that a question may take on the event loop.
         job_silence: after which a running job's process counts as dead; it speaks every second.
         job_events: between two looks at a job whose events are streamed.
@@ -26,6 +27,7 @@ class Timings:
     webhook_lease: float = 60.0
     webhook_answer: float = 10.0
     place_known: float = 1.0
+    unwritten: float = 0.05
     on_loop: float = 0.002
     job_silence: float = 60.0
     job_events: float = 0.5

@@ -232,6 +232,11 @@ def open_client(url: str, token: str = "") -> Iterator[httpx.Client]:
         yield client
 
 
+def until_noticed() -> None:
+    """Wait until a running service has noticed what was written past it."""
+    time.sleep(USUAL.unwritten)
+
+
 def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run what is queued in this process: a child would spend most of the time on imports."""
     from evofeed.service import runner

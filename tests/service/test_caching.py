@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.service.conftest import Start
+from tests.service.conftest import Start, until_noticed
 
 from evofeed.service.auth import create_token, revoke_token
 
@@ -84,6 +84,7 @@ def test_a_shared_cache_keeps_only_what_anybody_may_read(
             first = httpx.get(proxy + path, headers=mine)
             assert (first.status_code, first.headers["X-Cache"]) == (200, "MISS"), first.text
         revoke_token(start.database(), token_id)
+        until_noticed()
         for path in paths:
             nobody = httpx.get(proxy + path)
             wanted = (200, "HIT") if auth == "read" else (401, "MISS")

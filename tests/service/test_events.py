@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.service.conftest import Start, open_client
+from tests.service.conftest import Start, open_client, until_noticed
 
 from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.jobs import CANCELLED, JobQueue
@@ -47,5 +47,6 @@ def test_events_are_numbered_and_dated_and_end_with_the_job_or_the_token(
             lines = stream.iter_lines()
             assert next(lines) == "id: 1"
             revoke_token(database, token_id)
+            until_noticed()
             assert "event: end" not in list(lines), "cut off: nothing says how the job is"
         assert own.get(f"/v1/jobs/{other}").status_code == 401

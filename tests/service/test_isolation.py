@@ -32,14 +32,18 @@ from evofeed.store import Dataset
 def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Datasets whose place ends in `hangs` do not answer until this is set."""
     go_on = threading.Event()
-    read = StoreView.ref
+    read, at_once = StoreView.ref, StoreView.resident_ref
 
     def ref(self: StoreView, name: str) -> Any:
         if self.uri.endswith("hangs"):
             go_on.wait(300)
         return read(self, name)
 
+    def resident_ref(self: StoreView, name: str) -> Any:
+        return None if self.uri.endswith("hangs") else at_once(self, name)
+
     monkeypatch.setattr(StoreView, "ref", ref)
+    monkeypatch.setattr(StoreView, "resident_ref", resident_ref)
     return go_on
 
 

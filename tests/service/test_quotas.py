@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import update
-from tests.service.conftest import Start, open_client
+from tests.service.conftest import Start, open_client, until_noticed
 
 from evofeed.service import jobs
 from evofeed.service.auth import create_token, revoke_token
@@ -150,4 +150,5 @@ def test_tokens_made_with_a_token_share_its_quotas_end_with_it_and_outlive_it_ne
             assert two.post("/v1/jobs", json=job).status_code == 429
             assert admin.get("/v1/me").json()["jobs"] == 1
             revoke_token(database, parent)
+            until_noticed()
             assert two.get("/v1/me").status_code == 401

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from tests.service.conftest import Start
+from tests.service.conftest import Start, until_noticed
 
 from evofeed.errors import AccessDenied
 from evofeed.service import ServiceSettings, create_app
@@ -136,6 +136,7 @@ def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder)
     with Dataset.open(url, token=given) as remote:
         assert remote.digest == folder[2] and remote[0].num_res > 0
         revoke_token(database, given.split("_")[1])
+        until_noticed()
         with pytest.raises(AccessDenied, match=r"401 .the token was revoked.*EVOFEED_TOKEN"):
             remote[0]
     with pytest.raises(AccessDenied, match=r"401 .this needs a token"):
@@ -167,6 +168,7 @@ def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded) -> No
     assert client.get("/v1/datasets", headers=bearer(short)).status_code == 200
     with database.write() as session:  # an hour later
         session.get_one(TokenRow, short.split("_")[1]).expires_at = time.time() - 0.001
+    until_noticed()
     altered = good[:-1] + ("A" if good[-1] != "A" else "B")
     unknown = f"evf_{'0' * 16}{good[20:]}"
     for wrong in (
