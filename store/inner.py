@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from evofeed.store.msa_codec import row_nbytes
     from evofeed.store.opening import open_storage
     from evofeed.store.overlap import Clusters, overlap
-    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref
+    from evofeed.store.refs import Ref, delete_ref, list_refs, move_ref, read_ref, resident_ref
+    from evofeed.store.resident import is_on_disk
     from evofeed.store.s3 import S3Storage
     from evofeed.store.shard import part_key, read_part, shard_key, store_shard
     from evofeed.store.statistics import (
@@ -82,6 +83,7 @@ __all__ = [
     "hold",
     "index_schema",
     "is_known",
+    "is_on_disk",
     "known_values",
     "join_chains",
     "list_refs",
@@ -95,6 +97,7 @@ __all__ = [
     "read_index",
     "read_part",
     "read_ref",
+    "resident_ref",
     "row_nbytes",
     "shard_key",
     "store_shard",
