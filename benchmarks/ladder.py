@@ -3,17 +3,15 @@
     PYTHONPATH=src python benchmarks/ladder.py --out ladder.json --limit 280
     PYTHONPATH=src python benchmarks/ladder.py --preset tiny --device cpu --out proof.json
 
-The first rung is the model in plain PyTorch: eager, activations recomputed, clipping, Adam and
-the moving average by PyTorch's multi-tensor calls over the 5,044 tensors. Each rung adds one
-thing to the rung before: fused layer norms, attention, triangle multiplication, then transitions,
-outer products and whole blocks, the flat optimizer, activations kept, CUDA graphs. Graphs come
-last because a recording cannot recompute: torch.utils.checkpoint reads the state of the random
-numbers, which is not there while a graph is recorded (the last of the `beside` rows tries).
-Eager rungs wait for the CPU that launches their kernels. So `recorded` climbs again with
-activations kept and every step a CUDA graph: what the GPU itself takes. `beside` are the last
-rung without one of its pieces, and the first with activations kept. One synthetic batch of the
-preset's shapes, bf16, no recycles; times are those of `train_step.py`.
-No new row begins after `--limit` seconds.
+`eager`: the model in plain PyTorch, activations recomputed, clipping, Adam and the moving average
+by PyTorch's multi-tensor calls over the 5,044 tensors; then with activations kept. `recorded`: the
+same in a CUDA graph, and one piece after the other: fused layer norms, attention, triangle
+multiplication, then transitions, outer products and whole blocks, the flat optimizer. Activations
+and graphs come first because eager steps wait for the CPU that launches their kernels, whatever
+the kernels take, and because a recording cannot recompute: torch.utils.checkpoint reads the state
+of the random numbers, which is not there while a graph is recorded. `beside`: everything without
+one of its pieces, and without graphs. One synthetic batch of the preset's shapes, bf16, no
+recycles; times are those of `train_step.py`. No new row begins after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -48,14 +46,16 @@ OPERATORS = {
 }  # fmt: skip
 """What is swapped for a piece, by the names of the fused forwards."""
 OPTIMIZER, KEPT, GRAPHS = "flat optimizer", "activations kept", "CUDA graphs"
-PIECES = (*OPERATORS, OPTIMIZER, KEPT, GRAPHS)
+PIECES = (KEPT, GRAPHS, *OPERATORS, OPTIMIZER)
 BESIDE = (
     *((f"all but {piece}", frozenset(PIECES) - {piece}) for piece in (*OPERATORS, OPTIMIZER)),
-    (f"plain, {KEPT}", frozenset({KEPT})),
-    (f"all but {KEPT}", frozenset(PIECES) - {KEPT}),
+    (f"all but {GRAPHS}", frozenset(PIECES) - {GRAPHS}),
+    (f"all but {GRAPHS} and {KEPT}", frozenset(PIECES) - {GRAPHS, KEPT}),
 )
 """Rows without attention or triangle multiplication have no fused blocks either."""
-KINDS = ("rungs", "recorded", "beside")
+LADDER = [("plain", frozenset[str]())]
+LADDER += [(f"+ {piece}", frozenset(PIECES[: i + 1])) for i, piece in enumerate(PIECES)]
+ROWS = {"eager": LADDER[:2], "recorded": LADDER[2:], "beside": BESIDE}
 
 
 class PlainOptimizer:
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="initial_training")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--kinds", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--limit", type=float, default=280, help="seconds for the whole run")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -161,13 +161,8 @@ def main() -> None:
     }  # fmt: skip
     if options.device == "cpu":
         result["precision"] = "fp32"
-    ladder = [("plain", frozenset[str]())]
-    ladder += [(f"+ {piece}", frozenset(PIECES[: i + 1])) for i, piece in enumerate(PIECES)]
-    under = frozenset({KEPT, GRAPHS})
-    recorded = [(name, has | under) for name, has in ladder if not has & under]
-    rows = {"rungs": ladder, "recorded": recorded, "beside": BESIDE}
     for kind in options.kinds:
-        for name, has in rows[kind]:
+        for name, has in ROWS[kind]:
             if time.perf_counter() - began > options.limit:
                 result["left_out"].append(name)
             else:
