@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,18 @@ from evofeed.kernels.ops.attention.op import (
 from evofeed.kernels.ops.gated_attention import reference
 from evofeed.kernels.ops.gated_attention.hopper import launch as hopper
 from evofeed.kernels.ops.gated_attention.output import gated_output, output_grads
+from evofeed.kernels.ops.gated_attention.plan import (
+    OtherPairs,
+    Plan,
+    attending_last,
+    pack_projections,
+    split_heads,
+)
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, usable
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
-    Drop,
     keeps,
     norm_rows,
     pack,
@@ -83,52 +89,6 @@ class AttentionWeights:
         )  # fmt: skip
 
 
-class OtherPairs(Protocol):
-    """The attention bias of all pairs, of which several GPUs have some each."""
-
-    def gather(self, bias: Tensor) -> Tensor:
-        """`[B, H, N, N]` from the rows `[B, H, n, N]` made here."""
-
-    def reduce(self, dbias: Tensor) -> Tensor:
-        """The adjoint of `gather`."""
-
-
-class _Plan(NamedTuple):
-    """What is no tensor of one call."""
-
-    heads: int
-    eps: float
-    columns: bool  # axis R attends, not axis N
-    turned: bool  # the bias of query q and key k is made from the pair (k, q)
-    residual: bool
-    drop_columnwise: bool
-    bias_scale: float
-    dtype: torch.dtype
-
-    @property
-    def transposes(self) -> bool:
-        """Whether the bias made here is the transpose of what x's positions give."""
-        return self.columns != self.turned
-
-    def drop(self, mask: Tensor | None, x: Tensor) -> Drop:
-        return Drop(mask, (x.shape[1], x.shape[2]), self.drop_columnwise)
-
-
-def _attending(t: Tensor, plan: _Plan) -> Tensor:
-    """`[B, rows, N, ...]` view of a `[B, R, N, ...]` tensor: the attending axis last."""
-    return t.transpose(1, 2) if plan.columns else t
-
-
-def _split(packed: Tensor, like: Tensor, plan: _Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as `[B, rows, N, H, D]` views of a packed `[M, 4 H D or more]` tensor."""
-    B, R, N, H, D = like.shape
-    s_m = packed.stride(0)
-    strides = (R * N * s_m, N * s_m, s_m, D, 1)
-    parts = [packed.as_strided((B, R, N, H, D), strides, n * H * D) for n in range(3)]
-    q, k, v = (_attending(part, plan) for part in parts)
-    return q, k, v
-
-
 class _GatedAttention(Operator, name="gated_attention"):
     options = (
         "int heads, float eps, bool columns, bool turned, bool residual, "
@@ -141,14 +101,14 @@ class _GatedAttention(Operator, name="gated_attention"):
         tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
     ) -> list[Tensor | None]:
         """With `others` of some rows (or columns) of the pairs, of which all make the bias."""
-        plan = _Plan(*options)
+        plan = Plan(*options)
         (
             x, bias, mask, norm_weight, norm_bias, q, k, v, g, g_bias, o, o_bias, pair, drop_mask,
         ) = tensors  # fmt: skip
         B, R, N, C = x.shape
         width = q.shape[0]
         D = width // plan.heads
-        packed_w = _pack_projections([q, k, v, g], pair, plan.dtype)
+        packed_w = pack_projections([q, k, v, g], pair, plan.dtype)
         normed, stats, own_bias = norm_rows(
             x.view(-1, C), norm_weight, norm_bias, plan.eps, plan.dtype,
             pair_weight=None if pair is None else packed_w[4 * width : 4 * width + plan.heads],
@@ -163,10 +123,11 @@ class _GatedAttention(Operator, name="gated_attention"):
             ready = own_bias if others is None else others.gather(own_bias)
         masked = None
         if mask is not None:
-            masked = prepare_mask(_attending(mask, plan), D**-0.5, plan.dtype)
+            masked = prepare_mask(attending_last(mask, plan), D**-0.5, plan.dtype)
         attended = torch.empty((B, R, N, plan.heads, D), dtype=plan.dtype, device=x.device)
         lse = run_forward(
-            *_split(qkvg, attended, plan), ready, masked, D**-0.5, _attending(attended, plan),
+            *split_heads(qkvg, attended, plan), ready, masked, D**-0.5,
+            attending_last(attended, plan),
         )  # fmt: skip
         out_weight = pack([o], plan.dtype)
         drop = plan.drop(drop_mask, x)
@@ -179,7 +140,7 @@ class _GatedAttention(Operator, name="gated_attention"):
 
     @staticmethod
     def forward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        plan = _Plan(*options)
+        plan = Plan(*options)
         x, bias, mask, _, _, q, _, _, _, _, o, _, pair, _ = tensors
         B, R, N, C = x.shape
         width, H, M = q.shape[0], plan.heads, B * R * N
@@ -188,7 +149,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         if bias is not None or pair is not None:
             ready = x.new_empty((B, H, length, length), dtype=plan.dtype)
         packed_rows = 4 * width + (0 if pair is None else H + -H % 16)
-        masked = None if mask is None else fake_mask(_attending(mask, plan), plan.dtype)
+        masked = None if mask is None else fake_mask(attending_last(mask, plan), plan.dtype)
         return [
             x.new_empty(x.shape), ready, q.new_empty((packed_rows, C), dtype=plan.dtype),
             x.new_empty((2, M), dtype=torch.float32),
@@ -203,7 +164,7 @@ class _GatedAttention(Operator, name="gated_attention"):
     def backward(
         tensors: Sequence[Any], *options: Any, others: OtherPairs | None = None
     ) -> list[Tensor | None]:
-        plan = _Plan(*options)
+        plan = Plan(*options)
         (
             dout, x, gamma, beta, g_bias, drop_mask, ready, packed_w, stats, normed, qkvg,
             attended, lse, out_weight, term, factor,
@@ -231,8 +192,8 @@ class _GatedAttention(Operator, name="gated_attention"):
             )  # fmt: skip
         masked = None if term is None else MaskTerms(term, factor)
         dbias = run_backward(BackwardInputs(
-            _attending(do, plan), *_split(qkvg, attended, plan), ready, masked, lse, delta,
-            D**-0.5, _split(dpacked, attended, plan),
+            attending_last(do, plan), *split_heads(qkvg, attended, plan), ready, masked, lse, delta,
+            D**-0.5, split_heads(dpacked, attended, plan),
         ))  # fmt: skip
         if own_bias:  # [B, H, q, k] -> one column a head beside the other gradients
             assert dbias is not None
@@ -256,7 +217,7 @@ class _GatedAttention(Operator, name="gated_attention"):
 
     @staticmethod
     def backward_fake(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
-        plan = _Plan(*options)
+        plan = Plan(*options)
         (
             dout, x, gamma, _, _, drop_mask, ready, packed_w, _, _, _, _, _, out_weight, _, _,
         ) = tensors  # fmt: skip
@@ -276,7 +237,7 @@ class _GatedAttention(Operator, name="gated_attention"):
     def gradients(
         grad: Tensor, found: Sequence[Any], kinds: Sequence[torch.dtype | None], *options: Any
     ) -> list[Tensor | None]:
-        plan = _Plan(*options)
+        plan = Plan(*options)
         dx, dbias, dw, of_norm, dg_bias, dwo, dbo = found
         C, width = dwo.shape
         dgamma, dbeta, *last = torch.split(of_norm, C)
@@ -289,22 +250,11 @@ class _GatedAttention(Operator, name="gated_attention"):
 
 
 def _norm_sums_residual(
-    x: Tensor, dout: Tensor, drop_mask: Tensor | None, width: int, plan: _Plan
+    x: Tensor, dout: Tensor, drop_mask: Tensor | None, width: int, plan: Plan
 ) -> bool:
     """Whether dout is summed for the last bias where the norm's backward pass reads it."""
     plain = plan.residual and drop_mask is None and dout.dtype is plan.dtype
     return plain and not hopper.fits(x, width, plan.dtype)
-
-
-def _pack_projections(parts: list[Tensor], pair: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """q, k, v, gate and pair weights as one matrix, 16 rows at least for the last.
-
-    Rows of the gradient are then a multiple of 16 numbers: Triton loads them 16 bytes wide.
-    """
-    if pair is None:
-        return pack(parts, dtype)
-    parts = [*parts, pair]
-    return pack(parts, dtype, sum(part.shape[0] for part in parts) + -pair.shape[0] % 16)
 
 
 def gated_attention_fits(x: Tensor, weights: AttentionWeights, heads: int) -> bool:
@@ -370,7 +320,7 @@ def gated_attention(
         )  # fmt: skip
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
-    plan = _Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
+    plan = Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
     with torch.autocast(x.device.type, enabled=False):
         return _GatedAttention.apply(
             plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
@@ -399,7 +349,7 @@ def gated_attention_of_pairs(
         mask: of the same pairs as x.
         columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
     """
-    plan = _Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
+    plan = Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
     with torch.autocast(x.device.type, enabled=False):
         return _GatedAttention.apply_shared(
             plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
