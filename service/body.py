@@ -1,11 +1,23 @@
-"""What every JSON body has in common."""
+"""What JSON bodies have in common, those of requests and those of answers."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from evofeed.service.clock import iso
+
+_V = TypeVar("_V", bound=BaseModel)
+
+
+def _as_text(value: Any) -> Any:
+    return iso(value) if isinstance(value, float) else value
+
+
+Instant = Annotated[str, BeforeValidator(_as_text)]
+"""Unix seconds, which clients read as ISO 8601 UTC."""
 
 
 class Body(BaseModel):
@@ -15,6 +27,12 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def view_of(kind: type[_V], row: object, **more: Any) -> _V:
+    """An answer of a row's columns of the same names, and of `more` in their place."""
+    same = {name: getattr(row, name) for name in kind.model_fields if name not in more}
+    return kind(**same, **more)
 
 
 def strict_json(text: str) -> Any:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from evofeed.service import filters
 from evofeed.service.columns import Columns
 from evofeed.service.problems import Problem
+from evofeed.service.snapshot import OpenSnapshot
 from evofeed.service.work import require_thread, require_time
 from evofeed.store.inner import column_kinds
 
@@ -117,23 +118,26 @@ def _rows_at_once(passes: filters.RowFilter) -> int:
     return min(_SCAN, max(_STEP, _WORK // max(1, passes.weight)))
 
 
-def row_of(
-    index: pa.Table, chain_id: str, *, ordered: bool = False, ready: Columns | None = None
-) -> int | None:
-    """Where a chain is in an index, or None.
+def row_of(snapshot: OpenSnapshot, chain_id: str) -> int:
+    """Where a chain is in a snapshot's index.
 
-    Args:
-        index: of the snapshot.
-        chain_id: whose.
-        ordered: its rows are sorted by id, so that halving finds it.
-        ready: as of `page`.
+    Raises:
+        Problem: 404.
     """
-    if ordered:
-        row = (Columns(index) if ready is None else ready).find(chain_id)
+    if snapshot.ordered:
+        row = snapshot.columns.find(chain_id)
     else:
         require_thread()
-        row = pc.index(index["chain_id"], pa.scalar(chain_id, index["chain_id"].type)).as_py()
-    return None if row < 0 else row
+        ids = snapshot.index["chain_id"]
+        row = pc.index(ids, pa.scalar(chain_id, ids.type)).as_py()
+    if row < 0:
+        raise Problem(
+            404,
+            "not_found",
+            f"no chain {chain_id[:80]!r} in this snapshot",
+            next="ids are case-sensitive; look for it among the dataset's chains",
+        )
+    return row
 
 
 def row_as_json(ready: Columns, row: int) -> bytes:

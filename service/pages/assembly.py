@@ -16,7 +16,13 @@ from evofeed.drawing.structure_view import chain_colour, complex_view
 from evofeed.service.chains import neighbours
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures
-from evofeed.service.pages.chain import immutable
+from evofeed.service.pages.chain import (
+    attachment,
+    files_of,
+    immutable,
+    kind_of,
+    require_structure,
+)
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
 from evofeed.service.routes.statistics import digest_of
@@ -77,7 +83,7 @@ def assembly_page(
             numbers.assembly_ca(record), record.asym_id(), names, "structure, CA atoms"
         ),
         scales=pictures.SCALES,
-        files=[kind for kind in _FILES if kind != "cif" or row["has_structure"]],
+        files=files_of(_FILES, row),
     )
 
 
@@ -92,8 +98,7 @@ def assembly_distances(
 ) -> Response:
     """Distances and contacts over all chains of a complex, without axes."""
     row, _ = _row(service, name, digest, assembly_id)
-    if not row["has_structure"]:
-        raise _no_structure(assembly_id)
+    require_structure(row, assembly_id)
     record = _record(service, name, digest, row)
     data = pictures.complex_png(*numbers.assembly_distances(record, pictures.RESIDUES))
     return immutable(request, f"{digest[:32]}-{assembly_id}-complex", data, "image/png")
@@ -110,21 +115,12 @@ def assembly_file(
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """A complex as a file for other programs: `ID.fasta`, `ID.cif`."""
-    kind = file.rpartition(".")[2]
-    if kind not in _FILES or file != f"{assembly_id}.{kind}":
-        raise Problem(
-            404,
-            "not_found",
-            "no such file",
-            next=f"ask for {', '.join(_FILES)} of the complex's id",
-        )
+    kind = kind_of(file, assembly_id, _FILES)
     row, _ = _row(service, name, digest, assembly_id)
-    if kind == "cif" and not row["has_structure"]:
-        raise _no_structure(assembly_id)
-    data = _FILES[kind](_record(service, name, digest, row)).encode()
-    answer = immutable(request, f"{digest[:32]}-{file}-complex", data, "text/plain")
-    answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
-    return answer
+    if kind == "cif":
+        require_structure(row, assembly_id)
+    data = _FILES[kind](_record(service, name, digest, row))
+    return attachment(request, f"{digest[:32]}-{file}-complex", data, file)
 
 
 def _row(
@@ -153,8 +149,3 @@ def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> As
             next="read it with evofeed.store.Dataset.open(...).assemblies",
         )
     return service.catalog.assembly(name, digest, row["assembly_id"])
-
-
-def _no_structure(assembly_id: str) -> Problem:
-    what = f"{assembly_id} has no structure"
-    return Problem(404, "no_structure", what, next="choose a complex with one")

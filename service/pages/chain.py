@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -31,11 +31,11 @@ ChainId = Annotated[str, Path(pattern=NAME_PATTERN, description="chain id; case 
 Either = Annotated[str, StringConstraints(pattern=NAME_PATTERN), Path(description="ref or digest")]
 _RUNS: Final = 8  # whose predictions are looked for
 _MAX_NBYTES: Final = 256 << 20  # of a chain that is unpacked for a page
-_FILES: Final[dict[str, tuple[str, Callable[[ChainRecord], str | bytes]]]] = {
-    "fasta": ("text/plain", to_fasta),
-    "a3m": ("text/plain", to_a3m),
-    "cif": ("text/plain", to_cif),
-    "npz": ("application/octet-stream", to_npz),
+_FILES: Final[dict[str, Callable[[ChainRecord], str | bytes]]] = {
+    "fasta": to_fasta,
+    "a3m": to_a3m,
+    "cif": to_cif,
+    "npz": to_npz,
 }
 
 
@@ -72,7 +72,7 @@ def chain_page(
         predictions=_predictions(service, name, record),
         templates=pictures.template_rows(record),
         config=manifest.config,
-        files=[kind for kind in _FILES if kind != "cif" or row["has_structure"]],
+        files=files_of(_FILES, row),
     )
 
 
@@ -88,8 +88,8 @@ def chain_picture(
 ) -> Response:
     """A map of a chain, without axes."""
     row, _ = _row(service, name, digest, chain_id)
-    if picture == "distances" and not row["has_structure"]:
-        raise _no_structure(chain_id)
+    if picture == "distances":
+        require_structure(row, chain_id)
     draw = pictures.alignment_png if picture == "alignment" else pictures.distances_png
     data = draw(_record(service, name, digest, row))
     return immutable(request, f"{digest[:32]}-{chain_id}-{picture}", data, "image/png")
@@ -106,20 +106,12 @@ def chain_file(
     file: Annotated[str, Path(max_length=200)],
 ) -> Response:
     """A chain as a file for other programs: `ID.fasta`, `ID.a3m`, `ID.cif`, `ID.npz`."""
-    kind = file.rpartition(".")[2]
-    if kind not in _FILES or file != f"{chain_id}.{kind}":
-        raise Problem(
-            404, "not_found", "no such file", next=f"ask for {', '.join(_FILES)} of the chain's id"
-        )
+    kind = kind_of(file, chain_id, _FILES)
     row, _ = _row(service, name, digest, chain_id)
-    if kind == "cif" and not row["has_structure"]:
-        raise _no_structure(chain_id)
-    media, write = _FILES[kind]
-    written = write(_record(service, name, digest, row))
-    data = written.encode() if isinstance(written, str) else written
-    answer = immutable(request, f"{digest[:32]}-{file}", data, media)
-    answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
-    return answer
+    if kind == "cif":
+        require_structure(row, chain_id)
+    data = _FILES[kind](_record(service, name, digest, row))
+    return attachment(request, f"{digest[:32]}-{file}", data, file)
 
 
 def _row(
@@ -127,17 +119,9 @@ def _row(
 ) -> tuple[dict[str, Any], tuple[str | None, str | None]]:
     """A chain's row of the index, and the ids before and after it."""
     snapshot = service.catalog.snapshot(name, digest)
-    index, ready = snapshot.index, snapshot.columns
-    at = chains.row_of(index, chain_id, ordered=snapshot.ordered, ready=ready)
-    if at is None:
-        raise Problem(
-            404,
-            "not_found",
-            f"no chain {chain_id[:80]!r} in this snapshot",
-            next="ids are case-sensitive; look for it on the dataset's page",
-        )
-    row: dict[str, Any] = orjson.loads(chains.row_as_json(ready, at))
-    return row, chains.neighbours(index["chain_id"], at)
+    at = chains.row_of(snapshot, chain_id)
+    row: dict[str, Any] = orjson.loads(chains.row_as_json(snapshot.columns, at))
+    return row, chains.neighbours(snapshot.index["chain_id"], at)
 
 
 def _record(service: Service, name: str, digest: str, row: dict[str, Any]) -> ChainRecord:
@@ -183,6 +167,35 @@ def immutable(request: Request, tag: str, data: bytes, media: str) -> Response:
     )
 
 
-def _no_structure(chain_id: str) -> Problem:
-    what = f"{chain_id} has no structure"
-    return Problem(404, "no_structure", what, next="choose a chain with one")
+def files_of(kinds: Iterable[str], row: Mapping[str, Any]) -> list[str]:
+    """Those of these kinds of files that a chain or complex has."""
+    return [kind for kind in kinds if kind != "cif" or row["has_structure"]]
+
+
+def kind_of(file: str, of: str, kinds: Iterable[str]) -> str:
+    """Which of these kinds a file's name says, if it is a file of that id.
+
+    Raises:
+        Problem: 404.
+    """
+    kind = file.rpartition(".")[2]
+    if kind not in kinds or file != f"{of}.{kind}":
+        raise Problem(404, "not_found", "no such file", next=f"ask for {of} as {', '.join(kinds)}")
+    return kind
+
+
+def attachment(request: Request, tag: str, data: str | bytes, file: str) -> Response:
+    """A file to keep, of this name."""
+    plain = data.encode() if isinstance(data, str) else data
+    answer = immutable(
+        request, tag, plain, "application/octet-stream" if file.endswith(".npz") else "text/plain"
+    )
+    answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
+    return answer
+
+
+def require_structure(row: Mapping[str, Any], of: str) -> None:
+    """Refuse what needs coordinates of a chain or complex that has none."""
+    if not row["has_structure"]:
+        what = f"{of} has no structure"
+        raise Problem(404, "no_structure", what, next="choose one that has")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.service import chains
@@ -19,7 +19,7 @@ from evofeed.service.ranges import (
     immutable_json,
     immutable_response,
 )
-from evofeed.service.routes.chains import ChainSearch, IsoDate, page_of, parse_filter
+from evofeed.service.routes.chains import IsoDate, RowQuery, page_of
 from evofeed.service.routing import ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}/snapshots/{digest}", "chains")
@@ -27,10 +27,21 @@ router = make_router("/v1/datasets/{name}/snapshots/{digest}", "chains")
 _LISTS = ("chain_ids", "copies", "author_chains", "dropped")
 
 
-class AssemblyQuery(BaseModel):
+class AssemblyQuery(RowQuery):
     """A page of complexes; all that are given must hold."""
 
-    model_config = ConfigDict(extra="forbid")
+    TERMS: ClassVar = (
+        ("stoichiometry", "in", "stoichiometry"),
+        ("num_chains", ">=", "min_chains"),
+        ("num_chains", "<=", "max_chains"),
+        ("num_entities", ">=", "min_entities"),
+        ("num_entities", "<=", "max_entities"),
+        ("num_interface", ">=", "min_interface"),
+        ("num_res", "<=", "max_length"),
+        ("resolution", "<=", "max_resolution"),
+        ("release_date", ">=", "released_from"),
+        ("release_date", "<", "released_before"),
+    )
 
     stoichiometry: list[str] | None = Field(
         None, max_length=64, description="any of these, such as A2B2"
@@ -52,31 +63,6 @@ class AssemblyQuery(BaseModel):
     limit: int = Field(100, ge=1, le=chains.MAX_PAGE, description="rows of a page, at most")
     cursor: str | None = Field(None, max_length=256, description="`next` of the page before")
     count: bool = Field(False, description="also count all that match")
-
-    def search(self) -> ChainSearch:
-        """The same question as JSON."""
-        terms: list[Any] = [
-            {"column": column, "op": op, "value": value}
-            for column, op, value in (
-                ("stoichiometry", "in", self.stoichiometry),
-                ("num_chains", ">=", self.min_chains),
-                ("num_chains", "<=", self.max_chains),
-                ("num_entities", ">=", self.min_entities),
-                ("num_entities", "<=", self.max_entities),
-                ("num_interface", ">=", self.min_interface),
-                ("num_res", "<=", self.max_length),
-                ("resolution", "<=", self.max_resolution),
-                ("release_date", ">=", self.released_from),
-                ("release_date", "<", self.released_before),
-            )
-            if value is not None
-        ]
-        if self.where is not None:
-            terms.append(parse_filter(self.where))
-        where = {"all": terms} if terms else None
-        return ChainSearch(
-            where=where, columns=None, limit=self.limit, cursor=self.cursor, count=self.count
-        )
 
 
 class AssemblyPage(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import orjson
 import pyarrow as pa
@@ -12,7 +12,6 @@ from fastapi import Path, Query, Request
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -44,14 +43,13 @@ IsoDate = Annotated[
 ]
 
 
-class ChainSearch(Body):
+class ChainSearch(
+    Body,
+    json_schema_extra={
+        "examples": [{"where": {"column": "num_res", "op": "<=", "value": 384}, "limit": 10}]
+    },
+):
     """A page of chains, as JSON."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"where": {"column": "num_res", "op": "<=", "value": 384}, "limit": 10}]
-        },
-    )
 
     where: dict[str, Any] | None = Field(None, description="filter, see /v1/config")
     columns: list[str] | None = Field(None, max_length=64, description="null for all")
@@ -60,10 +58,47 @@ class ChainSearch(Body):
     count: bool = Field(False, description="also count all that match")
 
 
-class ChainQuery(BaseModel):
+class RowQuery(BaseModel, extra="forbid"):
+    """A page of rows, as query parameters; all that are given must hold."""
+
+    TERMS: ClassVar[tuple[tuple[str, str, str], ...]]
+    """Column, comparison, and the parameter that it is with."""
+
+    def search(self) -> ChainSearch:
+        """The same question as JSON."""
+        given: dict[str, Any] = self.model_dump(exclude_none=True)
+        terms = [
+            {"column": column, "op": op, "value": given[name]}
+            for column, op, name in self.TERMS
+            if name in given
+        ]
+        if "where" in given:
+            terms.append(parse_filter(given["where"]))
+        return ChainSearch(
+            where={"all": terms} if terms else None,
+            columns=given["columns"].split(",") if given.get("columns") else None,
+            limit=given["limit"],
+            cursor=given.get("cursor"),
+            count=given["count"],
+        )
+
+
+class ChainQuery(RowQuery):
     """A page of chains, as query parameters; all that are given must hold."""
 
-    model_config = ConfigDict(extra="forbid")
+    TERMS: ClassVar = (
+        ("num_res", ">=", "min_length"),
+        ("num_res", "<=", "max_length"),
+        ("num_alignments", ">=", "min_depth"),
+        ("num_alignments", "<=", "max_depth"),
+        ("num_templates", ">=", "min_templates"),
+        ("resolution", "<=", "max_resolution"),
+        ("release_date", ">=", "released_from"),
+        ("release_date", "<", "released_before"),
+        ("method", "in", "method"),
+        ("is_distillation", "==", "is_distillation"),
+        ("has_structure", "==", "has_structure"),
+    )
 
     min_length: int | None = Field(None, ge=0, le=2**31, description="residues")
     max_length: int | None = Field(None, ge=0, le=2**31, description="residues")
@@ -87,35 +122,6 @@ class ChainQuery(BaseModel):
     limit: int = Field(100, ge=1, le=chains.MAX_PAGE, description="rows of a page, at most")
     cursor: str | None = Field(None, max_length=256, description="`next` of the page before")
     count: bool = Field(False, description="also count all that match")
-
-    def search(self) -> ChainSearch:
-        """The same question as JSON."""
-        terms = [
-            {"column": column, "op": op, "value": value}
-            for column, op, value in (
-                ("num_res", ">=", self.min_length),
-                ("num_res", "<=", self.max_length),
-                ("num_alignments", ">=", self.min_depth),
-                ("num_alignments", "<=", self.max_depth),
-                ("num_templates", ">=", self.min_templates),
-                ("resolution", "<=", self.max_resolution),
-                ("release_date", ">=", self.released_from),
-                ("release_date", "<", self.released_before),
-                ("method", "in", self.method),
-                ("is_distillation", "==", self.is_distillation),
-                ("has_structure", "==", self.has_structure),
-            )
-            if value is not None
-        ]
-        if self.where is not None:
-            terms.append(parse_filter(self.where))
-        return ChainSearch(
-            where={"all": terms} if terms else None,
-            columns=self.columns.split(",") if self.columns else None,
-            limit=self.limit,
-            cursor=self.cursor,
-            count=self.count,
-        )
 
 
 class ChainPage(BaseModel):
@@ -182,14 +188,7 @@ def get_chain(
 ) -> Response:
     """One chain's row of the index."""
     snapshot = service.catalog.snapshot(name, digest)
-    row = chains.row_of(snapshot.index, chain_id, ordered=snapshot.ordered, ready=snapshot.columns)
-    if row is None:
-        raise Problem(
-            404,
-            "not_found",
-            f"no chain {chain_id[:80]!r} in this snapshot",
-            next="ids are case-sensitive; list them with .../chains",
-        )
+    row = chains.row_of(snapshot, chain_id)
     return immutable_json(request, chains.row_as_json(snapshot.columns, row))
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from evofeed.errors import RefConflict
 from evofeed.service import commits
 from evofeed.service.audit import record
 from evofeed.service.auth import Principal
-from evofeed.service.body import Body
+from evofeed.service.body import Body, view_of
 from evofeed.service.history import known_ref
 from evofeed.service.names import (
     SHARD_PATTERN,
@@ -55,10 +55,8 @@ class StoredShard(BaseModel):
     chains: int
 
 
-class ShardNames(Body):
+class ShardNames(Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]}):
     """Shards by name."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"]}]})
 
     shards: list[ShardText] = Field(max_length=10_000)
 
@@ -69,12 +67,10 @@ class MissingShards(BaseModel):
     missing: list[str]
 
 
-class NewSnapshot(Body):
+class NewSnapshot(
+    Body, json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"], "mode": "add"}]}
+):
     """A snapshot to make of shards that are there."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"shards": ["0" * 64 + ".arrow"], "mode": "add"}]}
-    )
 
     shards: list[ShardText] = Field(min_length=1, max_length=10_000)
     mode: Literal["new", "add", "replace"] = Field(
@@ -99,12 +95,8 @@ class NewSnapshot(Body):
         return self
 
 
-class Merge(Body):
+class Merge(Body, json_schema_extra={"examples": [{"dataset": "pdb-2026", "snapshot": "main"}]}):
     """A snapshot whose chains are added to those of a ref's."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"dataset": "pdb-2026", "snapshot": "main"}]}
-    )
 
     dataset: NewName = Field(description="where it is; it may be the same")
     snapshot: NewName = Field("main", description="ref or digest")
@@ -325,10 +317,4 @@ def _charged(
 
 
 def _made(digest: str, manifest: Manifest, ref: str | None) -> MadeSnapshot:
-    return MadeSnapshot(
-        digest=digest,
-        parent=manifest.parent,
-        num_chains=manifest.num_chains,
-        num_shards=len(manifest.shards),
-        ref=ref,
-    )
+    return view_of(MadeSnapshot, manifest, digest=digest, num_shards=len(manifest.shards), ref=ref)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
 
 from evofeed.service.auth import Principal
-from evofeed.service.body import Body
-from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.body import Body, Instant, view_of
 from evofeed.service.job_config import (
     Preset,
     checked_config,
@@ -24,7 +23,7 @@ from evofeed.service.policies import policy_of, require_movable
 from evofeed.service.problems import Problem
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import DatasetRow, JobChain, JobRow
+from evofeed.service.tables import DatasetRow, JobRow
 
 router = make_router("/v1/jobs", "jobs")
 Attempt = Annotated[
@@ -35,16 +34,13 @@ JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="job id")]
 State = Literal["queued", "running", "cancelling", "cancelled", "succeeded", "failed"]
 
 
-class NewJob(Body):
+class NewJob(
+    Body,
+    json_schema_extra={
+        "examples": [{"dataset": "pdb", "input_uri": "/data/raw", "crop": {"max_msa_rows": 8192}}]
+    },
+):
     """Raw files to featurize into a registered dataset."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"dataset": "pdb", "input_uri": "/data/raw", "crop": {"max_msa_rows": 8192}}
-            ]
-        },
-    )
 
     dataset: NewName
     input_uri: Uri = Field(description="folder or file of raw data, as the service sees it")
@@ -86,8 +82,8 @@ class JobView(BaseModel):
     )
     result: dict[str, Any] = Field(description="snapshot, counts and seconds, once it has ended")
     error: str
-    created_at: str
-    updated_at: str
+    created_at: Instant
+    updated_at: Instant
     principal: str
 
 
@@ -103,8 +99,8 @@ class AttemptView(BaseModel):
 
     number: int
     state: Literal["running", "interrupted", "died", "cancelled", "succeeded", "failed"]
-    started_at: str
-    ended_at: str | None
+    started_at: Instant
+    ended_at: Instant | None
     progress: dict[str, Any]
     result: dict[str, Any]
     error: str
@@ -230,21 +226,8 @@ def retry_job(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> Jo
 def list_attempts(service: ServiceDep, principal: PrincipalDep, job_id: JobId) -> AttemptList:
     """The runs of a job: what each made, how it ended and how long it took."""
     owned_job(service, principal, job_id)
-    return AttemptList(
-        attempts=[
-            AttemptView(
-                number=row.number,
-                state=row.state,  # type: ignore[arg-type]
-                started_at=iso(row.started_at),
-                ended_at=iso_or_none(row.ended_at),
-                progress=row.progress,
-                result=row.result,
-                error=row.error,
-                principal=row.principal,
-            )
-            for row in service.jobs.attempts(job_id)
-        ]
-    )
+    rows = service.jobs.attempts(job_id)
+    return AttemptList(attempts=[view_of(AttemptView, row) for row in rows])
 
 
 @router.get("/{job_id}/dead-letters")
@@ -276,7 +259,7 @@ def get_notes(
     row, _ = owned_job(service, principal, job_id)
     number = attempt or row.attempts
     total, notes = service.jobs.chains(row.id, number, "note", offset, limit)
-    return Notes(attempt=number, total=total, notes=[_word(note) for note in notes])
+    return Notes(attempt=number, total=total, notes=[view_of(ChainWord, note) for note in notes])
 
 
 @router.get("/{job_id}/log", response_class=PlainTextResponse)
@@ -295,7 +278,8 @@ def dead_letters(
     """A page of what an attempt of a job (the last, if none is given) could not do."""
     number = attempt or row.attempts
     total, chains = service.jobs.chains(row.id, number, "broken", offset, limit)
-    return DeadLetters(attempt=number, total=total, chains=[_word(chain) for chain in chains])
+    words = [view_of(ChainWord, chain) for chain in chains]
+    return DeadLetters(attempt=number, total=total, chains=words)
 
 
 def job_log(service: Service, job_id: str, attempt: int) -> str:
@@ -305,10 +289,6 @@ def job_log(service: Service, job_id: str, attempt: int) -> str:
         kept = {one.number: one.log for one in service.jobs.attempts(job_id)}
         text = kept.get(attempt, "")
     return text
-
-
-def _word(chain: JobChain) -> ChainWord:
-    return ChainWord.model_validate(chain, from_attributes=True)
 
 
 def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobRow, DatasetRow]:
@@ -324,18 +304,5 @@ def owned_job(service: Service, principal: Principal, job_id: str) -> tuple[JobR
 
 def job_view(row: JobRow, dataset: DatasetRow, principal: Principal) -> JobView:
     """A job as this principal may see it."""
-    return JobView(
-        id=row.id,
-        dataset=dataset.name,
-        input_uri=row.spec["input_uri"] if principal.sees_places else None,
-        ref=row.spec["ref"],
-        message=row.message,
-        state=row.state,  # type: ignore[arg-type]
-        attempts=row.attempts,
-        progress=row.progress,
-        result=row.result,
-        error=row.error,
-        created_at=iso(row.created_at),
-        updated_at=iso(row.updated_at),
-        principal=row.principal,
-    )
+    input_uri = row.spec["input_uri"] if principal.sees_places else None
+    return view_of(JobView, row, dataset=dataset.name, input_uri=input_uri, ref=row.spec["ref"])

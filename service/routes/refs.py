@@ -10,13 +10,12 @@ from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.errors import DatasetMissing, RefConflict
 from evofeed.service.auth import Principal
-from evofeed.service.body import Body
-from evofeed.service.clock import iso
+from evofeed.service.body import Body, Instant, view_of
 from evofeed.service.history import known_ref, ref_history
 from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
 from evofeed.service.places import Uri, require_root
@@ -31,6 +30,7 @@ from evofeed.service.state import Service
 router = make_router("/v1/datasets/{name}/refs", "refs")
 APART_MOST: Final = 4
 """Test sets that a policy, or a move, names at most."""
+_FORBID: Final = {"column": "release_date", "op": ">=", "value": "2021-10-01"}
 _NO_DIGEST: Final = "-"  # no ref is ever there
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="the digest it points at, in quotes")
@@ -64,19 +64,8 @@ class Apart(Body):
     )
 
 
-class RefTarget(Body):
+class RefTarget(Body, json_schema_extra={"examples": [{"digest": "0" * 64, "forbid": [_FORBID]}]}):
     """Where a ref shall point."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "digest": "0" * 64,
-                    "forbid": [{"column": "release_date", "op": ">=", "value": "2021-10-01"}],
-                }
-            ]
-        },
-    )
 
     digest: DigestValue
     forbid: list[dict[str, Any]] = Field(
@@ -90,19 +79,10 @@ class RefTarget(Body):
     message: Message = Field("", description="why, for the history")
 
 
-class PolicyBody(Body):
+class PolicyBody(
+    Body, json_schema_extra={"examples": [{"reviewer": "admin", "forbid": [_FORBID]}]}
+):
     """What must hold whenever a ref moves, by whatever request or job."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "reviewer": "admin",
-                    "forbid": [{"column": "release_date", "op": ">=", "value": "2021-10-01"}],
-                }
-            ]
-        },
-    )
 
     protected: bool = Field(False, description="it does not move at all")
     reviewer: Literal["publish", "admin"] = Field(
@@ -123,7 +103,7 @@ class Move(BaseModel):
 
     digest: str = Field(description="empty: it was deleted")
     previous: str | None
-    moved_at: str
+    moved_at: Instant
     principal: str = Field(description="who moved it; `store`: moved outside the service")
     job: str | None = Field(description="the job that moved it, if one did")
     message: str
@@ -141,9 +121,7 @@ class History(BaseModel):
 def list_refs(service: ServiceDep, name: DatasetName) -> RefList:
     """All refs."""
     refs = service.catalog.view(name).refs()
-    return RefList(
-        refs=[RefView(name=r.name, digest=r.digest, updated_at=r.updated_at) for r in refs]
-    )
+    return RefList(refs=[view_of(RefView, ref) for ref in refs])
 
 
 @router.get("/{ref}", response_model=RefView)
@@ -264,17 +242,7 @@ def get_history(
     if gone is not None and not moves and before is None:
         raise gone
     return History(
-        moves=[
-            Move(
-                digest=move.digest,
-                previous=move.previous,
-                moved_at=iso(move.moved_at),
-                principal=move.principal,
-                job=move.job_id,
-                message=move.message,
-            )
-            for move in moves[:limit]
-        ],
+        moves=[view_of(Move, move, job=move.job_id) for move in moves[:limit]],
         next=moves[limit - 1].id if len(moves) > limit else None,
     )
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.service import runs
 from evofeed.service.auth import Principal
-from evofeed.service.body import Body
-from evofeed.service.clock import iso
+from evofeed.service.body import Body, Instant, view_of
 from evofeed.service.names import NAME_PATTERN, Message, NewName
 from evofeed.service.places import Uri, canonical_place, require_root
 from evofeed.service.problems import Problem
@@ -23,14 +22,13 @@ router = make_router("/v1/runs", "runs")
 RunName = Annotated[str, Path(pattern=NAME_PATTERN, description="run")]
 
 
-class NewRun(Body):
+class NewRun(
+    Body,
+    json_schema_extra={
+        "examples": [{"name": "first", "dataset": "pdb", "folder": "/data/runs/first"}]
+    },
+):
     """A run's folder to register."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"name": "first", "dataset": "pdb", "folder": "/data/runs/first"}]
-        }
-    )
 
     name: NewName
     dataset: NewName
@@ -45,7 +43,7 @@ class RunView(BaseModel):
     dataset: str
     folder: str | None = Field(description="null for tokens that only read")
     description: str
-    created_at: str
+    created_at: Instant
     principal: str
 
 
@@ -129,11 +127,5 @@ def own_run(service: Service, principal: Principal, name: str) -> tuple[RunRow, 
 
 
 def _view(row: RunRow, dataset: str, principal: Principal) -> RunView:
-    return RunView(
-        name=row.name,
-        dataset=dataset,
-        folder=row.folder if principal.sees_places else None,
-        description=row.description,
-        created_at=iso(row.created_at),
-        principal=row.principal,
-    )
+    folder = row.folder if principal.sees_places else None
+    return view_of(RunView, row, dataset=dataset, folder=folder)

@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from evofeed.service.clock import iso
+from evofeed.service.body import Instant, view_of
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.ranges import (
     ARROW,
@@ -28,7 +28,7 @@ class SnapshotView(BaseModel):
     """A snapshot in short."""
 
     digest: str
-    written_at: str = Field(description="when the service saw it first")
+    written_at: Instant = Field(description="when the service saw it first")
     parent: str | None
     num_chains: int
     num_shards: int
@@ -70,11 +70,11 @@ def list_snapshots(
     found = [(digest, at, view.manifest(digest)) for digest, at in digests[:limit]]
     return SnapshotList(
         snapshots=[
-            SnapshotView(
+            view_of(
+                SnapshotView,
+                manifest,
                 digest=digest,
-                written_at=iso(at),
-                parent=manifest.parent,
-                num_chains=manifest.num_chains,
+                written_at=at,
                 num_shards=len(manifest.shards),
                 nbytes=sum(shard.nbytes for shard in manifest.shards),
                 num_dropped=len(manifest.dropped),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy import select
 from starlette.responses import Response
 
 from evofeed.service.auth import SCOPES, create_token, revoke_token
-from evofeed.service.body import Body
-from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.body import Body, Instant, view_of
 from evofeed.service.names import NewName
 from evofeed.service.places import Uri, below, canonical_place
 from evofeed.service.problems import Problem
@@ -26,16 +25,15 @@ Label = Annotated[
 ]
 
 
-class NewToken(Body):
+class NewToken(
+    Body,
+    json_schema_extra={
+        "examples": [
+            {"label": "trainer", "scopes": ["read"], "datasets": ["pdb"], "seconds": 2_592_000}
+        ]
+    },
+):
     """A token to make."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"label": "trainer", "scopes": ["read"], "datasets": ["pdb"], "seconds": 2_592_000}
-            ]
-        },
-    )
 
     label: Label = Field(description="what it is for")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
@@ -68,10 +66,10 @@ class TokenView(BaseModel):
     max_jobs: int | None
     max_chains: int | None
     max_bytes: int | None
-    created_at: str
-    expires_at: str | None
-    revoked_at: str | None
-    last_used_at: str | None = Field(description="to the minute")
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
+    last_used_at: Instant | None = Field(description="to the minute")
 
 
 class TokenList(BaseModel):
@@ -100,7 +98,7 @@ class AuditLine(BaseModel):
     """Who did what."""
 
     id: int
-    at: str
+    at: Instant
     principal: str
     action: str
     subject: str
@@ -170,24 +168,7 @@ def list_tokens(
     query = select(TokenRow).where(TokenRow.id > after).order_by(TokenRow.id).limit(limit + 1)
     with service.database.read() as session:
         rows = list(session.scalars(query))
-    views = [
-        TokenView(
-            id=row.id,
-            label=row.label,
-            scopes=row.scopes,
-            datasets=row.datasets,
-            roots=row.roots,
-            parent=row.parent,
-            max_jobs=row.max_jobs,
-            max_chains=row.max_chains,
-            max_bytes=row.max_bytes,
-            created_at=iso(row.created_at),
-            expires_at=iso_or_none(row.expires_at),
-            revoked_at=iso_or_none(row.revoked_at),
-            last_used_at=iso_or_none(row.last_used_at),
-        )
-        for row in rows[:limit]
-    ]
+    views = [view_of(TokenView, row) for row in rows[:limit]]
     return TokenList(tokens=views, next=rows[limit - 1].id if len(rows) > limit else None)
 
 
@@ -240,15 +221,5 @@ def read_audit(
         query = query.where(AuditRow.id < before)
     with service.database.read() as session:
         rows = list(session.scalars(query.limit(limit + 1)))
-    lines = [
-        AuditLine(
-            id=row.id,
-            at=iso(row.at),
-            principal=row.principal,
-            action=row.action,
-            subject=row.subject,
-            detail=row.detail,
-        )
-        for row in rows[:limit]
-    ]
+    lines = [view_of(AuditLine, row) for row in rows[:limit]]
     return AuditPage(lines=lines, next=rows[limit - 1].id if len(rows) > limit else None)

@@ -6,15 +6,14 @@ import secrets
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy import select
 from starlette.responses import Response
 
 from evofeed.errors import ServiceError
 from evofeed.service.audit import record
 from evofeed.service.auth import Principal
-from evofeed.service.body import Body
-from evofeed.service.clock import iso, iso_or_none
+from evofeed.service.body import Body, Instant, view_of
 from evofeed.service.names import NewName
 from evofeed.service.outbound import check_url
 from evofeed.service.places import Uri
@@ -32,14 +31,13 @@ _MAX_WEBHOOKS = 20  # of one principal
 _SHOWN = 50
 
 
-class NewWebhook(Body):
+class NewWebhook(
+    Body,
+    json_schema_extra={
+        "examples": [{"url": "https://hooks.example.org/evofeed", "datasets": ["pdb"]}]
+    },
+):
     """Whom to tell, and of what."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"url": "https://hooks.example.org/evofeed", "datasets": ["pdb"]}]
-        },
-    )
 
     events: list[Event] | None = Field(
         None, min_length=1, max_length=5, description="what to tell of; null: how jobs end"
@@ -57,7 +55,7 @@ class WebhookView(BaseModel):
     url: str
     datasets: list[str] | None
     events: list[str] | None = Field(description="null: how jobs end")
-    created_at: str
+    created_at: Instant
     disabled: str = Field(description="why nothing is sent any more; empty: it is")
 
 
@@ -80,7 +78,7 @@ class Delivery(BaseModel):
     type: str
     job: str = Field(description="the job it is about; empty: none")
     attempts: int
-    next_attempt_at: str | None = Field(description="null: it has arrived, or was given up")
+    next_attempt_at: Instant | None = Field(description="null: it has arrived, or was given up")
     outcome: str = Field(description="of the last attempt")
 
 
@@ -123,14 +121,14 @@ def make_webhook(
         service.database, new.url, datasets, principal.id, list(new.events) if new.events else None
     )
     response.headers["Cache-Control"] = "no-store"
-    return MadeWebhook(**_view(row).model_dump(), secret=secret)
+    return view_of(MadeWebhook, row, secret=secret)
 
 
 @router.get("")
 @scope("jobs")
 def list_webhooks(service: ServiceDep, principal: PrincipalDep) -> WebhookList:
     """Those of the token that asks."""
-    return WebhookList(webhooks=[_view(row) for row in _own(service, principal)])
+    return WebhookList(webhooks=[view_of(WebhookView, row) for row in _own(service, principal)])
 
 
 @router.get("/{webhook_id}/deliveries")
@@ -197,26 +195,9 @@ def _require_own(service: Service, principal: Principal, webhook_id: str) -> Non
         raise Problem(404, "not_found", f"no webhook {webhook_id!r}", next="list: GET /v1/webhooks")
 
 
-def _view(row: WebhookRow) -> WebhookView:
-    return WebhookView(
-        id=row.id,
-        url=row.url,
-        datasets=row.datasets,
-        events=row.events,
-        created_at=iso(row.created_at),
-        disabled=row.disabled,
-    )
-
-
 def _delivery(row: DeliveryRow) -> Delivery:
-    return Delivery(
-        id=row.id,
-        type=row.body["type"],
-        job=row.body["data"].get("job") or "",
-        attempts=row.attempts,
-        next_attempt_at=iso_or_none(row.due_at),
-        outcome=row.outcome,
-    )
+    job = row.body["data"].get("job") or ""
+    return view_of(Delivery, row, type=row.body["type"], job=job, next_attempt_at=row.due_at)
 
 
 def _sorted(names: frozenset[str] | None) -> list[str] | None:
