@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.options import Json
+
 
 def assemblies(
     input_uri: Annotated[
@@ -19,7 +21,7 @@ def assemblies(
         "default"
     ),
     structures: Annotated[str, typer.Option(help="Folder of mmCIF or PDB files.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Add the complexes of INPUT to the snapshot of DATASET that holds its chains.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import picture_name
+from evofeed.options import Json, picture_name
 
 
 def featurize(
@@ -68,7 +68,7 @@ def featurize(
     check_content: Annotated[
         bool, typer.Option("--check-content", help="Do not believe size and time of known inputs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Featurize every chain of INPUT and publish them as a snapshot of DATASET.
 
@@ -180,7 +180,7 @@ def check(
         Path | None,
         typer.Option(callback=picture_name, help="Picture of what is there and what is amiss."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look an input over and say what a job would make of it; makes nothing of it.
 

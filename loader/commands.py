@@ -8,20 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from evofeed.loader.config import PRESETS, LoaderConfig
-from evofeed.options import usable_device
+from evofeed.options import Json, group, usable_device
 
-bench_commands = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="Measure evofeed on this machine.\n\nExample: evofeed bench loader data/ --steps 100",
+bench_commands = group(
+    "Measure evofeed on this machine.\n\nExample: evofeed bench loader data/ --steps 100"
 )
 
 Dataset = Annotated[str, typer.Argument(help="Path, file://, s3:// or http(s):// of a dataset.")]
 Preset = Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")]
 Snapshot = Annotated[str, typer.Option(help="Ref or digest.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")]
 
 
 def _config(preset: str, **changes: Any) -> LoaderConfig:

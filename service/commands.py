@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.options import Json
+
 if TYPE_CHECKING:
     from evofeed.service.settings import ServiceSettings
 
@@ -39,7 +41,7 @@ def serve(
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Bring the database up to date, then exit.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Serve datasets over HTTP: manifests, chains, plans, jobs and a dashboard.
 

@@ -16,26 +16,19 @@ import typer
 
 from evofeed.errors import InputError
 from evofeed.files import write_atomic
+from evofeed.options import Json, group
 from evofeed.service.client import Client
 from evofeed.service.client_views import Job
 from evofeed.service.names import is_name
 
 _TICKETS = 16  # that wait at once: a service takes some 50 of one caller
 _MOST = 1_000_000
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(help="Id of the job, 16 digits.")]
 
 
-def make_app(text: str) -> typer.Typer:
-    """A group of commands."""
-    return typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=text
-    )
-
-
-jobs = make_app("Jobs of the service. Example: evofeed --service URL jobs ls")
-tokens = make_app("Tokens of the service. Example: evofeed --service URL tokens ls")
-webhooks = make_app("Whom the service tells. Example: evofeed --service URL webhooks ls")
+jobs = group("Jobs of the service. Example: evofeed --service URL jobs ls")
+tokens = group("Tokens of the service. Example: evofeed --service URL tokens ls")
+webhooks = group("Whom the service tells. Example: evofeed --service URL webhooks ls")
 
 
 def featurize(

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from evofeed.service.remote_commands import Json, make_app, print_one, service_client
+from evofeed.options import Json, group
+from evofeed.service.remote_commands import print_one, service_client
 
-snapshots = make_app("Its snapshots and refs. Example: evofeed --service URL snapshots refs pdb")
+snapshots = group("Its snapshots and refs. Example: evofeed --service URL snapshots refs pdb")
 Dataset = Annotated[str, typer.Argument(help="Name of a registered dataset.")]
 Ref = Annotated[str, typer.Option(help="What shall point at it; empty: none.")]
 Message = Annotated[str, typer.Option(help="Why, for the ref's history.")]

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evofeed.options import Json, group
+
 if TYPE_CHECKING:
     from evofeed.service.database import Database
 
-tokens = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="API tokens of the service. Example: evofeed tokens create trainer --scope read",
-)
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+tokens = group("API tokens of the service. Example: evofeed tokens create trainer --scope read")
 
 
 @tokens.command()

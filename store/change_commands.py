@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.store.command_parts import AsJson, Moved, RefName, Uri, show, wrong_call
+from evofeed.options import Json
+from evofeed.store.command_parts import Moved, RefName, Uri, show, wrong_call
 
 changes = typer.Typer()
 
@@ -30,7 +31,7 @@ def select(
         list[str] | None, typer.Option(help="Dataset, or DATASET@REF; repeatable.")
     ] = None,
     clusters: Annotated[str, typer.Option(help="Clusters, for --apart-from and sizes.")] = "",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """The chains that pass limits, under a name of their own; the others with their reasons.
 
@@ -65,7 +66,7 @@ def split(
     share: Annotated[list[str], typer.Option(help="REF=FRACTION, repeatable.")],
     snapshot: RefName = "main",
     seed: Annotated[int, typer.Option(help="Of the order of the clusters.")] = 0,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Divide a snapshot so that no cluster is in two parts; the rest is called `train`.
 
@@ -102,7 +103,7 @@ def tag(
     uri: Uri,
     name: Annotated[str, typer.Argument(help="The new ref.")],
     snapshot: RefName = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Give a snapshot a name that stays.
 
@@ -123,7 +124,7 @@ def gc(
     drop_history: Annotated[
         bool, typer.Option("--drop-history", help="Ancestors of refs may go too.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Say which files no ref needs; with --delete, remove them.
 
@@ -149,7 +150,7 @@ def remove(
     uri: Uri,
     chain_ids: Annotated[list[str], typer.Argument(help="Chains to leave out.")],
     ref: Moved = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """A new snapshot without some chains.
 
@@ -166,7 +167,7 @@ def merge(
     uri: Uri,
     other: Annotated[str, typer.Argument(help="The dataset to take chains from.")],
     ref: Moved = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """A new snapshot with the chains of another dataset, which are copied.
 
@@ -179,7 +180,7 @@ def merge(
 
 
 @changes.command()
-def compact(uri: Uri, ref: Moved = "main", as_json: AsJson = False) -> None:
+def compact(uri: Uri, ref: Moved = "main", as_json: Json = False) -> None:
     """A new snapshot in which small or half-empty shards are joined.
 
     Example: evofeed snapshots compact data/
@@ -199,7 +200,7 @@ def copy(
         bool | None,
         typer.Option("--zstd/--unpack", help="Compress for cold storage, or unpack once."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Copy a snapshot to another place, as it is or compressed or unpacked.
 
@@ -218,7 +219,7 @@ def convert(
     trusted_pickle: Annotated[
         bool, typer.Option("--trusted-pickle", help="You made these pickles yourself.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Publish OpenFold raw feature files as a new dataset.
 

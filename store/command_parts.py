@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 Uri = Annotated[str, typer.Argument(metavar="DATASET", help="Folder, s3:// or http:// address.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RefName = Annotated[str, typer.Option(help="Ref, or digest, of which 8 digits do.")]
 Moved = Annotated[str, typer.Option(help="The ref that is read and then moved.")]
 

@@ -8,15 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from evofeed.options import Json, group
 from evofeed.store.change_commands import changes
-from evofeed.store.command_parts import AsJson, RefName, Uri, show, wrong_call
+from evofeed.store.command_parts import RefName, Uri, show, wrong_call
 
-snapshots = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
-    "Example: evofeed snapshots ls data/",
+snapshots = group(
+    "Snapshots of a dataset: list, compare, tag, change, verify, collect.\n\n"
+    "Example: evofeed snapshots ls data/"
 )
 _TO_REPAIR = (
     "to repair: remove the damaged files and run the `evofeed featurize` that made them again, "
@@ -25,7 +23,7 @@ _TO_REPAIR = (
 
 
 @snapshots.command("ls")
-def list_all(uri: Uri, as_json: AsJson = False) -> None:
+def list_all(uri: Uri, as_json: Json = False) -> None:
     """All snapshots, newest first, and the refs that point at them.
 
     Example: evofeed snapshots ls data/
@@ -67,7 +65,7 @@ def list_all(uri: Uri, as_json: AsJson = False) -> None:
 
 
 @snapshots.command()
-def chains(uri: Uri, snapshot: RefName = "main", as_json: AsJson = False) -> None:
+def chains(uri: Uri, snapshot: RefName = "main", as_json: Json = False) -> None:
     """The chains of a snapshot, with their sizes, resolution and release date.
 
     Example: evofeed snapshots chains data/
@@ -101,7 +99,7 @@ def card(
     report: Annotated[
         Path | None, typer.Option(help="A job's report: what it left out of good chains.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """A data card: what a snapshot holds, what was left out and why.
 
@@ -138,7 +136,7 @@ def diff(
     uri: Uri,
     first: Annotated[str, typer.Argument(metavar="A", help="Ref or digest.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Ref or digest.")] = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Chains added, removed and changed from snapshot A to B.
 
@@ -161,7 +159,7 @@ def overlap(
     clusters: Annotated[str, typer.Option(help="File with a sequence cluster per line.")] = "",
     snapshot: RefName = "main",
     other_snapshot: RefName = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Chains of DATASET that are in OTHER too, or in a cluster with one there; exit code 1 if any.
 
@@ -186,7 +184,7 @@ def verify(
     uri: Uri,
     snapshot: RefName = "main",
     deep: Annotated[bool, typer.Option("--deep", help="Also hash shards, decode all.")] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Check every chain of a snapshot; exit code 1 and one line for each fault.
 

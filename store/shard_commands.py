@@ -6,14 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.store.command_parts import AsJson, RefName, Uri, show, wrong_call
+from evofeed.options import Json, group
+from evofeed.store.command_parts import RefName, Uri, show, wrong_call
 
-shards = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="What is in a dataset's shards: inspect, cat, verify.\n\n"
-    "Example: evofeed shards inspect data/ 1abc_A",
+shards = group(
+    "What is in a dataset's shards: inspect, cat, verify.\n\n"
+    "Example: evofeed shards inspect data/ 1abc_A"
 )
 
 
@@ -22,7 +20,7 @@ def inspect(
     uri: Uri,
     chain: Annotated[str, typer.Argument(metavar="[CHAIN]", help="One chain.")] = "",
     snapshot: RefName = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """The shards of a snapshot, or the columns of one chain: codec and bytes.
 
@@ -65,7 +63,7 @@ def cat(
     chain: Annotated[str, typer.Argument(help="The chain.")],
     out: Annotated[str, typer.Option(help="Write every array to this .npz.")] = "",
     snapshot: RefName = "main",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """One chain: its fields in words, or all its arrays as an npz.
 
@@ -91,7 +89,7 @@ def cat(
 
 @shards.command("verify")
 def verify_files(
-    files: Annotated[list[str], typer.Argument(help="Shard files.")], as_json: AsJson = False
+    files: Annotated[list[str], typer.Argument(help="Shard files.")], as_json: Json = False
 ) -> None:
     """Check shard files by themselves: name, Arrow structure, checksums, every record.
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from evofeed.options import Json
+
 
 def synth(
     out: Annotated[Path, typer.Argument(help="Folder to write; made if missing.")],
@@ -29,7 +31,7 @@ def synth(
     workers: Annotated[
         int, typer.Option(min=0, help="Processes, the same bytes; 0: one per core.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a synthetic raw dataset in the OpenProteinSet layout.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import picture_name, usable_device
+from evofeed.options import Json, picture_name, usable_device
 
 Device = Annotated[
     str,
@@ -45,7 +45,7 @@ def train(
         Path | None,
         typer.Option(help="JSON of an OpenFold configuration: its model and losses, not ours."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train AlphaFold2 on a dataset; `evofeed report` says where the time went.
 
@@ -115,7 +115,7 @@ def replay(
     device: Device = "",
     precision: Annotated[str, typer.Option(help="Instead: bf16, fp16, tf32, fp32.")] = "",
     kernels: Annotated[str, typer.Option(help="Instead of the run's: fused, torch.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Repeat a step that had no finite gradient and name the module where it began.
 
@@ -157,7 +157,7 @@ def predict(
     ] = None,
     recycles: Annotated[int, typer.Option(min=0, help="Passes before the last.")] = 3,
     device: Device = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Predict the structure of a chain or of a complex, pLDDT in the B column.
 

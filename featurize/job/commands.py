@@ -9,19 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-jobs = typer.Typer(
-    help="Featurize jobs: status, cancel, retry, run.\n\n"
-    "Example: evofeed jobs status data/ --watch",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from evofeed.options import Json, group
+
+jobs = group(
+    "Featurize jobs: status, cancel, retry, run.\n\nExample: evofeed jobs status data/ --watch"
 )
 
 _LOOK = 1.0  # seconds between looks of `status --watch`
 
 _Where = Annotated[str, typer.Argument(help="Dataset, ledger file or SQLAlchemy URL.")]
 _JobId = Annotated[str, typer.Option("--job", help="Job id or its beginning; the newest if empty.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _open(where: str) -> Any:
@@ -87,7 +84,7 @@ def status(
     where: _Where,
     job_id: _JobId = "",
     watch: Annotated[bool, typer.Option("--watch", help="Until the job is over.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """How the jobs of a dataset stand.
 
@@ -133,7 +130,7 @@ def _details(ledger: Any, status: dict[str, Any]) -> None:
 
 
 @jobs.command()
-def cancel(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
+def cancel(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """Ask a running job to stop; what is done is kept, running it again continues.
 
     Example: evofeed jobs cancel data/
@@ -154,7 +151,7 @@ def retry(
     where: _Where,
     job_id: _JobId = "",
     only_mark: Annotated[bool, typer.Option("--only-mark", help="Do not run it now.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Give the broken chains of a job another chance, then run it.
 
@@ -175,7 +172,7 @@ def retry(
 
 
 @jobs.command()
-def run(where: _Where, job_id: _JobId = "", as_json: _Json = False) -> None:
+def run(where: _Where, job_id: _JobId = "", as_json: Json = False) -> None:
     """Run a job of the ledger again, with the arguments it was started with.
 
     Example: evofeed jobs run data/ --job 3f2a

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evofeed.options import Json
+
 if TYPE_CHECKING:
     from evofeed.errors import InputError
     from evofeed.featurize.search.config import Database, SearchConfig
@@ -59,7 +61,7 @@ def search(
     max_broken: Annotated[
         float, typer.Option(min=0, max=1, help="Exit code 1 if more chains have no result.")
     ] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Search every sequence of FASTA in every database.
 

@@ -1,10 +1,20 @@
-"""Checks of options that commands of several rooms take."""
+"""What commands of several rooms share: groups, options and their checks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def group(text: str) -> typer.Typer:
+    """A command of several commands, which prints `text` without one."""
+    return typer.Typer(
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=text
+    )
 
 
 def usable_device(name: str | None) -> str | None:

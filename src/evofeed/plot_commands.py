@@ -8,13 +8,10 @@ from typing import Annotated
 
 import typer
 
-from evofeed.options import picture_name
+from evofeed.options import Json, group, picture_name
 
-plot = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Pictures of a dataset's chains.\n\nExample: evofeed plot msa data/ 1abc_A --out msa.png",
+plot = group(
+    "Pictures of a dataset's chains.\n\nExample: evofeed plot msa data/ 1abc_A --out msa.png"
 )
 
 Uri = Annotated[str, typer.Argument(help="Path, s3:// or http(s):// of a dataset.")]
@@ -22,7 +19,6 @@ Chain = Annotated[str, typer.Argument(help="Chain id.")]
 Out = Annotated[
     Path, typer.Option(help="Picture to write: .png, .svg or .pdf.", callback=picture_name)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the path as JSON.")]
 
 
 @plot.command()

@@ -10,7 +10,7 @@ import typer
 
 from evofeed.files import write_atomic
 from evofeed.loader import bench_commands
-from evofeed.options import usable_device
+from evofeed.options import Json, usable_device
 from evofeed.trainer.config import GRADIENTS
 
 __all__ = ["bench_commands", "table"]
@@ -42,7 +42,7 @@ def bench_comm(
     out: Annotated[
         Path | None, typer.Option(help="The JSON also here, written after every case.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value, not a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What communication adds to a training step: N cards, the same without a word, one alone.
 

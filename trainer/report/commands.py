@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import picture_name
+from evofeed.options import Json, picture_name
 
 
 def _page_name(path: Path | None) -> Path | None:
@@ -30,7 +30,7 @@ def report(
         Path | None,
         typer.Option(help="A page for a browser, whole offline.", callback=_page_name),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Where every second of a training run went, its losses and its validations.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import usable_device
+from evofeed.options import Json, usable_device
 
 
 def tune(
@@ -36,7 +36,7 @@ def tune(
     device: Annotated[
         str, typer.Option(help="cpu or cuda; default: GPUs if there are.", callback=usable_device)
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure which settings of a run are fastest on this machine, and write them as YAML.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from evofeed.options import Json
+
 
 def demo(
     raw: Annotated[
@@ -24,7 +26,7 @@ def demo(
     complexes: Annotated[
         bool, typer.Option("--complexes", help="Simulate complexes; learn one by heart.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON only.")] = False,
+    as_json: Json = False,
 ) -> None:
     """The whole path: files, shards, service, batches, some training steps, a report.
 

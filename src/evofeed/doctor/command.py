@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -23,6 +23,7 @@ from evofeed.doctor.checks import Check
 from evofeed.doctor.gpu_checks import gpu_checks
 from evofeed.doctor.host_checks import host_checks
 from evofeed.doctor.machine_texts import machine_texts
+from evofeed.options import Json
 
 _EXTRAS = {
     "base": "numpy numba pyarrow xxhash typer rich",
@@ -43,7 +44,7 @@ _PROGRAMS = {
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What is installed, what this machine can do, and what would go wrong on it.
 
