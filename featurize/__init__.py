@@ -40,27 +40,4 @@ __all__ = [
     "to_openfold_raw",
 ]
 
-__getattr__ = names_from(
-    __name__,
-    {
-        "AssemblySource": "assembly_inputs",
-        "ChainSource": "sources",
-        "CheckReport": "check",
-        "CropConfig": "config",
-        "FeaturizeConfig": "config",
-        "FileRef": "reading",
-        "InputCaps": "config",
-        "SearchConfig": "search",
-        "SearchOptions": "search",
-        "assembly_sources": "assembly_inputs",
-        "check_input": "check",
-        "crop_record": "crop",
-        "discover": "discovery",
-        "featurize_assembly": "assemblies",
-        "featurize_chain": "chain",
-        "run_search": "search",
-        "search_fasta": "search",
-        "stage_input": "stage",
-        "to_openfold_raw": "openfold_raw",
-    },
-)
+__getattr__ = names_from(__name__)

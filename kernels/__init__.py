@@ -3,7 +3,42 @@
 Nothing here needs a GPU or Triton to import; names are loaded when first used.
 """
 
+from typing import TYPE_CHECKING
+
 from evofeed.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.kernels.drop_ins.layer_norm import LayerNorm
+    from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS
+    from evofeed.kernels.drop_ins.lstm import LSTM
+    from evofeed.kernels.drop_ins.multihead_attention import MultiheadAttention
+    from evofeed.kernels.graphs.capture import record_graph
+    from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm
+    from evofeed.kernels.ops.attention.op import biased_attention
+    from evofeed.kernels.ops.conditioned_attention.op import conditioned_attention
+    from evofeed.kernels.ops.conditioned_transition.op import conditioned_transition
+    from evofeed.kernels.ops.gated_attention.op import gated_attention
+    from evofeed.kernels.ops.layer_norm.op import layer_norm
+    from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
+    from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
+    from evofeed.kernels.ops.pair_bias.op import pair_bias
+    from evofeed.kernels.ops.softmax.op import masked_softmax
+    from evofeed.kernels.ops.swiglu.op import swiglu_transition
+    from evofeed.kernels.ops.transition.op import transition
+    from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
+    from evofeed.kernels.ops.weighted_average.op import weighted_average
+    from evofeed.kernels.runtime.one_pass import OnePass
+    from evofeed.kernels.runtime.peer_memory import PeerMemory
+    from evofeed.kernels.swap.shards import (
+        attention_of,
+        global_attention_of,
+        outer_product_mean_of,
+        pair_bias_of,
+        transition_of,
+        triangle_attention_of,
+        triangle_multiplication_of,
+    )
+    from evofeed.kernels.swap.swap import SwapReport, to_fused, to_torch
 
 __all__ = [
     "FusedAdamEMA",
@@ -40,39 +75,4 @@ __all__ = [
     "weighted_average",
 ]
 
-_HOMES = {
-    "FusedAdamEMA": "ops.optimizer.op",
-    "FusedLAMB": "drop_ins.layerwise",
-    "FusedLARS": "drop_ins.layerwise",
-    "LSTM": "drop_ins.lstm",
-    "LayerNorm": "drop_ins.layer_norm",
-    "MultiheadAttention": "drop_ins.multihead_attention",
-    "OnePass": "runtime.one_pass",
-    "PeerMemory": "runtime.peer_memory",
-    "SwapReport": "swap.swap",
-    "adaptive_norm": "ops.adaptive_norm.op",
-    "attention_of": "swap.shards",
-    "biased_attention": "ops.attention.op",
-    "conditioned_attention": "ops.conditioned_attention.op",
-    "conditioned_transition": "ops.conditioned_transition.op",
-    "gated_attention": "ops.gated_attention.op",
-    "global_attention_of": "swap.shards",
-    "layer_norm": "ops.layer_norm.op",
-    "masked_softmax": "ops.softmax.op",
-    "outer_product_mean": "ops.outer_product_mean.op",
-    "outer_product_mean_of": "swap.shards",
-    "pair_bias": "ops.pair_bias.op",
-    "pair_bias_of": "swap.shards",
-    "record_graph": "graphs.capture",
-    "swiglu_transition": "ops.swiglu.op",
-    "to_fused": "swap.swap",
-    "to_torch": "swap.swap",
-    "transition": "ops.transition.op",
-    "transition_of": "swap.shards",
-    "triangle_attention_of": "swap.shards",
-    "triangle_multiplication": "ops.triangle_multiplication.op",
-    "triangle_multiplication_of": "swap.shards",
-    "weighted_average": "ops.weighted_average.op",
-}
-
-__getattr__ = names_from(__name__, _HOMES)
+__getattr__ = names_from(__name__)

@@ -32,19 +32,4 @@ __all__ = [
 ]
 
 # Lazily: the reader process and the service import this package and must not pay for torch.
-__getattr__ = names_from(
-    __name__,
-    {
-        "AssemblyConfig": "assembly_config",
-        "FeatureLoader": "feature_loader",
-        "LoaderConfig": "config",
-        "RunPlan": "plan",
-        "assembly_batch": "assembly.from_record",
-        "bench_commands": "commands",
-        "openfold_batch": "batch",
-        "plan_samples": "plan",
-        "pseudo_beta": "transforms.structure",
-        "record_batch": "from_record",
-        "sample_batch": "from_record",
-    },
-)
+__getattr__ = names_from(__name__)

@@ -12,7 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "ServiceSettings", "create_app", "serving"]
 
-__getattr__ = names_from(
-    __name__,
-    {"Client": "client", "ServiceSettings": "settings", "create_app": "app", "serving": "server"},
-)
+__getattr__ = names_from(__name__)

@@ -54,33 +54,4 @@ __all__ = [
     "GcReport",
 ]
 
-__getattr__ = names_from(
-    __name__,
-    {
-        "Dataset": "dataset",
-        "Assemblies": "assemblies",
-        "add_assemblies": "assembly_writer",
-        "Cache": "cache",
-        "DataCard": "card",
-        "card_of": "card",
-        "dataset_card": "card",
-        "DatasetWriter": "writer",
-        "write_shard": "shard",
-        "Selection": "selection",
-        "select_chains": "selection",
-        "split_chains": "selection",
-        "ShardEntry": "manifest",
-        "Manifest": "manifest",
-        "Snapshot": "history",
-        "Diff": "history",
-        "add_shards": "snapshots",
-        "remove_chains": "snapshots",
-        "replace_chains": "snapshots",
-        "merge": "snapshots",
-        "compact": "snapshots",
-        "copy_dataset": "copying",
-        "tag": "snapshots",
-        "gc": "garbage",
-        "GcReport": "garbage",
-    },
-)
+__getattr__ = names_from(__name__)

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["SynthReport", "write_synthetic"]
 
-__getattr__ = names_from(__name__, {"SynthReport": "write", "write_synthetic": "write"})
+__getattr__ = names_from(__name__)

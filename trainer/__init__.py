@@ -3,32 +3,56 @@
 Names are loaded when first used, so that the command line starts without torch.
 """
 
+from typing import TYPE_CHECKING
+
 from evofeed.lazy import names_from
 
-_HOMES = {
-    "AlphaFold": "model.alphafold",
-    "AlphaFoldLoss": "losses",
-    "Loop": "run.loop",
-    "LossConfig": "model.config",
-    "ModelConfig": "model.config",
-    "Preset": "presets",
-    "TrainConfig": "config",
-    "TrainResult": "run.result",
-    "finetuning": "presets",
-    "from_openfold_batch": "model.alphafold",
-    "initial_training": "presets",
-    "multimer": "presets",
-    "load_model": "predict.prediction",
-    "load_openfold_checkpoint": "formats.openfold_checkpoint",
-    "predict_structure": "predict.prediction",
-    "save_openfold_checkpoint": "formats.openfold_checkpoint",
-    "structure_metrics": "losses.metrics",
-    "overfit": "presets",
-    "tiny": "presets",
-    "tiny_multimer": "presets",
-    "train": "run.train",
-}
+if TYPE_CHECKING:
+    from evofeed.trainer.config import TrainConfig
+    from evofeed.trainer.formats.openfold_checkpoint import (
+        load_openfold_checkpoint,
+        save_openfold_checkpoint,
+    )
+    from evofeed.trainer.losses import AlphaFoldLoss
+    from evofeed.trainer.losses.metrics import structure_metrics
+    from evofeed.trainer.model.alphafold import AlphaFold, from_openfold_batch
+    from evofeed.trainer.model.config import LossConfig, ModelConfig
+    from evofeed.trainer.predict.prediction import load_model, predict_structure
+    from evofeed.trainer.presets import (
+        Preset,
+        finetuning,
+        initial_training,
+        multimer,
+        overfit,
+        tiny,
+        tiny_multimer,
+    )
+    from evofeed.trainer.run.loop import Loop
+    from evofeed.trainer.run.result import TrainResult
+    from evofeed.trainer.run.train import train
 
-__all__ = list(_HOMES)
+__all__ = [
+    "AlphaFold",
+    "AlphaFoldLoss",
+    "Loop",
+    "LossConfig",
+    "ModelConfig",
+    "Preset",
+    "TrainConfig",
+    "TrainResult",
+    "finetuning",
+    "from_openfold_batch",
+    "initial_training",
+    "multimer",
+    "load_model",
+    "load_openfold_checkpoint",
+    "predict_structure",
+    "save_openfold_checkpoint",
+    "structure_metrics",
+    "overfit",
+    "tiny",
+    "tiny_multimer",
+    "train",
+]
 
-__getattr__ = names_from(__name__, _HOMES)
+__getattr__ = names_from(__name__)

@@ -28,20 +28,4 @@ __all__ = [
     "run_job",
 ]
 
-__getattr__ = names_from(
-    __name__,
-    {
-        "CropConfig": ".config",
-        "FeaturizeConfig": ".config",
-        "Entries": "host",
-        "JobHost": "host",
-        "JobOptions": "options",
-        "JobProgress": "report",
-        "JobReport": "report",
-        "Ledger": "ledger",
-        "ledger_url": "places",
-        "broken_entries": "host",
-        "note_entries": "host",
-        "run_job": "run",
-    },
-)
+__getattr__ = names_from(__name__)

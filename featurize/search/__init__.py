@@ -36,25 +36,4 @@ __all__ = [
     "to_a3m",
 ]
 
-__getattr__ = names_from(
-    __name__,
-    {
-        "Database": "config",
-        "Search": "search",
-        "SearchExecutor": "executors",
-        "open_executor": "executors",
-        "pack_templates": "template_files",
-        "packed_tar": "template_files",
-        "pair": "pairing",
-        "read_any": "aligned_text",
-        "to_a3m": "aligned_text",
-        "SearchCache": "cache",
-        "SearchConfig": "config",
-        "SearchOptions": "options",
-        "SearchProgress": "options",
-        "SearchReport": "options",
-        "read_sequences": "fasta_search",
-        "run_search": "job",
-        "search_fasta": "fasta_search",
-    },
-)
+__getattr__ = names_from(__name__)

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 
-def names_from(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package (PEP 562).
+def names_from(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package (PEP 562) whose names are those it imports for type checkers.
+
+    So each name is written where type checkers and readers look for it: below `if TYPE_CHECKING:`
+    in the package's own file. A name must differ from its module's: importing a module binds that.
 
     Args:
         package: the package's `__name__`.
-        homes: for each public name the module below the package that defines it; one more
-            dot in front looks a level up. A name must differ from its module's, because
-            importing a module binds that.
     """
+    homes: dict[str, str] = {}
 
     def get(name: str) -> Any:
+        if not homes:
+            homes.update(_imports(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{homes[name]}", package), name)
+        return getattr(importlib.import_module(homes[name]), name)
 
     return get
+
+
+def _imports(package: str) -> dict[str, str]:
+    """Names that a package's file imports below an `if`, and the modules that have them."""
+    spec = importlib.util.find_spec(package)
+    source = spec.loader.get_source(package) if spec and spec.loader else ""  # type: ignore[attr-defined]
+    return {
+        alias.name: str(node.module)
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

@@ -157,6 +157,10 @@ class KnownColumns:
         """All columns, whichever are given."""
         return self._b.reshape(-1, *self._b.shape[-3:])
 
+    def reduce(self, db: Tensor) -> Tensor:
+        """Never asked for: nothing learns from what is known already."""
+        raise NotImplementedError("columns that are known have no gradient")
+
 
 class OtherColumns:
     """All ranks' columns, for a fused outer product mean of some columns with all.

@@ -1,0 +1,57 @@
+"""Packages that load their names when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evofeed.lazy import names_from
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package with two names of one module, which says when it is loaded."""
+    folder = tmp_path / "lazy_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from evofeed.lazy import names_from\n"
+        "if TYPE_CHECKING:\n    from lazy_package.inside import one, two\n"
+        "__getattr__ = names_from(__name__)\n"
+    )
+    (folder / "inside.py").write_text("print('loaded')\none, two, three = 1, 2, 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return str(tmp_path)
+
+
+def test_a_name_is_loaded_when_it_is_used_and_others_are_not_there(package: str) -> None:
+    code = (
+        "import lazy_package\nprint('imported')\n"
+        "print(lazy_package.one, lazy_package.two, hasattr(lazy_package, 'three'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, check=True
+    )
+    assert done.stdout.split() == ["imported", "loaded", "1", "2", "False"]
+
+
+def test_a_package_in_an_archive_has_its_names_too(package: str, tmp_path: Path) -> None:
+    import zipfile
+
+    archive = tmp_path / "packages.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in ("__init__.py", "inside.py"):
+            file.write(tmp_path / "lazy_package" / name, f"lazy_package/{name}")
+    code = (
+        f"import sys; sys.path.insert(0, {str(archive)!r}); import lazy_package as p; print(p.two)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "2"
+
+
+def test_what_is_not_there_is_said_by_name() -> None:
+    with pytest.raises(AttributeError, match=r"'evofeed.store' has no attribute 'nothing'"):
+        names_from("evofeed.store")("nothing")
