@@ -12,12 +12,14 @@ weights (`af3_trunk_models`). Bfloat16 by autocast, float32 weights, Adam.
 `--dropout` takes the projects' own. `step_ms`: median, first and third quartile of whole steps by
 the wall clock, optimizer included; `peak_mb` of a step, weights included. `losses`: of the first
 `--steps` steps from one start. `gradient`: relative difference of all first gradients from
-eager's; `nudged` is the same for eager itself with its pairs changed by one rounding (bfloat16),
-what such a trunk makes of noise.
+eager's. `control` is eager once more, its pairs changed by one rounding (bfloat16), each number by
+chance and in every step alike: what such a trunk makes of noise.
 
 `infer` at 1,024 and 2,048: the forward pass in evaluation mode with the chunks and in-place sums
-the projects infer with; `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance` where it is
-installed, `fused`. `single`, `pairs`: relative difference of the results from eager's.
+the projects infer with; `fused`, `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance`
+where it is installed. A trunk of one block is called before, so that all is compiled. `single`,
+`pairs`: relative difference of the results from fused ones. No way begins a call after `--limit`
+seconds, and none begins after `--seconds`; the controls come last.
 
 Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2 --lengths 24`.
 """
@@ -42,13 +44,14 @@ from torch import Tensor, nn
 from evofeed.files import write_atomic
 from evofeed.kernels import SwapReport, to_fused
 
-TRAIN = ("eager", "fused", "fused checkpointed", "graph")
-INFER = ("fused", "eager", "own", "cuequivariance")
+TRAIN = ("eager", "fused", "control", "fused checkpointed", "graph")
+INFER = ("fused", "cuequivariance", "own", "eager")
+ROUNDING = 2.0**-8  # of bfloat16
 
 
 def prepared(project: str, how: str, options: argparse.Namespace, **more: Any) -> Trunk:
     """A trunk on its device, swapped unless it is a peer; prints what the swap kept."""
-    trunk = build(project, blocks=options.blocks, dropout=options.dropout, **more)
+    trunk = build(project, **{"blocks": options.blocks, "dropout": options.dropout} | more)
     trunk.to(options.device)
     if how.startswith(("fused", "graph")):
         report = SwapReport()
@@ -62,24 +65,24 @@ class Training:
     """One trunk with a readout, its inputs and its optimizer."""
 
     def __init__(self, project: str, how: str, options: argparse.Namespace) -> None:
-        checkpointed = how in ("eager", "fused checkpointed")
+        checkpointed = how in ("eager", "control", "fused checkpointed")
         self.device = options.device
         self.trunk = prepared(project, how, options, checkpointed=checkpointed).train()
         self.inputs = make_inputs(project, options.size, options.sequences, options.device)
         torch.manual_seed(3)
         self.readout = nn.ModuleList([nn.Linear(384, 8), nn.Linear(128, 8)]).to(self.device)
-        self.noise = torch.randn(1, options.size, options.size, 1).to(self.device)
+        if how == "control":
+            noise = torch.randn(1, options.size, options.size, 1).to(self.device)
+            x = self.inputs
+            self.inputs = Inputs(x.single_inputs, x.s, x.z * (1 + ROUNDING * noise), x.msa,
+                                 x.deletions, x.mask)  # fmt: skip
         self.parameters = [*self.trunk.parameters(), *self.readout.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-4, fused=self.device == "cuda")
 
-    def gradients(self, nudge: float = 0.0) -> tuple[float, list[Tensor]]:
+    def gradients(self) -> tuple[float, list[Tensor]]:
         """The loss, and gradients of all parameters."""
-        x = self.inputs
-        if nudge:
-            x = Inputs(x.single_inputs, x.s, x.z + nudge * x.z * self.noise, x.msa, x.deletions,
-                       x.mask)  # fmt: skip
         with torch.autocast(self.device, torch.bfloat16):
-            s, z = self.trunk(x)
+            s, z = self.trunk(self.inputs)
             of_single, of_pairs = self.readout[0](s), self.readout[1](z)
         loss = of_single.float().square().mean() + (of_pairs.float() - 1.0).square().mean()
         self.optimizer.zero_grad(set_to_none=True)
@@ -99,20 +102,28 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return float(f"{(apart / sum(float(b.double().square().sum()) for _, b in pairs)) ** 0.5:.3g}")
 
 
-def timed(run: Callable[[], Any], times: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Median and quartiles of calls by the wall clock, and the peak of memory."""
+def timed(
+    run: Callable[[], Any], times: int, options: argparse.Namespace, limit: float = float("inf")
+) -> dict[str, Any]:
+    """Median and quartiles of calls by the wall clock, and the peak of memory.
+
+    No call begins after `limit` seconds.
+    """
     on_gpu = options.device == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    taken, made = [], []
-    for _ in range(times):
+    taken: list[float] = []
+    made = []
+    while len(taken) < times and sum(taken) < 1e3 * limit:
         began = time.perf_counter()
         made.append(run())
         if on_gpu:
             torch.cuda.synchronize()
         taken.append(1e3 * (time.perf_counter() - began))
-    q1, median, q3 = statistics.quantiles(taken, n=4)
-    found: dict[str, Any] = {"step_ms": [round(t, 1) for t in (median, q1, q3)], "made": made}
+    quartiles = statistics.quantiles(taken, n=4) if len(taken) > 1 else 3 * taken
+    found: dict[str, Any] = {
+        "step_ms": [round(quartiles[k], 1) for k in (1, 0, 2)], "calls": len(taken), "made": made,
+    }  # fmt: skip
     if on_gpu:
         found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
     return found
@@ -126,9 +137,7 @@ def train_row(
     found: dict[str, Any] = {"gradients": len(first)}
     if exact is not None:
         found["gradient"] = difference(first, exact)
-    elif how == "eager":
-        found["nudged"] = difference(way.gradients(nudge=2.0**-8)[1], first)
-    found |= timed(way.step, options.steps, options)
+    found |= timed(way.step, options.steps, options, options.limit)
     found["losses"] = [round(loss, 5) for loss in found.pop("made")]
     return found, first if how == "eager" else None
 
@@ -137,16 +146,21 @@ def infer_row(
     project: str, how: str, exact: list[Tensor] | None, length: int, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[Tensor] | None]:
     kernels = how if how in KERNELS[project] else "plain"
-    trunk = prepared(project, how, options, kernels=kernels).eval()
     inputs = make_inputs(project, length, options.sequences, options.device)
+    kept: list[Tensor] = []
 
-    def run() -> list[Tensor]:
+    def run(trunk: Trunk) -> None:
         with torch.no_grad(), torch.autocast(options.device, torch.bfloat16):
-            return [t.float() for t in trunk(inputs)]
+            s, z = trunk(inputs)
+        if not kept:
+            kept.extend([s, z])
 
-    made = [t.cpu() for t in run()]
+    run(prepared(project, how, options, kernels=kernels, blocks=1, msa_blocks=1).eval())
+    kept.clear()
+    trunk = prepared(project, how, options, kernels=kernels).eval()
     found: dict[str, Any] = {"length": length}
-    found |= timed(lambda: run() and None, options.repeats, options)
+    found |= timed(lambda: run(trunk), options.repeats, options, options.limit)
+    made = [t.float().cpu() for t in kept]
     del found["made"]
     if exact is not None:
         found["single"], found["pairs"] = (
@@ -181,6 +195,7 @@ def main() -> None:
     parser.add_argument("--dropout", action="store_true", help="the projects' own, not 0")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3, help="of inference")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of a way")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start none after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -194,30 +209,34 @@ def main() -> None:
         **about, "residues": options.size, "sequences": options.sequences,
         "blocks": options.blocks or BLOCKS, "dropout": options.dropout, "rows": [], "not_run": [],
     }  # fmt: skip
-    for project in options.projects:
-        exact: dict[tuple[str, int | None], list[Tensor]] = {}
-        for part, length, how in rows_of(project, options):
-            found: dict[str, Any] = {"project": project, "part": part, "how": how}
-            if time.perf_counter() - began > options.seconds:
-                result["not_run"].append(found | {"length": length})
-                continue
-            other = exact.get((part, length))
-            try:
-                if length is None:
-                    measured, made = train_row(project, how, other, options)
-                else:
-                    measured, made = infer_row(project, how, other, length, options)
-                found |= measured
-                if made is not None:
-                    exact[part, length] = made
-            except torch.OutOfMemoryError:
-                found |= {"length": length, "failed": "out of memory"}
-            result["rows"].append(found)
-            print(json.dumps(found), flush=True)
-            if options.out:
-                write_atomic(options.out, json.dumps(result, indent=1) + "\n")
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
+    rows = [(project, *row) for project in options.projects for row in rows_of(project, options)]
+    exact: dict[tuple[str, int | None], list[Tensor]] = {}
+    for project, part, length, how in sorted(rows, key=lambda row: row[-1] == "control"):
+        found: dict[str, Any] = {"project": project, "part": part, "how": how}
+        if time.perf_counter() - began > options.seconds:
+            result["not_run"].append(found | {"length": length})
+            continue
+        other = exact.get((project, length))
+        try:
+            if length is None:
+                measured, made = train_row(project, how, other, options)
+            else:
+                measured, made = infer_row(project, how, other, length, options)
+            found |= measured
+            if made is not None:
+                exact[project, length] = made
+        except torch.OutOfMemoryError:
+            found |= {"length": length, "failed": "out of memory"}
+        except Exception as error:
+            if how not in ("own", "cuequivariance"):
+                raise
+            found |= {"length": length, "failed": f"{type(error).__name__}: {error}"[:300]}
+        result["rows"].append(found)
+        print(json.dumps(found), flush=True)
+        if options.out:
+            write_atomic(options.out, json.dumps(result, indent=1) + "\n")
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
