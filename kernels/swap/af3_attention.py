@@ -72,7 +72,12 @@ def _attend(
 
 
 def _bias_of(z: Tensor, norm: Any, layer: Any) -> Tensor:
-    """`[B, H, N, N]` from pairs `[..., N, N, C]`; a norm without bias counts as zeros."""
+    """`[B, H, N, N]` from pairs `[..., N, N, C]`.
+
+    A norm without bias counts as zeros; without a norm the pairs came normalised.
+    """
+    if norm is None:
+        return layer(four_axes(z)).movedim(-1, 1)  # type: ignore[no-any-return]
     offset = norm.weight.new_zeros(norm.weight.shape) if norm.bias is None else norm.bias
     return pair_bias(four_axes(z), norm.weight, offset, layer.weight, norm.eps)
 
@@ -104,10 +109,10 @@ class Parts(NamedTuple):
     """What OpenFold3's and Protenix's attention of tokens is made of."""
 
     norm: Any  # of a; adaptive where there is a `last`
-    norm_z: Any
+    norm_z: Any  # None where the transformer has normalised z for all its blocks
     pair: Any
     mha: Any
-    heads: int
+    heads: Any
     last: Any  # the layer of the gate that s gives, or None
 
 
@@ -115,8 +120,9 @@ def parts_of(module: Any) -> Parts:
     """The parts, by either project's names."""
     m = module
     if hasattr(m, "mha"):
-        last = m.linear_ada_out if getattr(m, "use_ada_layer_norm", False) else None
-        return Parts(m.layer_norm_a, m.layer_norm_z, m.linear_z, m.mha, m.mha.no_heads, last)
+        norm_z, last = getattr(m, "layer_norm_z", None), getattr(m, "linear_ada_out", None)
+        heads = getattr(m.mha, "no_heads", None)
+        return Parts(m.layer_norm_a, norm_z, m.linear_z, m.mha, heads, last)
     last, heads = m.linear_a_last if m.has_s else None, m.attention.num_heads
     return Parts(m.layernorm_a, m.layernorm_z, m.linear_nobias_z, m.attention, heads, last)
 
@@ -160,7 +166,10 @@ def token_attention(
 
 
 class FusedPairBiasAttention(Recordable):
-    """Forward of OpenFold3's `AttentionPairBias`, before 0.5 with or without adaptive norms."""
+    """Forward of OpenFold3's `AttentionPairBias`, before 0.5 with or without adaptive norms.
+
+    Since 0.5 that of its `DiffusionAttentionPairBias`.
+    """
 
     def forward(
         self: Any, a: Tensor, z: Tensor, s: Tensor | None = None, mask: Tensor | None = None,
@@ -227,9 +236,11 @@ def _boltz_trouble(module: Any) -> str | None:
 
 def _pairs_trouble(norm: Any, layer: Any, heads: int | None) -> str | None:
     """What is unknown of what makes a bias; the norm may have no bias of its own."""
-    if norm is None:
+    if layer is None:
         return None
     C = layer.weight.shape[-1]
+    if norm is None:
+        return linear_trouble([("the pairs' layer", layer, heads, C, False)])
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     plain = isinstance(weight, Tensor) and weight.shape == (C,)
     if not plain or (bias is not None and bias.shape != (C,)):
@@ -268,21 +279,23 @@ def _norm_trouble(norm: Any, channels: int, last: Any) -> str | None:
 
 def _openfold3_trouble(module: Any) -> str | None:
     single = signature_trouble(module, "a", "z", "mask") is None
-    adaptive = getattr(module, "use_ada_layer_norm", False if single else None)
-    if not isinstance(adaptive, bool) or (single and adaptive):
+    normalised = not hasattr(module, "layer_norm_z")  # since 0.5, in the diffusion transformer
+    unsaid = normalised if single or normalised else None
+    adaptive = getattr(module, "use_ada_layer_norm", unsaid)
+    if not isinstance(adaptive, bool) or (adaptive and single) or (normalised and not adaptive):
         return "does not say whether its norm is adaptive"
-    names = {"layer_norm_a", "layer_norm_z", "linear_z", "mha"}
+    names = {"layer_norm_a", "linear_z", "mha"}
+    names |= set() if normalised else {"layer_norm_z"}
     names |= {"linear_ada_out"} if adaptive else set()
     trouble = children_trouble(module, names)
     if not single:
         trouble = trouble or signature_trouble(module, "a", "z", "s", "mask")
-    heads, channels = getattr(module.mha, "no_heads", None), module.mha.linear_q.weight.shape[-1]
-    last = module.linear_ada_out if adaptive and not trouble else None
+    parts, channels = parts_of(module), module.mha.linear_q.weight.shape[-1]
     return (
         trouble
-        or _attention_trouble(module.mha, heads, channels)
-        or _norm_trouble(module.layer_norm_a, channels, last)
-        or _pairs_trouble(module.layer_norm_z, module.linear_z, heads)
+        or _attention_trouble(module.mha, parts.heads, channels)
+        or _norm_trouble(parts.norm, channels, parts.last)
+        or _pairs_trouble(parts.norm_z, parts.pair, parts.heads)
     )
 
 
@@ -314,7 +327,7 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     """Which modules are swapped for these: those that are of a known form in every respect."""
     if has(module, "proj_q", "proj_k", "proj_v", "proj_g", "proj_o", "proj_z"):
         return _boltz_trouble(module) or FusedBoltzPairBiasAttention
-    if has(module, "layer_norm_a", "layer_norm_z", "linear_z", "mha"):
+    if has(module, "layer_norm_a", "linear_z", "mha"):
         single = signature_trouble(module, "a", "z", "mask") is None
         fused = FusedSingleAttention if single else FusedPairBiasAttention
         return _openfold3_trouble(module) or fused

@@ -1,4 +1,5 @@
-"""OpenFold3 since 0.5: its ending node's bias is transposed, the single track has its own class.
+"""OpenFold3 since 0.5: its ending node's bias is transposed, and there are classes of their own
+for the single track and for the diffusion transformer, which normalises z once for all blocks.
 
 Its recorded cases are of an earlier version; these modules are as 0.5.0's are.
 """
@@ -49,6 +50,24 @@ def _single() -> tuple[nn.Module, list[Tensor], Tensor]:
     return module, [torch.randn(1, N, 24), torch.randn(1, N, N, C)], _mask(1, N)
 
 
+def _tokens(kind: type[nn.Module], *names: str) -> tuple[nn.Module, list[Tensor], Tensor]:
+    """Three noise copies that share z, which in 0.5 has an axis of one for them."""
+    parts = {
+        "a": torch.randn(1, 3, N, 24),
+        "s": torch.randn(1, 3, N, 40),
+        "z": torch.randn(1, 1, N, N, C),
+    }
+    return kind(24, 40, C, 12, 2), [parts[name] for name in names], _mask(1, 1, N)
+
+
+def _diffusion_attention() -> tuple[nn.Module, list[Tensor], Tensor]:
+    return _tokens(openfold3.DiffusionAttentionPairBias, "a", "z", "s")
+
+
+def _diffusion_block() -> tuple[nn.Module, list[Tensor], Tensor]:
+    return _tokens(openfold3.LaterDiffusionTransformerBlock, "a", "s", "z")
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -57,6 +76,9 @@ def _single() -> tuple[nn.Module, list[Tensor], Tensor]:
         pytest.param(_attention, {"transpose_bias": True}, id="a turned bias"),
         pytest.param(_attention, {"transpose_bias": False}, id="a bias as it is"),
         pytest.param(_single, {}, id="the single track"),
+        pytest.param(_diffusion_attention, {}, id="attention of the diffusion transformer"),
+        pytest.param(_diffusion_block, {}, id="a block of it"),
+        pytest.param(_diffusion_block, {"_mask_trans": False}, id="its transition not masked"),
     ],
 )
 def test_fused_it_is_as_exact_as_itself(
@@ -135,3 +157,11 @@ def test_how_a_block_is_told_does_not_matter_and_nothing_of_it_changes(dtype: to
     assert not block.tri_att_end._forward_pre_hooks
     for name, tensor in block.state_dict().items():
         assert torch.equal(tensor, before[name]) and tensor.device.type == "cpu"
+
+
+def test_attention_that_gets_pairs_as_they_are_has_an_adaptive_norm() -> None:
+    module = openfold3.DiffusionAttentionPairBias(24, 40, C, 12, 2)
+    module.use_ada_layer_norm = False
+    report = SwapReport()
+    assert not isinstance(to_fused(module, report), Fused)
+    assert "does not say whether its norm is adaptive" in str(report)

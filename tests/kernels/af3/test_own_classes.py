@@ -1,0 +1,83 @@
+"""The projects' own classes, swapped and equal to themselves, where they are installed.
+
+`pip install --no-deps boltz openfold3 protenix`, and what their models import. CI has none of
+them: there the recorded cases stand for them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from benchmarks import af3_trunk_models as trunks
+from torch import Tensor, nn
+
+from evofeed.kernels import SwapReport, to_fused
+from evofeed.kernels.fused_module import Fused
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+N = 9
+NEAR = 2e-5  # in float32: some of their classes take no float64
+
+
+def _compare(module: nn.Module, run: Callable[[nn.Module], list[Tensor]], device: str) -> None:
+    """Results and gradients of the swapped module are the module's own."""
+    theirs = run(copy.deepcopy(module).to(device))
+    ours = run(to_fused(copy.deepcopy(module)).to(device))
+    largest = max(float(t.norm()) for t in theirs)
+    errors = [
+        float((a - b).norm()) / max(float(b.norm()), 1e-3 * largest)  # some vanish: a row's shift
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert 0.0 < max(errors) < NEAR
+
+
+def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
+    loss = sum(((t.sin() * (k + 1)).sum() for k, t in enumerate(out)), torch.zeros(()).to(out[0]))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [t.detach() for t in (*out, *(g for g in grads if g is not None))]
+
+
+@pytest.mark.parametrize("project", sorted(trunks.BLOCKS))
+@pytest.mark.slow
+def test_a_trunk(project: str, device: str) -> None:
+    pytest.importorskip(project.rstrip("2"))
+    report = SwapReport()
+    module = trunks.build(project, blocks=1, msa_blocks=1).train()
+    to_fused(copy.deepcopy(module), report)
+    assert not report.kept, report
+
+    def run(module: nn.Module) -> list[Tensor]:
+        x = trunks.make_inputs(project, N, 4, device)
+        leaves = [x.s.requires_grad_(), x.z.requires_grad_()]
+        return _results(module(x), [*leaves, *module.parameters()])
+
+    _compare(module, run, device)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
+    layers = pytest.importorskip("openfold3.core.model.layers.diffusion_transformer")
+    module = layers.DiffusionTransformer(
+        c_a=32, c_s=40, c_z=16, c_hidden=16, no_heads=2, no_blocks=2, n_transition=2,
+        n_query=None, n_key=None, inf=1e9,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    assert all(isinstance(block, Fused) for block in to_fused(copy.deepcopy(module)).blocks)
+    lead = (1, 3) if copies else (1,)
+    a, s = torch.randn(*lead, N, 32), torch.randn(*lead, N, 40)
+    z = torch.randn(*([1] * len(lead)), N, N, 16)
+    mask = torch.ones([1] * len(lead) + [N])
+    mask[..., -2:] = 0.0
+
+    def run(module: nn.Module) -> list[Tensor]:
+        leaves = [t.detach().to(device).requires_grad_() for t in (a, s, z)]
+        out = module(*leaves, mask=mask.to(device))
+        return _results((out,), [*leaves, *module.parameters()])
+
+    _compare(module, run, device)
