@@ -3,15 +3,18 @@
     PYTHONPATH=src python benchmarks/af3_pair_block.py --out benchmarks/results/af3_pair_block_h200.json
 
 OpenFold3's modules (names and mathematics as in `tests/kernels/af3`), 4 heads of 32, a SwiGLU
-transition four times as wide, bfloat16 by autocast, float32 weights, no dropout. Ways: eager; `compiled` by
-torch.compile, static shapes; `cuequivariance`, whose two triangle operators stand where the
-projects' own switch puts them (norms, projections and gates of the attention are PyTorch's);
-`fused` by `to_fused`; `graph` by `to_fused(cuda_graphs=True)`.
+transition four times as wide, bfloat16 by autocast, float32 weights, no dropout. Beside them, named
+by `--cases` alone: `average`, pair-weighted averaging of 1,024 sequences, 8 heads of 32; `tokens`, a block of the
+diffusion transformer on 48 noise copies that share their pairs, 16 heads of 48, its parts
+`tokens_attention` and `tokens_transition`; `single`, attention of the single track, 16 heads of 24.
+Ways: eager; `compiled` by torch.compile, static shapes; `cuequivariance`, whose two triangle
+operators stand where the projects' own switch puts them (norms, projections and gates of the
+attention are PyTorch's); `fused` by `to_fused`; `graph` by `to_fused(cuda_graphs=True)`.
 
 `both_ms` and `forward_ms`: median, first and third quartile of CUDA events around single calls that
 were queued ahead of the GPU; `wall_ms`: a loop of calls, launches included; `kept_mb`: what a call
-keeps until its backward pass. `difference`: of the output and of z's gradient from eager's in
-float32, relative. Rows are written as they come, the most telling first; after `--seconds` those
+keeps until its backward pass. `difference`: of the output and of the first input's gradient from
+eager's in float32, relative. Rows are written as they come, the most telling first; after `--seconds` those
 left are listed as `not_run`. `--cases part:channels:size` runs these alone. Proof on a laptop:
 `--device cpu --sizes 8 --repeats 1 --ways eager fused`.
 """  # noqa: E501
@@ -41,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.kernels.af3 import openfold3
 
 HEADS, WIDTH = 4, 32
+PAIRS, CONDITIONS, COPIES = 128, 384, 48  # of modules that are not of the pairs
 WAYS = ("fused", "eager", "cuequivariance", "graph", "compiled")
 QUEUED = 60_000_000  # cycles, about 30 ms: launches of a step are queued meanwhile
 
@@ -60,7 +64,30 @@ def module_of(case: Case) -> nn.Module:
         "multiplication": lambda: openfold3.TriangleMultiplicationOutgoing(C, C),
         "attention": lambda: openfold3.TriangleAttention(C, WIDTH, HEADS),
         "transition": lambda: openfold3.SwiGLUTransition(C, 4),
+        "average": lambda: openfold3.MSAPairWeightedAveraging(C, 32, PAIRS, 8),
+        "single": lambda: openfold3.SingleAttentionPairBias(C, PAIRS, 24, 16),
+        "tokens": lambda: openfold3.DiffusionTransformerBlock(
+            C, CONDITIONS, PAIRS, 48, 16, 2, True, None, None
+        ),
+        "tokens_attention": lambda: openfold3.AttentionPairBias(
+            C, C, C, CONDITIONS, PAIRS, 48, 16, True
+        ),
+        "tokens_transition": lambda: openfold3.ConditionedTransitionBlock(C, CONDITIONS, 2),
     }[case.part]()
+
+
+def inputs_of(case: Case) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """Shapes of a module's inputs in the order of its forward, and that of its mask."""
+    n, C, pairs = case.size, case.channels, (1, case.size, case.size, PAIRS)
+    a, s, z = (1, COPIES, n, C), (1, COPIES, n, CONDITIONS), (1, *pairs)
+    of_tokens = {"tokens": [a, s, z], "tokens_attention": [a, z, s], "tokens_transition": [a, s]}
+    if case.part in of_tokens:
+        return of_tokens[case.part], (1, 1, n)
+    if case.part == "average":
+        return [(1, 1024, n, C), pairs], (1, n, n)
+    if case.part == "single":
+        return [(1, n, C), pairs], (1, n)
+    return [(1, n, n, C)], (1, n, n)
 
 
 def cases(sizes: list[int]) -> Iterator[Case]:
@@ -143,18 +170,19 @@ class Step:
             to_fused(module, cuda_graphs=how == "graph")
         if how == "cuequivariance":
             use_cuequivariance(module)
-        n = case.size
         kind = torch.float32 if self.precise else torch.bfloat16
-        z = torch.randn(1, n, n, case.channels, device=device).to(kind)
-        self.z = z.requires_grad_()
-        self.mask = (torch.rand(1, n, n, device=device) > 0.1).to(kind)
-        self.grad = torch.randn(1, n, n, case.channels, device=device).to(kind)
-        self.leaves = [self.z, *module.parameters()]
+        shapes, of_mask = inputs_of(case)
+        self.inputs = [
+            torch.randn(shape, device=device).to(kind).requires_grad_() for shape in shapes
+        ]
+        self.mask = (torch.rand(of_mask, device=device) > 0.1).to(kind)
+        self.grad = torch.randn(shapes[0], device=device).to(kind)
+        self.leaves = [*self.inputs, *module.parameters()]
         self.call: Any = torch.compile(module, dynamic=False) if how == "compiled" else module
 
     def forward(self) -> Tensor:
         with torch.autocast(self.device, torch.bfloat16, enabled=not self.precise):
-            return self.call(self.z, self.mask)  # type: ignore[no-any-return]
+            return self.call(*self.inputs, self.mask)  # type: ignore[no-any-return]
 
     def both(self) -> tuple[Tensor, ...]:
         return torch.autograd.grad(self.forward(), self.leaves, self.grad)
@@ -164,7 +192,7 @@ class Step:
             self.forward()
 
     def results(self) -> list[Tensor]:
-        """Output and z's gradient."""
+        """Output and the gradient of the first input."""
         return [self.forward().detach().float(), self.both()[0].float()]
 
     def kept_mb(self) -> int:
