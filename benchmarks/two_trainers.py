@@ -11,7 +11,7 @@ for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed trai
 `ExponentialMovingAverage` and gradient clipping, in the order of its `OpenFoldWrapper`; Lightning,
 which only calls them, is left out. `--dropout` seeds the dropout masks alone, -1 turns dropout
 off: what two dropout seeds of one trainer differ by is the measure of what two trainers may.
-OpenFold's curve is written every few steps; with `--seconds` and `--state` it goes on another time.
+Curves are written as the runs go; with `--seconds` and `--state` OpenFold's goes on another time.
 With `--start` either begins at a checkpoint of evofeed's (`--keep`, `--keep-at`): what lies apart
 then was not brought along. The recorded runs' data:
 
@@ -30,9 +30,11 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,7 @@ TERMS = (
     "loss", "distogram", "experimentally_resolved", "fape", "masked_msa", "plddt_loss",
     "supervised_chi", "violation",
 )  # fmt: skip
+_WRITE_EVERY = 3.0  # seconds
 NO_DROPOUT = {
     "template": {"dropout_rate": 0.0},
     "extra_msa": {"msa_dropout": 0.0, "pair_dropout": 0.0},
@@ -132,19 +135,45 @@ def run_evofeed(config: TrainConfig, options: argparse.Namespace, world: World) 
         if options.start:
             _begin_at(options.start, out, dropout.seed)
         parts = {"world": world, "out": out, "validate": validate}
-        run(dropout, model, loss, loader, resume=bool(options.start), **parts)
-        steps = [
-            {
-                "step": line["step"],
-                "terms": line["terms"],
-                "norm": line["norm"],
-                "recycles": line["recycles"],
-                "seconds": sum(line["seconds"].values()) - line["seconds"].get("validation", 0.0),
-                **({"metrics": line["metrics"]} if "metrics" in line else {}),
-            }
-            for line in read_steps(out)
-        ]
-    return {"start": start, "steps": steps}
+        with _written_meanwhile(options, world, lambda: {"start": start, "steps": _lines(out)}):
+            run(dropout, model, loss, loader, resume=bool(options.start), **parts)
+        return {"start": start, "steps": _lines(out)}
+
+
+def _lines(run_folder: Path) -> list[dict[str, Any]]:
+    """What both trainers tell of their steps, of those that evofeed has done."""
+    return [
+        {
+            "step": line["step"],
+            "terms": line["terms"],
+            "norm": line["norm"],
+            "recycles": line["recycles"],
+            "seconds": sum(line["seconds"].values()) - line["seconds"].get("validation", 0.0),
+            **({"metrics": line["metrics"]} if "metrics" in line else {}),
+        }
+        for line in read_steps(run_folder)
+    ]
+
+
+@contextmanager
+def _written_meanwhile(
+    options: argparse.Namespace, world: World, found: Callable[[], dict[str, Any]]
+) -> Iterator[None]:
+    """Write the result every few seconds, so that a run that is cut off leaves its steps."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(_WRITE_EVERY):
+            if (now := found())["steps"]:
+                _write(options, world, now)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
 
 
 def _begin_at(checkpoint: Path, out: Path, seed: int) -> None:
@@ -254,9 +283,9 @@ def run_openfold(config: TrainConfig, options: argparse.Namespace, world: World)
         steps.append(line)
         if time.perf_counter() - begin > options.seconds:
             break
+        _write(options, world, {"start": start, "steps": steps})
         if step % 5 == 0:
             print(f"{step} {line['terms']['loss']:.4f} {line['seconds']:.2f} s", flush=True)
-            _write(options, world, {"start": start, "steps": steps})
     if options.state:
         state = {name: part.state_dict() for name, part in parts.items()}
         torch.save({**state, "start": start, "steps": steps}, options.state)
