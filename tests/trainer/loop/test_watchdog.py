@@ -57,7 +57,7 @@ def test_a_run_that_hangs_says_where_and_stops_with_a_checkpoint(tmp_path: Path)
 def hang_on_the_second_rank(out: Path) -> None:
     """The second rank has no batch while the first waits for its gradient."""
     settings = TrainConfig(
-        steps=50, precision="fp32", checkpoint_every=0, hang_factor=1.0, hang_seconds=1.0
+        steps=50, precision="fp32", checkpoint_every=0, hang_factor=1.0, hang_seconds=3.0
     )
     with join_world("cpu") as world:
         loader = StuckLoader(rank=world.rank, world_size=world.size, per_epoch=24)
