@@ -1,9 +1,10 @@
 """OpenFold's model, loss and optimizer beside evofeed's: same weights, same batches, step by step.
 
-    python benchmarks/two_trainers.py run evofeed --dataset DATA --validation HELD_OUT \
+    python benchmarks/two_trainers.py evofeed --dataset DATA --validation HELD_OUT \
         --precision bf16 --steps 200 --dropout 1 --out a.json
-    python benchmarks/two_trainers.py run openfold --openfold OPENFOLD ... --dropout 1 --out b.json
-    python benchmarks/two_trainers.py compare a.json b.json ... --out both.json --picture both.png
+    python benchmarks/two_trainers.py openfold --openfold OPENFOLD ... --dropout 1 --out b.json
+
+How far runs lie apart says `two_trainers_apart.py`.
 
 Both start from the weights that seed 0 draws and take the batches of one loader (recycles drawn
 for each batch; OpenFold's through `openfold_batch`). `evofeed` is `evofeed train`'s own loop.
@@ -33,7 +34,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,10 +60,6 @@ from evofeed.trainer.run.validation import Validator, held_out
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.openfold_peer import import_openfold
 
-TERMS = (
-    "loss", "distogram", "experimentally_resolved", "fape", "masked_msa", "plddt_loss",
-    "supervised_chi", "violation",
-)  # fmt: skip
 _WRITE_EVERY = 3.0  # seconds
 NO_DROPOUT = {
     "template": {"dropout_rate": 0.0},
@@ -76,29 +73,29 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("run", help="train with one of the two")
-    one.add_argument("trainer", choices=("evofeed", "openfold"))
-    one.add_argument("--openfold", type=Path, help="a checkout, for `openfold`")
-    one.add_argument("--dataset", required=True)
-    one.add_argument("--validation", required=True)
-    one.add_argument("--precision", choices=("bf16", "fp32"), required=True)
-    one.add_argument("--steps", type=int, required=True)
-    one.add_argument("--dropout", type=int, required=True, help="seed of the masks; -1: no dropout")
-    one.add_argument("--validate-every", type=int, default=50)
-    one.add_argument("--validate-batches", type=int, default=8)
-    one.add_argument("--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks")
-    one.add_argument("--seconds", type=float, default=1e9, help="OpenFold stops after so many")
-    one.add_argument("--state", type=Path, help="where OpenFold stops and goes on from next time")
-    one.add_argument("--keep", type=Path, help="evofeed's run, with a checkpoint at --keep-at")
-    one.add_argument("--keep-at", type=int, default=0)
-    one.add_argument("--start", type=Path, help="begin at this checkpoint of evofeed's")
-    one.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
-    one.add_argument("--out", type=Path, required=True)
-    both = verbs.add_parser("compare", help="table and picture of several runs")
-    both.add_argument("runs", type=Path, nargs="+")
-    both.add_argument("--out", type=Path, required=True)
-    both.add_argument("--picture", type=Path)
+    parser.add_argument("trainer", choices=("evofeed", "openfold"))
+    parser.add_argument("--openfold", type=Path, help="a checkout, for `openfold`")
+    parser.add_argument("--dataset", required=True)
+    parser.add_argument("--validation", required=True)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument(
+        "--dropout", type=int, required=True, help="seed of the masks; -1: no dropout"
+    )
+    parser.add_argument("--validate-every", type=int, default=50)
+    parser.add_argument("--validate-batches", type=int, default=8)
+    parser.add_argument(
+        "--checkpoint-blocks", action="store_true", help="OpenFold recomputes blocks"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="OpenFold stops after so many")
+    parser.add_argument(
+        "--state", type=Path, help="where OpenFold stops and goes on from next time"
+    )
+    parser.add_argument("--keep", type=Path, help="evofeed's run, with a checkpoint at --keep-at")
+    parser.add_argument("--keep-at", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="begin at this checkpoint of evofeed's")
+    parser.add_argument("--loader", default="{}", help="JSON of loader settings that differ")
+    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -419,131 +416,9 @@ def _write(options: argparse.Namespace, world: World, found: Mapping[str, Any]) 
     write_atomic(options.out, json.dumps(result))
 
 
-def compare(paths: Sequence[Path]) -> dict[str, Any]:
-    """How far runs of each precision lie apart, term by term.
-
-    For each pair of runs with the same precision, kind of dropout, device, dataset and first
-    step: the start's largest relative difference, and over the steps the mean of |a - b| divided
-    by the mean of (a + b) / 2.
-    """
-    runs = {path.stem: json.loads(path.read_text()) for path in paths}
-    pairs = []
-    for i, (name_a, a) in enumerate(runs.items()):
-        for name_b, b in list(runs.items())[i + 1 :]:
-            if _kind(a) == _kind(b):
-                pairs.append({"runs": [name_a, name_b], **_apart(a, b)})
-    return {"runs": runs, "pairs": pairs}
-
-
-def _kind(run: dict[str, Any]) -> tuple[Any, ...]:
-    first, dataset = run.get("first_step", 0), run.get("dataset")
-    return run["precision"], run["dropout"] < 0, run["device"], dataset, first
-
-
-def _apart(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    count = min(len(a["steps"]), len(b["steps"]))
-    steps = list(zip(a["steps"][:count], b["steps"][:count], strict=True))
-    unequal = [x["step"] for x, y in steps if x["recycles"] != y["recycles"]]
-    if unequal:
-        raise ValueError(f"not the same batches: recycles differ in steps {unequal[:5]}")
-
-    def distance(values: list[tuple[float, float]]) -> float:
-        return sum(abs(x - y) for x, y in values) / sum((abs(x) + abs(y)) / 2 for x, y in values)
-
-    starts = [(a["start"][name], b["start"][name]) for name in TERMS if a["start"] and b["start"]]
-    measured = [(x["metrics"], y["metrics"]) for x, y in steps if "metrics" in x and "metrics" in y]
-    return {
-        "same_trainer": a["trainer"] == b["trainer"],
-        "precision": a["precision"],
-        "dropout": a["dropout"] >= 0,
-        "steps": count,
-        "start": max(
-            (distance([pair]) for pair in starts if max(map(abs, pair)) > 0), default=None
-        ),
-        "terms": {
-            name: distance([(x["terms"][name], y["terms"][name]) for x, y in steps])
-            for name in TERMS
-        },
-        "norm": distance([(x["norm"], y["norm"]) for x, y in steps]),
-        "lddt_ca": [[x["lddt_ca"], y["lddt_ca"]] for x, y in measured],
-    }
-
-
-def draw(found: dict[str, Any], path: Path) -> None:
-    """Loss, FAPE, norm and validation of all runs on GPUs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    runs = {n: r for n, r in found["runs"].items() if r["device"] != "CPU"}
-    columns = sorted({r["precision"] for r in runs.values()})
-    panels = (("loss", "loss"), ("fape", "FAPE"), ("norm", "gradient norm"), ("lddt", "lDDT-Cα"))
-    figure, axes = plt.subplots(
-        len(panels), len(columns), figsize=(5.5 * len(columns), 9), sharex="col", squeeze=False
-    )
-    colors = {"openfold": "#c44e52", "evofeed": "#4c72b0"}
-    for column, precision in enumerate(columns):
-        lines = ["-", "--", ":"]
-        for one in runs.values():
-            if one["precision"] != precision:
-                continue
-            style = lines[one["dropout"] % 3]
-            look = {"color": colors[one["trainer"]], "linestyle": style, "linewidth": 1}
-            masks = f"dropout seed {one['dropout']}" if one["dropout"] >= 0 else "no dropout"
-            label = f"{one['trainer']}, {masks}"
-            for row, (key, _) in enumerate(panels):
-                x, y = _series(one, key)
-                marker = "o" if key == "lddt" else ""
-                axes[row][column].plot(x, y, label=label, marker=marker, markersize=4, **look)
-        axes[0][column].set_title(precision)
-    for row, (_, title) in enumerate(panels):
-        axes[row][0].set_ylabel(title)
-    for axis in axes[0]:
-        axis.legend(fontsize=7)
-    for axis in axes[-1]:
-        axis.set_xlabel("step")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
-def _series(one: dict[str, Any], key: str) -> tuple[list[int], list[float]]:
-    steps = one["steps"]
-    if key == "lddt":
-        steps = [step for step in steps if "metrics" in step]
-        return [s["step"] for s in steps], [s["metrics"]["lddt_ca"] for s in steps]
-    if key == "norm":
-        return [s["step"] for s in steps], [s["norm"] for s in steps]
-    return [s["step"] for s in steps], [s["terms"][key] for s in steps]
-
-
-def _short(value: Any) -> Any:
-    """The same with six digits a number."""
-    if isinstance(value, dict):
-        return {name: _short(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_short(one) for one in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def main() -> int:
-    options = arguments()
-    if options.verb == "run":
-        train(options)
-        return 0
-    found = compare(options.runs)
-    options.out.write_text(json.dumps(_short(found)) + "\n")
-    if options.picture:
-        draw(found, options.picture)
-    for pair in found["pairs"]:
-        kind = "dropout" if pair["dropout"] else "no dropout"
-        terms = "  ".join(f"{name} {value:.2e}" for name, value in pair["terms"].items())
-        print(
-            f"{' | '.join(pair['runs'])} ({pair['precision']}, {kind}): start "
-            f"{pair['start']}; {terms}; norm {pair['norm']:.2e}; lDDT {pair['lddt_ca']}"
-        )
-    return 0
+def main() -> None:
+    train(arguments())
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
