@@ -46,7 +46,7 @@ class LowRank(Keeping):
         super().__init__(hosts, spans, size, device)
         self.rank, self.warmup = rank, warmup
         self._stacks: dict[tuple[int, int], list[int]] = {}  # places of matrices, by their shape
-        self._whole: list[slice] = []
+        whole: list[Tensor] = []
         own = self.part
         for start, count, shape in self.spans:
             if not own.start <= start < own.stop:
@@ -55,7 +55,8 @@ class LowRank(Keeping):
             if 2 * (n + m) * min(rank, n, m) < count:
                 self._stacks.setdefault((n, m), []).append(start - own.start)
             else:
-                self._whole.append(slice(start - own.start, start - own.start + count))
+                whole.append(torch.arange(start - own.start, start - own.start + count))
+        self._whole = _flat(whole, torch.empty(0, dtype=torch.int64)).to(device)
         # Drawn on the CPU: the same on all hosts, whatever their GPUs.
         drawn = torch.Generator().manual_seed(0)
         factors = sum(math.prod(shape) for shape in self._shapes(1))
@@ -78,21 +79,15 @@ class LowRank(Keeping):
         right = _cut(kept["factors"], self._shapes(1))
         left = hosts.sum(_flat([m @ q for m, q in zip(stacks, right, strict=True)], owed))
         p = [orthonormal(one) for one in _cut(left, self._shapes(0))]
-        whole = _flat([owed[place] for place in self._whole], owed)
         thin = _flat([m.mT @ one for m, one in zip(stacks, p, strict=True)], owed)
-        both = hosts.sum(torch.cat([thin, whole])).div_(hosts.size)
+        both = hosts.sum(torch.cat([thin, owed[self._whole]])).div_(hosts.size)
         kept["factors"].copy_(both[: thin.numel()])
         sent = torch.zeros_like(owed)
         right = _cut(kept["factors"], self._shapes(1))
         for views, one, q in zip(self._views(sent), p, right, strict=True):
             torch._foreach_copy_(views, list((one @ q.mT).unbind(0)))
-        owed.sub_(sent)
-        start = thin.numel()
-        for place in self._whole:
-            end = start + place.stop - place.start
-            sent[place], start = both[start:end], end
-            owed[place] = 0.0
-        return sent
+        owed.sub_(sent).index_fill_(0, self._whole, 0.0)
+        return sent.index_copy_(0, self._whole, both[thin.numel() :])
 
     def _views(self, x: Tensor) -> list[list[Tensor]]:
         """The matrices inside a flat tensor, those of one shape together."""
