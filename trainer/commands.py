@@ -172,6 +172,7 @@ def predict(
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
     from evofeed.store import Dataset
+    from evofeed.trainer.parallel.memory import explained
     from evofeed.trainer.predict.prediction import (
         evaluate,
         load_model,
@@ -190,12 +191,14 @@ def predict(
         sizes = trained_sizes(checkpoint)
         batch = prediction_batch(record, model, no_recycling_iters=recycles, **sizes)
         batch = {name: value.to(world.device) for name, value in batch.items()}
-        model = spread(model, batch["aatype"].shape[-1], world.axis)
+        num_res = batch["aatype"].shape[-1]
+        model = spread(model, num_res, world.axis)
         _, names = named(record)
-        if not world.is_first:  # one writes what all found
-            evaluate(model, batch)
-            return
-        found = predict_structure(model, batch, name=chain, chain_names=names)
+        with explained(chain, model.config, num_res, world.size, world.device):
+            if not world.is_first:  # one writes what all found
+                evaluate(model, batch)
+                return
+            found = predict_structure(model, batch, name=chain, chain_names=names)
     out.write_text(found.text(file_format))
     if picture is not None:
         from evofeed.trainer.predict.plot import plot_prediction

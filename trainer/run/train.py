@@ -22,6 +22,7 @@ from evofeed.files import write_atomic
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log.boards import Board, TensorBoard, WeightsAndBiases
 from evofeed.trainer.log.runlog import RUN, STEPS, STRUCTURE, RunLog, forget_steps
+from evofeed.trainer.parallel.memory import refused
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import OperatorSampler
 from evofeed.trainer.report.run_report import write_report
@@ -205,12 +206,11 @@ def _run_explained(loop: Loop) -> TrainResult:
     """Run, and say what to do about a machine that is too small."""
     try:
         return loop.run()
-    except RuntimeError as error:  # on a CPU the allocator's has no type of its own
-        first = str(error).partition("\n")[0]
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in first:
+    except RuntimeError as error:
+        if not (why := refused(error)):
             raise
         raise TrainerError(
-            f"out of memory ({first}); recompute activations with "
+            f"out of memory ({why}); recompute activations with "
             "`model: {activation_checkpointing: true}`, share each sample among more ranks with a "
             "larger `axial`, or lower loader.crop_size or batch_size"
         ) from error

@@ -10,12 +10,14 @@ import torch
 from tests.trainer.synthetic_batch import synthetic_batch
 
 from evofeed.chain_record import ChainRecord
+from evofeed.errors import TrainerError
 from evofeed.loader import record_batch
 from evofeed.residues import GAP, RESTYPE_3, RESTYPES, UNKNOWN
 from evofeed.structure_text import Structure, to_mmcif, to_pdb
-from evofeed.trainer import AlphaFold, tiny
+from evofeed.trainer import AlphaFold, initial_training, tiny
 from evofeed.trainer.config import save_config
 from evofeed.trainer.formats.openfold_checkpoint import save_openfold_checkpoint
+from evofeed.trainer.parallel.memory import explained, prediction_bytes
 from evofeed.trainer.predict.plot import plot_prediction
 from evofeed.trainer.predict.prediction import (
     load_model,
@@ -26,6 +28,7 @@ from evofeed.trainer.predict.prediction import (
 from evofeed.trainer.presets import PRESETS
 
 L, N, T = 24, 7, 2
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,18 @@ def test_sizes_given_are_sizes_of_the_batch(record: ChainRecord) -> None:
     batch = record_batch(record, no_recycling_iters=0, max_msa_clusters=2, max_extra_msa=3)
     assert batch["msa_feat"].shape[2] == 2
     assert batch["extra_msa"].shape[2] == 3
+
+
+def test_a_chain_that_does_not_fit_says_what_it_takes_and_what_to_do() -> None:
+    config = initial_training().model
+    alone = prediction_bytes(config, 8_000)
+    assert alone == 8_000**2 * 1_280
+    assert prediction_bytes(config, 8_000, 4) == alone // 4
+    said = r"long_A: out of memory .* 76\.3 GiB on each of 1 GPU; .* --nproc-per-node 2 "
+    with pytest.raises(TrainerError, match=said), explained("long_A", config, 8_000, 1, CUDA):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.81 GiB")
+    with pytest.raises(RuntimeError, match="shapes"), explained("a_A", config, 8, 1, CUDA):
+        raise RuntimeError("shapes")
 
 
 def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:
