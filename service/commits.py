@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from evofeed.errors import RefConflict, ShardCorrupt, ShardMissing, StoreError
 from evofeed.service.auth import Principal
 from evofeed.service.problems import Problem
-from evofeed.service.refs import move_for
+from evofeed.service.refs import move_ref
 from evofeed.service.snapshot import StoreView
 from evofeed.service.state import Service
 from evofeed.store import (
@@ -55,7 +55,10 @@ def mover(
     def move(storage: Storage, ref: str, digest: str, found: str | None) -> object:
         if found != expect:
             raise RefConflict(f"ref {ref!r} has moved", path=storage.uri)
-        return move_for(service, principal, dataset, ref, digest, expect, message)
+        return move_ref(
+            service.catalog, service.database, dataset=dataset, ref=ref, digest=digest,
+            expect=expect, principal=principal, message=message,
+        )  # fmt: skip
 
     return move
 
@@ -252,7 +255,7 @@ def _kept(view: StoreView) -> Iterator[None]:
                 "collecting",
                 "garbage of this dataset is being collected",
                 next="retry when it is done",
-                headers={"Retry-After": "10"},
+                wait=10,
             )
         yield
 

@@ -31,22 +31,12 @@ MAX_NODES: Final = 200
 MAX_DEPTH: Final = 16
 MAX_VALUES: Final = 10_000
 
-_COMPARE: Final = {
-    "==": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
-_OPERATORS: Final = {
-    "==": np.equal,
-    "!=": np.not_equal,
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
-}
+_NAMES: Final = {
+    "==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater",
+    ">=": "greater_equal",
+}  # fmt: skip
+_COMPARE: Final = {op: getattr(pc, name) for op, name in _NAMES.items()}
+_OPERATORS: Final = {op: getattr(np, name) for op, name in _NAMES.items()}
 _FEW: Final = 8  # values of a list that cost as much as one comparison
 _Mask = Callable[[slice], np.ndarray]
 OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]

@@ -6,11 +6,8 @@ A question is answered by row numbers of an index that never changes, so its ans
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +15,10 @@ import pyarrow.compute as pc
 
 from evofeed.service import filters
 from evofeed.service.catalog import Catalog
+from evofeed.service.packed import Kept
 from evofeed.service.work import require_time
 from evofeed.store.inner import column_kinds, is_known, known_values, plain_values
 
-_T = TypeVar("_T")
 SORTS: Final = (
     "chain_id", "num_res", "num_alignments", "num_templates", "resolution", "release_date",
     "method", "cluster_size",
@@ -57,9 +54,7 @@ class Finder:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._nbytes = 0
-        self._lock = threading.Lock()
+        self._kept = Kept[tuple[Any, ...], Any](_KEPT_NBYTES, _size, share=1.0)
 
     def rows(self, question: Question) -> np.ndarray:
         """Rows of the index that the question is about, in its order, `i32[n]`.
@@ -68,16 +63,18 @@ class Finder:
             Problem: 404, no such snapshot; 422, the filter is malformed; 503, out of time.
         """
         index = self._index(question)
-        return self._cached((question,), lambda: _select(index, question))
+        found: np.ndarray = self._kept.get((question,), lambda: _select(index, question))
+        return found
 
     def ordered(self, question: Question, sort: str, descending: bool) -> np.ndarray:
         """The same in the order of a column; what is not known comes last."""
         index, rows = self._index(question), self.rows(question)
         if sort == "chain_id" and not descending:
             return rows  # an index is sorted by id
-        return self._cached(
+        found: np.ndarray = self._kept.get(
             (question, sort, descending), lambda: _in_order(index, rows, sort, descending)
         )
+        return found
 
     def counts(self, question: Question, column: str, edges: list[Any]) -> list[int]:
         """How many of the chains are in each bin of a numeric column."""
@@ -87,7 +84,7 @@ class Finder:
             values = known_values(index[column].take(pa.array(rows)), column, _kind(index, column))
             return np.histogram(values.to_numpy(), np.asarray(edges, np.float64))[0]
 
-        return list(map(int, self._cached((question, column, "bins"), count)))
+        return list(map(int, self._kept.get((question, column, "bins"), count)))
 
     def groups(self, question: Question, column: str, *, years: bool = False) -> dict[str, int]:
         """How many of the chains have each value of a column (each year of a date)."""
@@ -101,24 +98,11 @@ class Finder:
             counted = pc.value_counts(values).to_pylist()
             return {str(item["values"]): int(item["counts"]) for item in counted}
 
-        return self._cached((question, column, "groups"), count)
+        found: dict[str, int] = self._kept.get((question, column, "groups"), count)
+        return found
 
     def _index(self, question: Question) -> pa.Table:
         return self._catalog.snapshot(question.dataset, question.digest).index
-
-    def _cached(self, key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]  # type: ignore[no-any-return]
-        made = make()
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = made
-                self._nbytes += _size(made)
-            while self._nbytes > _KEPT_NBYTES and len(self._kept) > 1:
-                self._nbytes -= _size(self._kept.popitem(last=False)[1])
-        return made
 
 
 def _select(index: pa.Table, question: Question) -> np.ndarray:

@@ -101,10 +101,5 @@ def _running() -> Problem:
 
 
 def _problem(status: int, what: str, wait: int = 0) -> Problem:
-    return Problem(
-        status,
-        "idempotency",
-        what,
-        next="wait and send it again" if wait else "choose a new key for a new request",
-        headers={"Retry-After": str(wait)} if wait else {},
-    )
+    hint = "wait and send it again" if wait else "choose a new key for a new request"
+    return Problem(status, "idempotency", what, next=hint, wait=wait)

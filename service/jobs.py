@@ -101,7 +101,7 @@ class JobQueue:
                 "queue_full",
                 f"{self._max_queued} jobs wait already",
                 next="wait for some to end, or cancel some",
-                headers={"Retry-After": "60"},
+                wait=60,
             )
         require_room(session, principal)
 

@@ -73,11 +73,6 @@ class RateLimiter:
         return min(float(self._burst), bucket.level + (now - bucket.then) * self._rate)
 
     def _refusal(self, seconds: float) -> Problem:
-        wait = max(1, math.ceil(seconds))
-        return Problem(
-            429,
-            "rate_limited",
-            f"more than {self._rate:g} requests a second (burst {self._burst})",
-            next=f"wait {wait} s; shard bytes are not counted",
-            headers={"Retry-After": str(wait)},
-        )
+        what = f"more than {self._rate:g} requests a second (burst {self._burst})"
+        hint = f"wait {max(1, math.ceil(seconds))} s; shard bytes are not counted"
+        return Problem(429, "rate_limited", what, next=hint, wait=seconds)

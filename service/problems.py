@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -43,7 +44,8 @@ class Problem(ServiceError):
         code: stable word, `snake_case`.
         message: what is wrong, with the offending value.
         next: what the caller should do.
-        headers: extra response headers (`Retry-After`, `ETag`, ...).
+        wait: seconds after which the caller may try again (`Retry-After`); 0 says nothing of it.
+        headers: extra response headers (`ETag`, ...).
         errors: one `{"where", "what"}` for each wrong field.
     """
 
@@ -54,6 +56,7 @@ class Problem(ServiceError):
         message: str,
         *,
         next: str,  # noqa: A002 - the field's name in the answer
+        wait: float = 0.0,
         headers: Mapping[str, str] | None = None,
         errors: list[dict[str, str]] | None = None,
     ) -> None:
@@ -62,6 +65,8 @@ class Problem(ServiceError):
         self.code = code
         self.next = next
         self.headers = dict(headers or {})
+        if wait:
+            self.headers["Retry-After"] = str(max(1, math.ceil(wait)))
         self.errors = errors or []
 
     def body(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ def database_away(error: Exception) -> Problem:
         "database_away",
         "the service's database does not answer",
         next="retry shortly; shards, indexes and manifests go on for known tokens",
-        headers={"Retry-After": "2"},
+        wait=2,
     )
 
 

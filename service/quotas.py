@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,5 +166,5 @@ def _used_up(what: str, what_next: str, wait: float) -> Problem:
         "quota_used_up",
         what,
         next=f"{what_next}, or ask whoever runs the service for a larger quota",
-        headers={"Retry-After": str(max(1, math.ceil(wait)))},
+        wait=wait,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evofeed.errors import RefConflict
 from evofeed.service.auth import Principal
@@ -14,36 +14,6 @@ from evofeed.service.history import enter, intend, known_ref, note_ref, withdraw
 from evofeed.service.policies import policy_of, require_movable, require_snapshot
 from evofeed.service.tables import RefIntent
 from evofeed.store.inner import Ref
-
-if TYPE_CHECKING:
-    from evofeed.service.state import Service
-
-
-def move_for(
-    service: Service,
-    principal: Principal,
-    dataset: str,
-    ref: str,
-    digest: str | None,
-    expect: str | None,
-    message: str,
-    *,
-    forbid: Sequence[dict[str, Any]] = (),
-    apart_from: Sequence[dict[str, Any]] = (),
-) -> Ref:
-    """`move_ref` for whoever sends a request."""
-    return move_ref(
-        service.catalog,
-        service.database,
-        dataset=dataset,
-        ref=ref,
-        digest=digest,
-        expect=expect,
-        principal=principal,
-        message=message,
-        forbid=forbid,
-        apart_from=apart_from,
-    )
 
 
 def move_ref(

@@ -56,8 +56,8 @@ class Service:
     notifier: Notifier
     tickets: Tickets
     leader: Leader
-    packed: Kept[str]
-    answers: Kept[tuple[str, str, bytes]]
+    packed: Kept[str, bytes]
+    answers: Kept[tuple[str, str, bytes], bytes]
     stopping: threading.Event
 
     @classmethod
@@ -117,8 +117,8 @@ class Service:
             notifier=notifier,
             tickets=tickets,
             leader=Leader(settings.home, (scheduler, notifier, tickets)),
-            packed=Kept(32 << 20),
-            answers=Kept(64 << 20),
+            packed=Kept(32 << 20, len),
+            answers=Kept(64 << 20, len),
             stopping=threading.Event(),
         )
 

@@ -203,7 +203,4 @@ def _alike(one: Ticket, other: Ticket) -> bool:
 
 
 def _limited(what: str, wait: float) -> Problem:
-    seconds = str(max(1, round(wait)))
-    return Problem(
-        429, "rate_limited", what, next=f"wait {seconds} s", headers={"Retry-After": seconds}
-    )
+    return Problem(429, "rate_limited", what, next=f"wait {max(1, round(wait))} s", wait=wait)

@@ -168,20 +168,10 @@ def require_time() -> None:
 def too_slow(seconds: float | None) -> Problem:
     """The problem of a request that took too long."""
     what = f"no answer within {seconds:g} s" if seconds else "this takes too long"
-    return Problem(
-        503,
-        "too_slow",
-        what,
-        next="retry later, or ask for less at once; if it stays, the dataset's store hangs",
-        headers={"Retry-After": "5"},
-    )
+    hint = "retry later, or ask for less at once; if it stays, the dataset's store hangs"
+    return Problem(503, "too_slow", what, next=hint, wait=5)
 
 
 def _too_many(status: int, what: str) -> Problem:
-    return Problem(
-        status,
-        "too_many_at_once",
-        what,
-        next="wait for their answers, then ask again",
-        headers={"Retry-After": "1"},
-    )
+    hint = "wait for their answers, then ask again"
+    return Problem(status, "too_many_at_once", what, next=hint, wait=1)

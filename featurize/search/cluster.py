@@ -7,6 +7,7 @@ from pathlib import Path
 from evofeed.errors import InputError
 from evofeed.featurize.search.fasta_search import read_sequences
 from evofeed.featurize.search.programs import Scratch
+from evofeed.files import write_atomic
 
 
 def cluster_sequences(
@@ -50,7 +51,6 @@ def cluster_sequences(
     members = sorted(pair[1] for pair in pairs)
     if members != sorted(chain.chain_id for chain in chains):
         raise InputError(f"mmseqs put {len(members)} of {len(chains)} sequences into clusters")
-    aside = Path(f"{out}.aside")
-    aside.write_text("".join(f"{first}\t{member}\n" for first, member in sorted(map(tuple, pairs))))
-    aside.replace(out)
+    lines = (f"{first}\t{member}\n" for first, member in sorted(map(tuple, pairs)))
+    write_atomic(Path(out), "".join(lines))
     return len(members), len({pair[0] for pair in pairs})

@@ -91,9 +91,9 @@ def search(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    report = search_and_show(
-        fasta, out or f"{fasta.rstrip('/')}.search", databases, config, options, as_json
-    )
+    out = out or f"{fasta.rstrip('/')}.search"
+    report = _searched(fasta, out, databases, config, options, as_json)
+    print(json.dumps(report.to_dict()) if as_json else "\n".join(_summary(report, out)))
     too_many = report.num_broken > max_broken * report.num_chains
     raise typer.Exit(1 if too_many else 0)
 
@@ -123,35 +123,25 @@ def read_preset(
         raise typer.BadParameter(str(error)) from None
 
 
-def search_and_show(
+def _searched(
     fasta: str,
     out: str,
     databases: Sequence[Database],
-    config: SearchConfig,
+    config: SearchConfig | None,
     options: SearchOptions,
-    as_json: bool,
+    quiet: bool,
 ) -> SearchReport:
-    """Search with a progress bar on stderr and a summary (or JSON) on stdout."""
+    """Search with a progress bar on stderr."""
     from evofeed.featurize.search.fasta_search import read_sequences
     from evofeed.featurize.search.job import run_search
 
     problems: list[InputError] = []
     chains = read_sequences(fasta, problems)
-    with _bar(quiet=as_json) as show:
-        report = run_search(
-            chains,
-            out,
-            databases,
-            config=config,
-            options=options,
-            progress=show,
+    with _bar(quiet) as show:
+        return run_search(
+            chains, out, databases, config=config, options=options, progress=show,
             problems=problems,
-        )
-    if as_json:
-        print(json.dumps(report.to_dict()))
-    else:
-        print("\n".join(_summary(report, out)))
-    return report
+        )  # fmt: skip
 
 
 @contextmanager
@@ -199,23 +189,16 @@ def search_first(
     """The search of `evofeed featurize --search-db`; the folder with what was found."""
     from rich.console import Console
 
-    from evofeed.featurize.search.fasta_search import read_sequences
-    from evofeed.featurize.search.job import run_search
     from evofeed.featurize.search.options import SearchOptions
 
     databases = read_databases(search_db, template_db)
     out = f"{fasta.rstrip('/')}.search"
-    problems: list[InputError] = []
-    chains = read_sequences(fasta, problems)
     places = SearchOptions(
         executor="ray" if options.on_ray else "local",
         workers=options.workers,
         ray_address=options.cluster,
     )
-    with _bar(quiet=as_json) as show:
-        report = run_search(
-            chains, out, databases, options=places, progress=show, problems=problems
-        )
+    report = _searched(fasta, out, databases, None, places, as_json)
     if report.broken and not as_json:
         summary = "\n".join(_summary(report, out))
         Console(stderr=True).print(summary, highlight=False, soft_wrap=True)

@@ -37,11 +37,12 @@ def kind_of(database: Database) -> Kind:
     """
     kind = database.kind
     if kind is None or (kind in ("shards", "part") and database.is_template):
-        what = "no such template database (FASTA, hh-suite or mmseqs)"
-        what = (
-            what if database.is_template else "no such sequence database (FASTA, hhblits or mmseqs)"
+        what, program = (
+            ("template", "hh-suite") if database.is_template else ("sequence", "hhblits")
         )
-        raise InputError(what, path=database.path)
+        raise InputError(
+            f"no such {what} database (FASTA, {program} or mmseqs)", path=database.path
+        )
     return kind
 
 

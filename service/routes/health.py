@@ -89,4 +89,4 @@ def openapi(request: Request) -> dict[str, Any]:
 
 
 def _not_ready(why: str) -> Problem:
-    return Problem(503, "not_ready", why, next="retry shortly", headers={"Retry-After": "2"})
+    return Problem(503, "not_ready", why, next="retry shortly", wait=2)

@@ -22,7 +22,7 @@ from evofeed.service.places import Uri, require_root
 from evofeed.service.policies import Policy, policy_of, require_filters, set_policy
 from evofeed.service.problems import Problem
 from evofeed.service.ranges import matches
-from evofeed.service.refs import move_for
+from evofeed.service.refs import move_ref
 from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.snapshot import StoreView
 from evofeed.service.state import Service
@@ -157,17 +157,11 @@ def put_ref(
     view = service.catalog.view(name)
     expect = expected(view, ref, if_match, if_none_match)
     with ref_moved(view, ref):
-        moved = move_for(
-            service,
-            principal,
-            name,
-            ref,
-            target.digest,
-            expect,
-            target.message,
-            forbid=target.forbid,
+        moved = move_ref(
+            service.catalog, service.database, dataset=name, ref=ref, digest=target.digest,
+            expect=expect, principal=principal, message=target.message, forbid=target.forbid,
             apart_from=[apart.model_dump() for apart in target.apart_from],
-        )
+        )  # fmt: skip
     response.headers["ETag"] = f'"{moved.digest}"'
     return RefView(name=ref, digest=moved.digest, updated_at=moved.updated_at)
 
@@ -189,7 +183,10 @@ def delete_ref(
     view = service.catalog.view(name)
     expect = expected(view, ref, if_match, None)
     with ref_moved(view, ref):
-        move_for(service, principal, name, ref, None, expect, message)
+        move_ref(
+            service.catalog, service.database, dataset=name, ref=ref, digest=None,
+            expect=expect, principal=principal, message=message,
+        )  # fmt: skip
 
 
 @router.get("/{ref}/policy")

@@ -137,7 +137,7 @@ def test_json_is_compressed_for_whoever_takes_that(served: Served) -> None:
 
 
 def test_what_is_kept_compressed_is_bounded() -> None:
-    packed = Kept[str](100)
+    packed = Kept[str, bytes](100, len)
     made = [packed.get(str(i), lambda: gzip.compress(b"")) for i in range(50)]
     assert len(set(made)) == 1 and sum(map(len, packed._kept.values())) <= 100
     assert packed.get("49", lambda: b"not asked") == made[0]
