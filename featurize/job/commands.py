@@ -121,7 +121,7 @@ def _watch(ledger: Any, job: Any, as_json: bool) -> None:
 
 def _details(ledger: Any, status: dict[str, Any]) -> None:
     print(_line(status))
-    for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done", "units_dead"):
+    for name in ("input_uri", "snapshot", "units_todo", "units_leased", "units_done"):
         print(f"  {name:<13}{status[name]}")
     for chain in ledger.chains(status["job_id"], dead=None):
         place = ":".join(str(part) for part in (chain["path"], chain["line"]) if part)

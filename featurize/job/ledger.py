@@ -1,7 +1,7 @@
 """What a job has done, in a database that only its driver writes.
 
 Three tables behind SQLAlchemy, in a SQLite file beside the dataset or in the
-service's PostgreSQL: jobs, units (todo, leased, done, dead) and the chains that
+service's PostgreSQL: jobs, units (todo, leased, done) and the chains that
 made trouble. Every change is one transaction, so a driver may die at any moment.
 """
 
@@ -21,7 +21,6 @@ from evofeed.errors import JobError
 from evofeed.featurize.job.inputs import Stamp
 from evofeed.featurize.job.tables import (
     CHAINS,
-    DEAD,
     DONE,
     FAILED,
     INPUTS,
@@ -106,14 +105,14 @@ class Ledger:
             .group_by(UNITS.c.state)
         )
         dead = sa.select(sa.func.count()).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
-        counts: dict[str, int] = {f"units_{state}": 0 for state in (TODO, LEASED, DONE, DEAD)}
+        counts: dict[str, int] = {f"units_{state}": 0 for state in (TODO, LEASED, DONE)}
         counts |= {"chains_good": 0, "cost_done": 0, "cost": 0}
         with self.engine.connect() as connection:
             for state, units, chains, units_cost in connection.execute(query):
                 counts[f"units_{state}"] = units
                 counts["chains_good"] += chains
                 counts["cost"] += int(units_cost)
-                counts["cost_done"] += int(units_cost) if state in (DONE, DEAD) else 0
+                counts["cost_done"] += int(units_cost) if state == DONE else 0
             counts["chains_broken"] = connection.execute(dead).scalar_one()
         return counts
 
@@ -246,8 +245,7 @@ class Ledger:
             units = sa.select(CHAINS.c.unit_id).where(CHAINS.c.job_id == job_id, CHAINS.c.dead)
             connection.execute(
                 sa.update(UNITS)
-                .where(UNITS.c.job_id == job_id)
-                .where(UNITS.c.unit_id.in_(units) | (UNITS.c.state == DEAD))
+                .where(UNITS.c.job_id == job_id, UNITS.c.unit_id.in_(units))
                 .values(state=TODO, attempts=0, shard=None, num_chains=0, notes=None)
             )
             gone = connection.execute(sa.delete(CHAINS).where(CHAINS.c.job_id == job_id))
@@ -305,17 +303,9 @@ def _put_inputs(connection: Connection, stamps: Mapping[str, Stamp]) -> None:
 
 
 def _release(connection: Connection, job_id: str) -> None:
-    """What a dead driver had in work is to be done again.
-
-    So are units that earlier versions gave up, with all their chains, when Ray lost them often.
-    """
-    connection.execute(
-        sa.update(UNITS)
-        .where(UNITS.c.job_id == job_id, UNITS.c.state.in_((LEASED, DEAD)))
-        .values(state=TODO, leased_at=None)
-    )
-    given_up = (CHAINS.c.job_id == job_id) & (CHAINS.c.type == "WorkerLost")
-    connection.execute(sa.delete(CHAINS).where(given_up))
+    """What a dead driver had in work is to be done again."""
+    leased = sa.update(UNITS).where(UNITS.c.job_id == job_id, UNITS.c.state == LEASED)
+    connection.execute(leased.values(state=TODO, leased_at=None))
 
 
 def _insert_units(connection: Connection, job_id: str, plan: Plan) -> None:

@@ -80,14 +80,25 @@ def publish(
     Raises:
         RefConflict: somebody else moved the ref while the job ran.
     """
+    known = [{name: value for name, value in chain.items() if value} for chain in broken]
+    dropped = [{"reason": chain.pop("message"), **chain} for chain in known]
+
+    def commit(parent: str | None) -> Snapshot:
+        writer = DatasetWriter(job.dataset_uri)
+        for entry in _joined(ledger, job, options.shard_nbytes):
+            writer.add_shard(entry)
+        return writer.commit(
+            options.ref, expect=parent, config=settings, dropped=dropped, move=move,
+            cluster_sizes=_of_records(job, clusters) if clusters is not None else None,
+        )  # fmt: skip
+
     try:
-        return _commit(ledger, job, broken, settings, options, clusters, move)
+        return commit(job.parent)
     except RefConflict as error:
         now = parent_of(job.dataset_uri, options.ref)
         ledger.set_job(job.job_id, parent=now)
         if now is not None and now == job.snapshot:  # our own earlier result, now bettered
-            again = ledger.job(job.job_id)
-            return _commit(ledger, again, broken, settings, options, clusters, move)
+            return commit(now)
         raise RefConflict(
             f"{error.message}; nothing was published and nothing is lost: "
             "run it again to publish on top of what is there now",
@@ -106,30 +117,6 @@ def drop_joined(ledger: Ledger, job: JobRow, lease: str) -> None:
             keys += [shard_key(shard["name"]), part_key(shard["name"])]
     if keys:
         sweep(storage, keys, job=lease)
-
-
-def _commit(
-    ledger: Ledger,
-    job: JobRow,
-    broken: list[dict[str, Any]],
-    settings: dict[str, Any],
-    options: JobOptions,
-    clusters: Mapping[str, int] | None,
-    move: MoveRef,
-) -> Snapshot:
-    writer = DatasetWriter(job.dataset_uri)
-    for entry in _joined(ledger, job, options.shard_nbytes):
-        writer.add_shard(entry)
-    known = [{name: value for name, value in chain.items() if value} for chain in broken]
-    dropped = [{"reason": chain.pop("message"), **chain} for chain in known]
-    return writer.commit(
-        options.ref,
-        expect=job.parent,
-        config=settings,
-        dropped=dropped,
-        cluster_sizes=_of_records(job, clusters) if clusters is not None else None,
-        move=move,
-    )
 
 
 def _joined(ledger: Ledger, job: JobRow, nbytes: int) -> list[ShardEntry]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-TODO, LEASED, DONE, DEAD = "todo", "leased", "done", "dead"
+TODO, LEASED, DONE = "todo", "leased", "done"
 RUNNING, PUBLISHED, FAILED, CANCELLED = "running", "published", "failed", "cancelled"
 
 METADATA = sa.MetaData()

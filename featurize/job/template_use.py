@@ -108,7 +108,7 @@ def outdated(
     """Ids of units, rows of the ledger, whose template files are not what they were.
 
     Args:
-        units: those made before evofeed kept account of template files count as up to date.
+        units: one without an account of template files counts as up to date.
         known: with the root that folders are seen from.
         content: what a file holds now, '' if it is gone or cannot be read.
     """

@@ -242,27 +242,15 @@ def _featurize_unit(task: UnitTask, in_hand: Callable[[str], None]) -> UnitResul
 def describe(error: Exception, memory: int = 0) -> dict[str, Any]:
     """An error as `type message path line`, the same however often it happens."""
     if isinstance(error, EvofeedError):
-        return {
-            "type": type(error).__name__,
-            "message": error.message,
-            "path": error.path,
-            "line": error.line,
-        }
-    if isinstance(error, MemoryError):
-        return {
-            "type": "MemoryError",
-            "message": f"needs more than {memory >> 20} MiB; allow more if the input is right",
-            "path": None,
-            "line": None,
-        }
+        found = error.to_dict()
+        del found["item"]
+        return found
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return {
-        "type": type(error).__name__,
-        "message": f"{error}{where} (not foreseen: please report it)",
-        "path": None,
-        "line": None,
-    }
+    message = f"{error}{where} (not foreseen: please report it)"
+    if isinstance(error, MemoryError):
+        message = f"needs more than {memory >> 20} MiB; allow more if the input is right"
+    return {"type": type(error).__name__, "message": message, "path": None, "line": None}
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from evofeed.chain_files import with_insertions
 from evofeed.errors import InputError, MsaError
 from evofeed.featurize.packed_arrays import Npz, npz_names, unpickle
 from evofeed.featurize.reading import FileRef, file_ref, plain, read_bytes, read_head
@@ -77,7 +78,12 @@ def _boltz_rows(tables: Mapping[str, Any]) -> bytes:
         gone = deletions[row["del_start"] : row["del_end"]]
         taxon = int(row["taxonomy"])
         name = b">row%d" % number + (b" TaxID=%d" % taxon if taxon >= 0 else b"")
-        parts += [name, _with_insertions(own, gone["res_idx"], gone["deletion"])]
+        parts += [
+            name,
+            with_insertions(
+                own, zip(gone["res_idx"].tolist(), gone["deletion"].tolist(), strict=True)
+            ),
+        ]
     return b"\n".join([*parts, b""])
 
 
@@ -94,19 +100,11 @@ def _openfold3_rows(table: Mapping[str, Any]) -> bytes:
     for name, row, gone in zip(names, letters, deletions, strict=True):
         at = np.flatnonzero(gone)
         text = " ".join(name.split()).encode("utf-8", "replace")
-        parts += [b">" + text, _with_insertions(row.tobytes(), at, gone[at])]
+        parts += [
+            b">" + text,
+            with_insertions(row.tobytes(), zip(at.tolist(), gone[at].tolist(), strict=True)),
+        ]
     return b"\n".join([*parts, b""])
-
-
-def _with_insertions(row: bytes, places: np.ndarray, counts: np.ndarray) -> bytes:
-    """An aligned row with as many letters before its columns as were deleted there."""
-    if not len(places):
-        return row
-    pieces, start = [], 0
-    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        pieces += [row[start:place], b"x" * count]
-        start = place
-    return b"".join([*pieces, row[start:]])
 
 
 # Boltz

@@ -46,7 +46,7 @@ def to_a3m(record: ChainRecord) -> bytes:
     parts = []
     for i in range(record.num_alignments):
         parts.append(f">{_row_name(record, i)}\n".encode())
-        parts.append(_with_insertions(rows[i].tobytes(), inserted.get(i, ())))
+        parts.append(with_insertions(rows[i].tobytes(), sorted(inserted.get(i, ()))))
         parts.append(b"\n")
     return b"".join(parts)
 
@@ -93,9 +93,10 @@ def _row_name(record: ChainRecord, row: int) -> str:
     return _one_line(" ".join(word for word in words if word))
 
 
-def _with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
+def with_insertions(row: bytes, insertions: Iterable[tuple[int, int]]) -> bytes:
+    """An aligned row with so many letters `x` before some columns, given in their order."""
     parts, last = [], 0
-    for column, count in sorted(insertions):
+    for column, count in insertions:
         parts += [row[last:column], b"x" * count]
         last = column
     return b"".join([*parts, row[last:]])

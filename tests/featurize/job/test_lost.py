@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from tests.featurize.job.stage import checksums, run
 
 from evofeed.errors import JobError
 from evofeed.featurize import discover
 from evofeed.featurize.job import JobReport, Ledger, driver
-from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
-from evofeed.featurize.job.tables import CHAINS, JOBS, UNITS
 from evofeed.featurize.job.work import UnitTask, run_unit
 from evofeed.featurize.job.worker import UnitLost
 
@@ -65,7 +62,7 @@ def nothing_is_dead(report: JobReport, dataset: Path) -> bool:
     ledger = Ledger(str(dataset / "jobs" / "ledger.sqlite"))
     counts = ledger.counts(report.job_id)
     ledger.close()
-    return not report.broken and not counts["chains_broken"] and not counts["units_dead"]
+    return not report.broken and not counts["chains_broken"]
 
 
 def test_a_chain_whose_watcher_dies_with_it_is_found_and_its_neighbours_are_not_blamed(
@@ -139,25 +136,3 @@ def test_a_ray_that_stays_gone_fails_the_job_and_the_same_command_repairs_it(
     assert nothing_is_dead(report, fast_path)
     repaired = run(raw, fast_path)
     assert (repaired.snapshot, repaired.resumed) == (honest[0], done)
-
-
-@pytest.mark.parametrize("state", [states.FAILED, states.PUBLISHED])
-def test_units_that_an_earlier_version_gave_up_are_done_again(
-    raw: Path, fast_path: Path, honest: tuple[str, dict[str, int]], state: str
-) -> None:
-    first = run(raw, fast_path)
-    ledger = Ledger(str(fast_path / "jobs" / "ledger.sqlite"))
-    given_up = ledger.units(first.job_id)[1]
-    where = {"job_id": first.job_id, "unit_id": given_up["unit_id"]}
-    what = {"dead": True, "strikes": 0, "type": "WorkerLost", "message": "lost 6 times"}
-    with ledger.engine.begin() as connection:
-        unit = sa.update(UNITS).where(UNITS.c.unit_id == given_up["unit_id"])
-        connection.execute(unit.values(state=states.DEAD, shard=None, num_chains=0))
-        for chain_id in given_up["chain_ids"]:
-            connection.execute(sa.insert(CHAINS).values(**where, **what, chain_id=chain_id))
-        connection.execute(sa.update(JOBS).values(state=state))
-    ledger.close()
-    again = run(raw, fast_path)
-    assert again.state == "published"
-    assert nothing_is_dead(again, fast_path)
-    assert checksums(fast_path) == honest[1]
