@@ -123,8 +123,8 @@ class Catalog:
             session.expunge(row)
         return row
 
-    def remove(self, name: str, principal: str) -> None:
-        """Forget a dataset's name and history; its files stay where they are.
+    def remove(self, name: str, principal: str) -> str:
+        """Forget a dataset's name and history; its files stay where they are: this place.
 
         Raises:
             Problem: 404; 409, a job is at work on it.
@@ -144,6 +144,7 @@ class Catalog:
             session.execute(delete(DatasetRow).where(DatasetRow.name == name))
             record(session, principal, "dataset.remove", name)
         self.places.forget(name)
+        return row.place
 
     def dataset(self, name: str) -> DatasetRow:
         """A dataset's row.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import uuid
 from collections.abc import Iterator, Mapping
@@ -66,9 +67,8 @@ class Requests:
         data = json.dumps(body).encode() if body is not None else None
         makes_secret = once and not path.endswith("/search")
         connection = self._patient if patient else self._http
-        answer = connection.request(
-            method, f"{self._base}{path}", sent, data, **({"attempts": 1} if makes_secret else {})
-        )
+        ask = functools.partial(connection.request, method, f"{self._base}{path}", sent, data)
+        answer = ask(attempts=1) if makes_secret else ask()
         text = self._checked(answer).body
         return json.loads(text) if text else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -116,10 +117,16 @@ class ServiceSettings(BaseSettings):
     accel: str = ""
     """Path of nginx' internal location that is an alias of `/`, such as `/_shards`: shards of local
     datasets are then sent by the nginx in front, by sendfile. Empty: the service sends them."""
+    links: Path | None = None
+    """Folder that the nginx in front looks for datasets in: `POST …/urls` then gives links to the
+    shards of local datasets, which nginx serves without asking."""
+    link_secret: SecretStr = SecretStr("")
+    """What these links are signed with: 64 hexadecimal digits, or the line of nginx'
+    configuration that sets them; as a file: /run/secrets/evofeed_link_secret."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """What `evofeed serve` writes to standard error; INFO adds a JSON line for each request."""
     url_seconds: int = Field(default=900, ge=60, le=86400)
-    """Seconds a presigned URL is good for."""
+    """Seconds a presigned URL is good for; never longer than the token that asked for it."""
 
     @field_validator("datasets")
     @classmethod
@@ -140,6 +147,15 @@ class ServiceSettings(BaseSettings):
         if databases and not {"uniref"} <= set(databases) <= {"uniref", "env", "env_pair", "pdb"}:
             raise ValueError("want `uniref`, and `env`, `env_pair` and `pdb` if there are such")
         return databases
+
+    @field_validator("link_secret")
+    @classmethod
+    def _secret_is_long(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value().strip()
+        found = re.fullmatch(r"(?:set \$evofeed_secret )?([0-9a-f]{64});?", text)
+        if text and not found:
+            raise ValueError("want `set $evofeed_secret HEX;`, HEX from `openssl rand -hex 32`")
+        return SecretStr(found[1] if found else "")
 
     @property
     def url(self) -> str:

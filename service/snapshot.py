@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from evofeed.errors import DatasetMissing, ShardMissing, StoreError
 from evofeed.service.columns import Columns
+from evofeed.service.links import Links
 from evofeed.service.problems import Problem
 from evofeed.service.work import require_thread
 from evofeed.store import Dataset, Manifest, ShardEntry
@@ -217,12 +218,19 @@ class StoreView:
             next="read the manifest again",
         )
 
-    def sign(self, names: list[str], seconds: int) -> list[str] | None:
-        """Presigned GET URLs of shards, or None where the storage knows no such thing.
+    def sign(self, names: list[str], seconds: int, links: Links | None) -> list[str] | None:
+        """Presigned GET URLs of shards, or None where nobody would serve such.
+
+        Args:
+            names: of shards.
+            seconds: until they end.
+            links: of the nginx in front; they are paths there.
 
         Raises:
             StoreError: the storage refused.
         """
+        if isinstance(self._storage, LocalStorage) and links is not None:
+            return links.sign(self._storage.root, names, seconds)
         if not isinstance(self._storage, S3Storage):
             return None
         import obstore.exceptions

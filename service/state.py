@@ -19,6 +19,7 @@ from evofeed.service.find import Finder
 from evofeed.service.jobs import JobQueue
 from evofeed.service.leader import Leader
 from evofeed.service.limits import RateLimiter
+from evofeed.service.links import Links
 from evofeed.service.metrics import METRICS, Metrics
 from evofeed.service.noticed import Noticed
 from evofeed.service.packed import Kept
@@ -50,6 +51,7 @@ class Service:
     failures: RateLimiter
     noted: RateLimiter
     signer: CursorSigner
+    links: Links | None
     metrics: Metrics
     jobs: JobQueue
     scheduler: Scheduler
@@ -111,6 +113,7 @@ class Service:
             failures=RateLimiter(_FAILURES, _FAILURES_AT_ONCE, buckets[1]),
             noted=RateLimiter(1 / 60, 5, buckets[2]),
             signer=CursorSigner(_cursor_key(database)),
+            links=Links(settings.links, settings.link_secret) if settings.links else None,
             metrics=Metrics(None if shared is None else shared / METRICS),
             jobs=jobs,
             scheduler=scheduler,

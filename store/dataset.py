@@ -30,6 +30,7 @@ from evofeed.store.history import (
     read_manifest,
 )
 from evofeed.store.html import describe_html
+from evofeed.store.http import HttpStorage
 from evofeed.store.index import read_index
 from evofeed.store.manifest import REPAIR, Manifest
 from evofeed.store.opening import open_storage
@@ -296,4 +297,6 @@ def _mapped(storage: Storage, key: str) -> pa.Buffer:
 
 def _reopen(storage: Storage, digest: str) -> Dataset:
     manifest = read_manifest(storage, digest)
+    if isinstance(storage, HttpStorage):
+        storage.links.expect(entry.name for entry in manifest.shards)
     return Dataset(storage, digest, manifest, checked_index(storage, digest, manifest))

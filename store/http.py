@@ -3,18 +3,21 @@
     refs/main                          GET base/refs/main
     snapshots/<digest>/manifest.json   GET base/snapshots/<digest>
     snapshots/<digest>/index.arrow     GET base/snapshots/<digest>/index, others likewise
-    shards/<name>                      GET base/shards/<name>, Range
+    shards/<name>                      GET base/shards/<name>, Range; or a link to it
 
 What arrives is checked by the caller against manifest and index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from evofeed.errors import AccessDenied, ShardMissing, StoreError
 from evofeed.store.http_connection import FIRST_WAIT, Answer, HttpConnection
+from evofeed.store.links import Links
 from evofeed.store.storage import Bytes, ReadOnlyStorage, StoredObject
 
 
@@ -25,19 +28,29 @@ class HttpStorage:
     renewed there, and is in no pickle.
     """
 
-    def __init__(self, url: str, token: str | None = None, first_wait: float = FIRST_WAIT) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        first_wait: float = FIRST_WAIT,
+        *,
+        shards: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._uri, self._token = url.rstrip("/"), token
         self._http = HttpConnection(self._uri, token, first_wait=first_wait)
         path = urlsplit(self._uri).path
         self._base = path if path.startswith("/v1/") else f"/v1{path}"
+        self.links = Links(self._http, self._uri, f"{self._base}/urls", clock)
+        self.links.expect(shards)
 
     @property
     def uri(self) -> str:
         """The dataset's address, as given."""
         return self._uri
 
-    def __reduce__(self) -> tuple[type[HttpStorage], tuple[str, str | None]]:
-        return HttpStorage, (self._uri, self._token)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self._uri, self._token, self.links.shards)
 
     def read(self, key: str) -> bytes:
         """All bytes of a file."""
@@ -55,6 +68,10 @@ class HttpStorage:
             )
         out[:] = data
 
+    def forget(self, key: str) -> None:
+        """Follow no link to a shard for a while: what came that way was wrong."""
+        self.links.forget(key.removeprefix("shards/"))
+
     def _url(self, key: str) -> str:
         return f"{self._uri}/{key}"
 
@@ -65,6 +82,10 @@ class HttpStorage:
         return f"{self._base}/{quote(key)}"
 
     def _get(self, key: str, headers: dict[str, str]) -> bytes:
+        if key.startswith("shards/"):
+            linked = self.links.get(key.removeprefix("shards/"), headers)
+            if linked is not None:
+                return linked.body
         try:
             answer = self._http.request("GET", self._path(key), headers)
         except StoreError as error:
@@ -90,6 +111,7 @@ class HttpStorage:
     def close(self) -> None:
         """Close the connections of all threads; reading on opens them again."""
         self._http.close()
+        self.links.close()
 
     def __enter__(self) -> HttpStorage:
         return self
@@ -118,6 +140,10 @@ class HttpStorage:
             "a dataset over HTTP is read-only: use the folder or bucket behind the service",
             path=self._uri,
         )
+
+
+def _opened(url: str, token: str | None, shards: tuple[str, ...]) -> HttpStorage:
+    return HttpStorage(url, token, shards=shards)
 
 
 def _detail(answer: Answer) -> str:

@@ -105,6 +105,7 @@ class HttpConnection:
         body: Body | None = None,
         *,
         attempts: int = ATTEMPTS,
+        with_token: bool = True,
     ) -> Answer:
         """The answer to a request, tried again while what is wrong may pass.
 
@@ -114,6 +115,7 @@ class HttpConnection:
             headers: beside the token.
             body: to send.
             attempts: in all.
+            with_token: False for a path that is a permission by itself.
 
         Raises:
             StoreError: it never answered, or only with what should have passed.
@@ -122,7 +124,7 @@ class HttpConnection:
         for attempt in range(attempts):
             wait = 0.0
             try:
-                answer = self._once(method, path, dict(headers or {}), body)
+                answer = self._once(method, path, dict(headers or {}), body, with_token)
             except (OSError, http.client.HTTPException) as error:
                 self.connection().close()
                 why = f"{type(error).__name__}: {error}"
@@ -155,8 +157,11 @@ class HttpConnection:
         for kept in list(self._open):
             kept.connection.close()
 
-    def _once(self, method: str, path: str, headers: dict[str, str], body: Body | None) -> Answer:
-        if token := (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip():
+    def _once(
+        self, method: str, path: str, headers: dict[str, str], body: Body | None, with_token: bool
+    ) -> Answer:
+        token = (self._token or os.environ.get("EVOFEED_TOKEN", "")).strip()
+        if token and with_token:
             headers["Authorization"] = f"Bearer {token}"
         connection = self.connection()
         connection.request(method, path, body, {"Accept-Encoding": "identity", **headers})

@@ -125,7 +125,9 @@ def test_settings_in_the_environment_are_real_and_valid(monkeypatch: pytest.Monk
     assert settings.url == "postgresql://evofeed:p%40ss%2Fword@database:5432/evofeed"
     assert settings.dataset_roots == ("/data", "s3://") and settings.rate_per_second == 50
     assert "p@ss" not in repr(settings)
-    assert {f"evofeed_{name}" for name in ("database_password",)} <= set(COMPOSE["secrets"])
+    assert {f"evofeed_{name}" for name in ("database_password", "link_secret")} <= set(
+        COMPOSE["secrets"]
+    )
 
 
 def test_commands_are_ones_our_command_line_takes() -> None:
@@ -149,6 +151,12 @@ def test_ports_of_service_and_checks_agree() -> None:
     assert f"server service:{port};" in nginx and "listen 8080;" in nginx
     accel = SERVICES["service"]["environment"]["EVOFEED_ACCEL"]
     assert f"location {accel}/ {{" in nginx
+    links = SERVICES["service"]["environment"]["EVOFEED_LINKS"]
+    assert f"alias {links}/$place/shards/$sha256.arrow;" in nginx
+    assert f"disable_symlinks on from={links}/$place;" in nginx
+    for name in ("service", "nginx"):
+        assert "evofeed_link_secret" in SERVICES[name]["secrets"]
+    assert "include /run/secrets/evofeed_link_secret;" in nginx
     assert dict(LINES)["EXPOSE"] == port and f":{port}/readyz" in dict(LINES)["HEALTHCHECK"]
     head = SERVICES["ray-head"]["command"]
     address = SERVICES["service"]["environment"]["EVOFEED_RAY_ADDRESS"]

@@ -120,7 +120,9 @@ def describe_dataset(
 @scope("admin")
 def remove_dataset(service: ServiceDep, principal: PrincipalDep, name: DatasetName) -> None:
     """Forget the name, its ref history and its jobs; the files stay where they are."""
-    service.catalog.remove(name, principal.id)
+    place = service.catalog.remove(name, principal.id)
+    if service.links:
+        service.links.end(place)
 
 
 def _view(row: DatasetRow, principal: Principal) -> DatasetView:

@@ -59,23 +59,29 @@ def sign_urls(
     wanted: Wanted,
     response: Response,
 ) -> ShardUrls:
-    """URLs that lead to the bytes: presigned ones of the bucket, or this service's own."""
+    """URLs that lead to the bytes: presigned ones, or this service's own."""
     files = [service.catalog.shard(name, shard) for shard in wanted.shards]
-    seconds = service.settings.url_seconds
-    expires = time.time() + seconds  # before signing: rather too early than too late
-    signed = service.catalog.view(name).sign(wanted.shards, seconds)
-    own = f"{str(request.base_url).rstrip('/')}/v1/datasets/{name}/shards/"
-    urls = signed or [f"{own}{file.name}" for file in files]
+    now, seconds = time.time(), service.settings.url_seconds
+    if principal.expires_at is not None:
+        seconds = max(1, min(seconds, int(principal.expires_at - now)))
+    signed = service.catalog.view(name).sign(wanted.shards, seconds, service.links)
+    base = str(request.base_url).rstrip("/")
+    urls = signed or [f"/v1/datasets/{name}/shards/{file.name}" for file in files]
     if signed:
         with service.database.write() as session:
             record(session, principal.id, "shards.sign", name, count=len(files), seconds=seconds)
     response.headers["Cache-Control"] = "no-store"
     return ShardUrls(
         urls=[
-            ShardUrl(shard=file.name, url=url, nbytes=file.nbytes, sha256=file.sha256)
+            ShardUrl(
+                shard=file.name,
+                url=base + url if url.startswith("/") else url,
+                nbytes=file.nbytes,
+                sha256=file.sha256,
+            )
             for file, url in zip(files, urls, strict=True)
         ],
-        expires_at=iso(expires) if signed else None,
+        expires_at=iso(now + seconds) if signed else None,
     )
 
 
