@@ -7,6 +7,7 @@ and after (diffusion, confidence) is not here. Nothing of evofeed is imported.
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,10 +207,17 @@ def build(
     project: str, *, blocks: int | None = None, msa_blocks: int = 4, checkpointed: bool = False,
     dropout: bool = False, kernels: str = "plain",
 ) -> Trunk:  # fmt: skip
-    """A trunk with random weights, the same at every call."""
+    """A trunk with random weights, the same at every call.
+
+    One block of the Pairformer is made and copied: the projects' own first weights take a second
+    a block.
+    """
     os.environ.setdefault("LAYERNORM_TYPE", "torch")  # Protenix's other one is compiled at import
     blocks = BLOCKS[project] if blocks is None else blocks
-    trunk = TRUNKS[project](How(blocks, msa_blocks, checkpointed, dropout, kernels))
+    trunk = TRUNKS[project](How(1, msa_blocks, checkpointed, dropout, kernels))
+    stack: Any = trunk.pairformer
+    same = stack.layers if hasattr(stack, "layers") else stack.blocks
+    same.extend(copy.deepcopy(same[0]) for _ in range(blocks - 1))
     torch.manual_seed(1)
     for parameter in trunk.parameters():  # matrices random, norms and gates' biases one, others 0
         with torch.no_grad():
