@@ -6,13 +6,15 @@
 that a busy machine slows both alike: a FastAPI with one `def` route that returns {"hello":
 "world"}, on the same uvicorn (uvloop, httptools, one process); the service, likewise one process;
 and nginx (one worker, sendfile) for the same 350 KiB of the same shard, which the service sends by
-itself, and by that nginx (X-Accel). Ratios are of each pair of turns; `cpu_us` is what the
-processes that answer spend on a request (user and system), which other programs disturb least.
-Chains and ranks are other ones in each request; pages are some 200, filters 60, so that most were
-asked before, or as good as never asked. The index has a million rows. The first table is on SQLite
-without tokens; then come shorter ones with tokens, with tokens on PostgreSQL, and with `--workers
-2`. `service_worst.py` asks the dearest questions there are: from one address, which may have 16 of
-them waiting, and with 60 tokens, so that every one is admitted.
+itself, and by that nginx: on its word (X-Accel), or by a link that nginx checks. Ratios are of each
+pair of turns; `cpu_us` is what the processes that answer spend on a request (user and system),
+which other programs disturb least. Chains and ranks are other ones in each request; pages are some
+200, filters 60, so that most were asked before, or as good as never asked. The index has a million
+rows. The first table is on SQLite without tokens; then come shorter ones with tokens, with tokens
+on PostgreSQL, and with `--workers 2`. `service_loader.py` reads the chains of the small dataset
+with a loader: from the service, from nginx on its word, and by links. `service_worst.py` asks the
+dearest questions there are: from one address, which may have 16 of them waiting, and with 60
+tokens, so that every one is admitted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,12 +40,13 @@ from typing import Any
 faults = importlib.import_module("service_faults")  # beside this one
 stand = importlib.import_module("service_stand")
 worst = importlib.import_module("service_worst").worst
-TICKS = os.sysconf("SC_CLK_TCK")
+loader_ways = importlib.import_module("service_loader").loader_ways
 SHORT = ("manifest", "ref", "page_of_100_never_asked", "filter_of_4_terms_never_asked",
-         "one_chain", "shard_350_KiB")  # fmt: skip
+         "one_chain", "shard_350_KiB", "shard_350_KiB_by_link")  # fmt: skip
 TARGETS = {
     "manifest": 0.9, "manifest_304": 0.9, "ref": 0.6, "page_of_100": 0.5, "filter_of_4_terms": 0.3,
     "one_chain": 0.6, "shard_350_KiB": 0.7, "shard_350_KiB_by_accel": 0.7,
+    "shard_350_KiB_by_link": 0.7,
 }  # fmt: skip
 
 
@@ -67,19 +69,11 @@ def ask(
     raise RuntimeError(f"{url}: no answer in five turns")
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    found = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found += int(fields[11]) + int(fields[12])
-    return found / TICKS
-
-
 def turn(pids: list[int], url: str, seconds: int, **more: Any) -> tuple[float, float]:
     """Requests a second, and microseconds of CPU a request."""
-    before = cpu_seconds(pids)
+    before = stand.cpu_seconds(pids)
     rate = ask(url, seconds, **more)
-    return rate, (cpu_seconds(pids) - before) / (rate * seconds) * 1e6
+    return rate, (stand.cpu_seconds(pids) - before) / (rate * seconds) * 1e6
 
 
 def starts(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
@@ -93,8 +87,8 @@ def starts(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
             assert child.stdout
             child.stdout.readline()
             times.append(time.perf_counter() - began)
-            costs.append(cpu_seconds([child.pid]))
-    return {"wall": spread(times[1:], 2), "cpu": spread(costs[1:], 2)}
+            costs.append(stand.cpu_seconds([child.pid]))
+    return {"wall": stand.spread(times[1:], 2), "cpu": stand.spread(costs[1:], 2)}
 
 
 def table(on: Any, names: Iterable[str], repeats: int) -> dict[str, Any]:
@@ -112,7 +106,7 @@ def table(on: Any, names: Iterable[str], repeats: int) -> dict[str, Any]:
         for name, (where, extra) in cases.items():
             against = "nginx" if name.startswith("shard") else "hello"
             pids = on.pids["hello" if name == "hello_async" else "service"]
-            pids = on.pids["nginx"] + on.pids["behind"] if "accel" in name else pids
+            pids = on.pids["nginx"] + on.pids["behind"] if "_by_" in name else pids
             if against == "hello":
                 other = turn(on.pids["hello"], f"{on.bare}/", on.seconds)
             else:
@@ -125,10 +119,10 @@ def table(on: Any, names: Iterable[str], repeats: int) -> dict[str, Any]:
             by_cpu[name].append(other[1] / mine[1])
     return {
         "repeats": repeats,
-        "per_second": {n: spread(v) for n, v in rates.items() if v},
-        "ratio": {n: spread(v, 3) for n, v in ratios.items()},
-        "cpu_us": {n: spread(v) for n, v in costs.items() if v},
-        "ratio_by_cpu": {n: spread(v, 3) for n, v in by_cpu.items()},
+        "per_second": {n: stand.spread(v) for n, v in rates.items() if v},
+        "ratio": {n: stand.spread(v, 3) for n, v in ratios.items()},
+        "cpu_us": {n: stand.spread(v) for n, v in costs.items() if v},
+        "ratio_by_cpu": {n: stand.spread(v, 3) for n, v in by_cpu.items()},
     }
 
 
@@ -142,6 +136,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             options.out.with_suffix(".part").write_text(json.dumps(found))
         one = json.dumps(on.get(f"{on.path}/plan?world_size=65536&rank=7"))
         found["bytes_of_the_plan_of_a_rank"] = len(one)
+        found["loader"] = loader_ways(on, options.seconds * 5, options.repeats)
         found["worst"] = {"one_address": worst(on, options.seconds * 10)}
     for way in options.ways:
         with contextlib.ExitStack() as stack:
@@ -159,11 +154,6 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             if way == "tokens":
                 found["worst"]["sixty_tokens"] = worst(on, options.seconds * 10)
     return found
-
-
-def spread(values: list[float], digits: int = 1) -> dict[str, float]:
-    return {"median": round(statistics.median(values), digits), "least": round(min(values), digits),
-            "most": round(max(values), digits)}  # fmt: skip
 
 
 def main() -> None:

@@ -8,7 +8,9 @@ import http.client
 import importlib
 import json
 import os
+import secrets
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,9 @@ from evofeed.store.writer import write_snapshot
 
 small = importlib.import_module("service")  # the benchmarks beside this one
 faults = importlib.import_module("service_faults")
+CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "nginx.conf"
+TICKS = os.sysconf("SC_CLK_TCK")
+SECRET = secrets.token_hex(32)
 HELLO = """
 import sys, uvicorn
 from fastapi import FastAPI
@@ -85,8 +90,19 @@ def lua(folder: Path, name: str, body: str) -> Path:
     return path
 
 
+def link_location(folder: Path) -> str:
+    """What `deploy/nginx.conf` says of links, for datasets in `folder`/links."""
+    text = CONFIG.read_text()
+    begin = text.index('    location ~ "^/_links/')
+    block = text[begin : text.index("\n    }\n", begin) + 7]
+    (folder / "secret").write_text(f"set $evofeed_secret {SECRET};\n")
+    return block.replace("/data/.links", f"{folder}/links").replace(
+        "/run/secrets/evofeed_link_secret", f"{folder}/secret"
+    )
+
+
 def nginx(folder: Path, port: int, service: int) -> list[str]:
-    """One worker: the shards by sendfile, and the service behind X-Accel."""
+    """One worker: the shards by sendfile, by links, and by the service's word (X-Accel)."""
     user = "user root;" if os.getuid() == 0 else ""
     text = f"""{user} worker_processes 1; pid {folder}/nginx.pid; daemon off;
 error_log {folder}/nginx.err;
@@ -100,9 +116,10 @@ http {{
     listen 127.0.0.1:{port};
     location /plain/ {{ alias {folder}/data/shards/; }}
     location /_shards/ {{ internal; alias /; }}
+{link_location(folder)}
     location / {{
       proxy_pass http://service; proxy_http_version 1.1;
-      proxy_set_header Connection ""; proxy_set_header Host $host;
+      proxy_set_header Connection ""; proxy_set_header Host $http_host;
     }}
   }}
 }}"""
@@ -112,6 +129,19 @@ http {{
 
 def urlpath(url: str) -> str:
     return "/" + url.split("/", 3)[3]
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    found = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found += int(fields[11]) + int(fields[12])
+    return found / TICKS
+
+
+def spread(values: list[float], digits: int = 1) -> dict[str, float]:
+    return {"median": round(statistics.median(values), digits), "least": round(min(values), digits),
+            "most": round(max(values), digits)}  # fmt: skip
 
 
 def family(pid: int) -> list[int]:
@@ -150,6 +180,9 @@ class Stand:
 
         def service(port: int, accel: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
             home = {"EVOFEED_HOME": str(self.folder / str(port)), "EVOFEED_ACCEL": accel}
+            if accel:
+                home |= {"EVOFEED_LINKS": str(self.folder / "links"),
+                         "EVOFEED_LINK_SECRET": SECRET}  # fmt: skip
             command = [*serve, "--port", str(port)]
             child = start(command, env=os.environ | home | settings, stdout=subprocess.PIPE)
             assert child.stdout
@@ -205,15 +238,25 @@ class Stand:
             "plan_of_a_rank_of_65536": random("plan", rank),
             "shard_350_KiB": (f"{self.url}/{shard_path}", {"headers": part}),
             "shard_350_KiB_by_accel": (f"{self.front}/{shard_path}", {"headers": part}),
+            "shard_350_KiB_by_link": (self.link(shard), {"headers": part}),
         }
         cursors = ",".join(f'"{one}"' for one in self.pages(self.rows // 5000))
         for script in (self.folder / "page.lua", self.folder / "new_page.lua"):
             script.write_text(f"cursors = {{{cursors}}}\n{script.read_text()}")
         for name, (_, extra) in found.items():
-            if token := self.tokens["accel" in name]:
+            if (token := self.tokens["accel" in name]) and "link" not in name:
                 bearer = f"Authorization: Bearer {token}"
                 extra["headers"] = (*extra.get("headers", ()), bearer)
         return found
+
+    def link(self, shard: str) -> str:
+        """A link to a shard, from the service behind nginx."""
+        headers = {"Content-Type": "application/json"}
+        if self.tokens[1]:
+            headers["Authorization"] = f"Bearer {self.tokens[1]}"
+        body = json.dumps({"shards": [shard]}).encode()
+        where = f"{self.front}/v1/datasets/small/urls"
+        return str(json.load(urlopen(Request(where, body, headers)))["urls"][0]["url"])
 
     def pages(self, count: int) -> list[str]:
         """Pages of 100 from all over the index: cursors, as a client that pages gets them."""
