@@ -17,10 +17,10 @@ from evofeed.service.metrics import Metrics
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-KUSTOMIZATION = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+KUSTOMIZATION = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
 OBJECTS: list[dict[str, Any]] = [
     one for name in KUSTOMIZATION["resources"]
-    for one in yaml.safe_load_all((KUBERNETES / name).read_text())
+    for one in yaml.safe_load_all((DEPLOY / name).read_text())
 ]  # fmt: skip
 BOARD = json.loads((DEPLOY / "grafana" / "evofeed.json").read_text())
 GRAFANA = {"__rate_interval"}
@@ -48,10 +48,12 @@ def test_a_wrong_field_would_be_seen() -> None:
 
 
 def test_every_file_is_applied_and_every_name_that_is_used_exists() -> None:
-    names = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    names = {f"kubernetes/{path.name}" for path in KUBERNETES.glob("*.yaml")}
     assert names == set(KUSTOMIZATION["resources"])
-    selected = find("Service")["spec"]["selector"]
-    assert selected.items() <= find("Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    for service, deployment in (("service", "evofeed"), ("evofeed", "nginx")):
+        selected = find("Service", service)["spec"]["selector"]
+        labels = find("Deployment", deployment)["spec"]["template"]["metadata"]["labels"]
+        assert selected.items() <= labels.items()
     for pod in pods():
         volumes = {one["name"] for one in pod["spec"]["volumes"]}
         volumes |= {"data"}  # the database's claim is in its template
@@ -86,7 +88,29 @@ def test_the_settings_are_settings_and_ask_for_tokens(monkeypatch: pytest.Monkey
         for v in find("Deployment")["spec"]["template"]["spec"]["volumes"]
         if "secret" in v
     ]
-    assert [item["path"] for item in secret["items"]] == ["evofeed_database_password"]
+    fields = [item["path"].removeprefix("evofeed_") for item in secret["items"]]
+    assert fields == ["database_password", "link_secret"]
+    assert set(fields) <= set(ServiceSettings.model_fields)
+
+
+def test_nginx_finds_the_service_the_data_and_the_secret_where_its_configuration_says() -> None:
+    (made,) = KUSTOMIZATION["configMapGenerator"]
+    (config,) = made["files"]
+    text = (DEPLOY / config).read_text()
+    service = find("Service", "service")
+    assert f"server service:{service['spec']['ports'][0]['port']};" in text
+    pod = find("Deployment", "nginx")["spec"]["template"]["spec"]
+    (box,) = pod["containers"]
+    assert f"listen {box['ports'][0]['containerPort']};" in text
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == made["name"]
+    (item,) = volumes["secrets"]["secret"]["items"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in box["volumeMounts"]}
+    assert f"include {mounts['secrets']}/{item['path']};" in text
+    settings = find("ConfigMap")["data"]
+    assert settings["EVOFEED_LINKS"].startswith(f"{mounts['data']}/")
+    assert f"alias {settings['EVOFEED_LINKS']}/$place/shards/$sha256.arrow;" in text
+    assert f"location {settings['EVOFEED_ACCEL']}/ {{" in text
 
 
 def metric_labels() -> dict[str, set[str]]:
