@@ -25,7 +25,7 @@ def names_from(package: str) -> Callable[[str], Any]:
             homes.update(_imports(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(homes[name], package), name)
 
     return get
 
@@ -35,7 +35,7 @@ def _imports(package: str) -> dict[str, str]:
     spec = importlib.util.find_spec(package)
     source = spec.loader.get_source(package) if spec and spec.loader else ""  # type: ignore[attr-defined]
     return {
-        alias.name: str(node.module)
+        alias.name: "." * node.level + str(node.module)
         for block in ast.parse(source).body
         if isinstance(block, ast.If)
         for node in block.body
