@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import statistics
@@ -12,17 +13,33 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.request import Request, urlopen
 
+cpu_seconds = importlib.import_module("service").cpu_seconds  # beside this one
 CALLERS = 60
 QUESTION = """
 local columns = {"num_res", "num_alignments", "num_deletions", "num_templates", "cost"}
-local kinds = {"one", "many", "ids"}
+local most = {900, 9000, 9000, 20, 5000000}
+local signs = {"<", "<=", ">", ">=", "==", "!="}
+local kinds = {"one", "many", "ids", "mixed"}
+local function term(column, op, value)
+  return string.format('{"column": "%s", "op": "%s", "value": %s}', column, op, value)
+end
+local function any_of()
+  local i = math.random(#columns)
+  return term(columns[i], signs[math.random(#signs)], math.random(most[i]))
+end
 local function terms(kind, n)
   local found = {}
   for i = 1, 199 do
-    local column, value = columns[2], 30000 + i + n
-    if kind == "many" then column = columns[i % 5 + 1] end
-    if kind == "ids" then column, value = "chain_id", string.format('"%06d_A"', i * 4999 + n) end
-    found[i] = string.format('{"column": "%s", "op": "==", "value": %s}', column, value)
+    if kind == "one" then
+      found[i] = term("num_alignments", "==", (i * 97 + n * 31) % 20000)
+    elseif kind == "many" then
+      local at = i % 5 + 1
+      found[i] = term(columns[at], "==", (i * 4999 + n * 977) % most[at])
+    elseif kind == "ids" then
+      found[i] = term("chain_id", "==", string.format('"%06d_A"', (i * 4999 + n) % 1000000))
+    elseif i <= 66 then
+      found[i] = string.format('{"all": [%s, %s]}', any_of(), any_of())
+    end
   end
   return table.concat(found, ",")
 end
@@ -31,11 +48,11 @@ request = function()
   n = n + 1
   local headers = {["Content-Type"] = "application/json"}
   if #tokens > 0 then headers["Authorization"] = "Bearer " .. tokens[n % #tokens + 1] end
-  if n % 4 == 0 then
+  if n % 5 == 0 then
     local query = "/plan?world_size=65536&rank=" .. math.random(0, 65535) .. "&seed=" .. n
     return wrk.format("GET", path .. query, headers)
   end
-  local where = '{"where": {"any": [' .. terms(kinds[n % 4], n) .. ']}, '
+  local where = '{"where": {"any": [' .. terms(kinds[n % 5], n) .. ']}, '
   local body = where .. '"limit": 1000, "count": true}'
   return wrk.format("POST", path .. "/chains/search", headers, body)
 end
@@ -62,8 +79,9 @@ def memory(pid: int) -> float:
 def worst(stand: Stand, seconds: int) -> dict[str, Any]:
     """60 callers of the dearest requests at once; how long others wait, and what memory does.
 
-    Filters of 199 terms, on one column, on five, on ids, each with a count over all rows, and
-    plans of seeds that nobody asked for. With tokens, each caller has one of its own.
+    Filters of 199 nodes, each one new and with a count over all rows: of values on one column, on
+    five, of ids, and of pairs of comparisons that have no column in common; and plans of seeds that
+    nobody asked for. With tokens, each caller has one of its own.
     """
     bearer = {"Authorization": f"Bearer {stand.tokens[0]}"} if stand.tokens[0] else {}
     tokens = [_new_token(stand.url, bearer) for _ in range(CALLERS)] if bearer else []
@@ -80,7 +98,7 @@ def worst(stand: Stand, seconds: int) -> dict[str, Any]:
             peak[0] = max(peak[0], memory(stand.pid))
             time.sleep(0.02)
 
-    before = memory(stand.pid)
+    before, spent = memory(stand.pid), cpu_seconds(stand.pid)
     asked = {"healthz": "/healthz", "ref": "/v1/datasets/large/refs/main"}
     lookers = [threading.Thread(target=look, args=pair) for pair in asked.items()]
     for looker in lookers:
@@ -90,6 +108,7 @@ def worst(stand: Stand, seconds: int) -> dict[str, Any]:
          "-s", str(script), stand.url],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
+    spent = cpu_seconds(stand.pid) - spent
     stop.set()
     for looker in lookers:
         looker.join()
@@ -100,6 +119,7 @@ def worst(stand: Stand, seconds: int) -> dict[str, Any]:
         "clients": CALLERS,
         "seconds": seconds,
         "answered": int(answered[1]) if answered else 0,
+        "cpu_ms_an_answer": round(spent * 1e3 / int(answered[1]), 1) if answered else 0.0,
         "of_them_refused": int(refused[1]) if refused else 0,
         "latency": dict(re.findall(r"(50%|75%|90%|99%)\s+(\S+)", said)),
         **{f"{name}_meanwhile_ms": _waited(found) for name, found in times.items()},

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evofeed.loader.assembly.from_record import assembly_batch
     from evofeed.loader.assembly_config import AssemblyConfig
     from evofeed.loader.batch import openfold_batch
+    from evofeed.loader.catalog import ChainCatalog
     from evofeed.loader.commands import bench_commands
     from evofeed.loader.config import LoaderConfig
     from evofeed.loader.feature_loader import FeatureLoader
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AssemblyConfig",
+    "ChainCatalog",
     "FeatureLoader",
     "LoaderConfig",
     "assembly_batch",

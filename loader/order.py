@@ -162,6 +162,7 @@ def _dataset_order(
     epoch: int,
     dataset: int,
     length: int,
+    most: int,
     window: int | None,
 ) -> np.ndarray:
     parts: list[np.ndarray] = []
@@ -176,7 +177,7 @@ def _dataset_order(
             )
         parts.append(pass_order(count, probability, seed, epoch, dataset, number, window))
         have += len(parts[-1])
-    return np.concatenate(parts)[:length] if parts else np.zeros(0, np.int64)
+    return np.concatenate(parts)[:most] if parts else np.zeros(0, np.int64)
 
 
 def epoch_order(
@@ -187,9 +188,13 @@ def epoch_order(
     seed: int,
     epoch: int,
     length: int,
+    most: int | None = None,
     window: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dataset and chain at each position of an epoch, `i64[length]` each.
+
+    A pass is made as a whole: of a single dataset, what it has beyond `length` is there too, up to
+    `most` positions.
 
     Args:
         counts: eligible chains of each dataset.
@@ -198,21 +203,24 @@ def epoch_order(
         seed: of the run.
         epoch: of the run.
         length: positions.
+        most: of them, as above; None: `length`.
         window: of neighbours, see `pass_order`.
     """
-    which = np.zeros(length, np.int64)
-    if len(counts) > 1:
-        share = np.cumsum(weights) / np.sum(weights)
-        draw = (
-            counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length)
-            * 2.0**-32
-        )
-        which = np.searchsorted(share[:-1], draw, side="right")
+    most = length if most is None else most
+    if len(counts) == 1:
+        chain = _dataset_order(counts[0], probabilities[0], seed, epoch, 0, length, most, window)
+        return np.zeros(len(chain), np.int64), chain
+    share = np.cumsum(weights) / np.sum(weights)
+    draw = (
+        counter_rng.bits32(counter_rng.stream_key(seed, epoch, Purpose.MIXTURE), length) * 2.0**-32
+    )
+    which = np.searchsorted(share[:-1], draw, side="right")
     chain = np.empty(length, np.int64)
     for dataset, count in enumerate(counts):
         here = np.flatnonzero(which == dataset)
         chance = probabilities[dataset]
-        chain[here] = _dataset_order(count, chance, seed, epoch, dataset, len(here), window)
+        found = _dataset_order(count, chance, seed, epoch, dataset, len(here), len(here), window)
+        chain[here] = found
     return which, chain
 
 

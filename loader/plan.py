@@ -122,6 +122,7 @@ class Planner:
                 seed=self.seed,
                 epoch=epoch,
                 length=length,
+                most=self.epoch_len,
                 window=self.config.shuffle_window,
             )
             rows = np.empty_like(chain)
@@ -238,6 +239,7 @@ class RunPlan:
         config: of the loader.
         world_size: ranks that load together.
         seed: of the run.
+        catalog: the chains that may be drawn, from whoever keeps them; None: they are found.
 
     Raises:
         LoaderError: no chain passes the filters.
@@ -245,10 +247,16 @@ class RunPlan:
     """
 
     def __init__(
-        self, index: pa.Table, config: LoaderConfig, *, world_size: int, seed: int
+        self,
+        index: pa.Table,
+        config: LoaderConfig,
+        *,
+        world_size: int,
+        seed: int,
+        catalog: ChainCatalog | None = None,
     ) -> None:
         self._world_size = world_size
-        self._catalog = ChainCatalog(index, 0, config)
+        self._catalog = ChainCatalog(index, 0, config) if catalog is None else catalog
         self._nbytes = index["nbytes"]
         self._planner = Planner(
             [self._catalog], [1.0], config, rank=0, world_size=world_size, seed=seed, at_once=False
@@ -272,7 +280,10 @@ class RunPlan:
             )
         rows = []
         with self._lock:  # the planner keeps the orders of two epochs
-            planner.order(epoch, min(planner.epoch_len, (start + batches) * planner.width))
+            stop = (start + batches) * planner.width
+            if rank is not None and not planner.config.balance:  # of the last batch its part only
+                stop -= (self._world_size - 1 - rank) * planner.config.batch_size
+            planner.order(epoch, min(planner.epoch_len, stop))
             for one in range(self._world_size) if rank is None else (rank,):
                 stream = planner.batches(epoch, start * planner.width, rank=one)
                 for batch in itertools.islice(stream, batches):

@@ -33,7 +33,7 @@ from evofeed.store import DataCard, Dataset, Diff, card_of
 from evofeed.store.inner import column_statistics, diff_indexes
 
 if TYPE_CHECKING:
-    from evofeed.loader import LoaderConfig, RunPlan
+    from evofeed.loader import ChainCatalog, LoaderConfig, RunPlan
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -65,6 +65,7 @@ class Catalog:
         self._statistics: OrderedDict[str, dict[str, dict[str, Any]]] = OrderedDict()
         self._cards: OrderedDict[tuple[str, str, str], DataCard] = OrderedDict()
         self._differences: OrderedDict[tuple[str, str], Diff] = OrderedDict()
+        self._drawn: OrderedDict[tuple[str, LoaderConfig], ChainCatalog] = OrderedDict()
         self._plans: OrderedDict[tuple[str, LoaderConfig, int, int], RunPlan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -299,12 +300,18 @@ class Catalog:
             ValueError: world size and batch sizes do not fit each other.
         """
         index = self.snapshot(name, digest).index
-        return self._cached(
-            self._plans,
-            (digest, config, world_size, seed),
-            lambda: loader.RunPlan(index, config, world_size=world_size, seed=seed),
-            _MAX_PLANS,
-        )
+
+        def make() -> RunPlan:
+            # What may be drawn does not depend on the run.
+            chains = self._cached(
+                self._drawn,
+                (digest, config),
+                lambda: loader.ChainCatalog(index, 0, config),
+                _MAX_PLANS,
+            )
+            return loader.RunPlan(index, config, world_size=world_size, seed=seed, catalog=chains)
+
+        return self._cached(self._plans, (digest, config, world_size, seed), make, _MAX_PLANS)
 
     def close(self) -> None:
         """Let go of everything held open."""

@@ -7,6 +7,8 @@ words, where they are.
 
 from __future__ import annotations
 
+import bisect
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -15,13 +17,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from evofeed.service.spans import Numbers, Rows, Spans, in_order, spans
 from evofeed.service.work import require_thread
 from evofeed.store.inner import column_kinds, is_known
 
 ANY_CASE: Final = ("method",)
 """Columns that are compared as mmCIF files write them, or in lower case."""
-Rows = slice | np.ndarray
-"""Rows of an index: a span of it, or row numbers."""
 
 
 class Columns:
@@ -68,9 +69,7 @@ class Columns:
 
     def place(self, chain_id: str) -> tuple[int, int]:
         """Rows of an index that is sorted by id before that of a chain, and up to it."""
-        texts, wanted = self._texts(), chain_id.encode()
-        first = texts.before(wanted)
-        return first, first + (texts.find(wanted) >= 0)
+        return self._texts().place(chain_id.encode())
 
     def _texts(self) -> _Texts:
         if self._ids is None:
@@ -162,7 +161,7 @@ class _Words:
 
 
 class _Values:
-    """Texts, booleans, and numbers some of which are not there."""
+    """Ranks, booleans, and numbers some of which are not there."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column = column
@@ -183,26 +182,28 @@ class _Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A column of numbers or booleans, and which of them are known (None: all)."""
-
-    values: np.ndarray
-    known: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
 class Ranks:
     """A column of text as places in the sorted list of its words; -1 where there is none.
 
     Attributes:
         words: in order; in lower case where case does not matter.
-        codes: the place of each row's word.
+        line: the place of each row's word.
         known: words from here on are known: the empty one is not.
     """
 
     words: list[str]
-    codes: np.ndarray
+    line: Numbers
     known: int
+
+    def numbers(self, op: str, value: Any) -> Spans:
+        """The places of the words that pass a comparison; `value` is a list for `in`."""
+        if op == "known":
+            return spans([(self.known, math.inf)])
+        places = []
+        for word in value if op == "in" else [value]:
+            place = bisect.bisect_left(self.words, word)
+            places.append((place, place + (self.words[place : place + 1] == [word])))
+        return in_order(op, places, self.known)
 
     @classmethod
     def of(cls, column: pa.ChunkedArray, *, fold: bool) -> Ranks | None:
@@ -214,7 +215,7 @@ class Ranks:
         words = sorted(set(texts))
         place = {word: i for i, word in enumerate(words)}
         ranks = np.array([*(place[text] for text in texts), -1], np.int32)
-        return cls(words, ranks[codes], 1 if words[:1] == [""] else 0)
+        return cls(words, Numbers(ranks[codes], None), 1 if words[:1] == [""] else 0)
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -250,23 +251,24 @@ class _Texts:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         _, ends, data = array.buffers()
         width = self._WIDTH[array.type]
-        self._ends = np.frombuffer(ends, width, len(array) + 1, width.itemsize * array.offset)
+        # Read through memoryviews: to take a number out of an array costs ten times as much.
+        found = np.frombuffer(ends, width, len(array) + 1, width.itemsize * array.offset)
+        self._ends = found.data
         self._data = memoryview(data if data is not None else b"").cast("B")
 
     def find(self, wanted: bytes) -> int:
-        low = self.before(wanted)
-        return low if low < len(self._ends) - 1 and self._at(low) == wanted else -1
+        low, high = self.place(wanted)
+        return low if low < high else -1
 
-    def before(self, wanted: bytes) -> int:
-        """How many of the texts are smaller."""
-        low, high = 0, len(self._ends) - 1
+    def place(self, wanted: bytes) -> tuple[int, int]:
+        """How many of the texts are smaller, and how many are not greater."""
+        ends, data = self._ends, self._data
+        low, high = 0, len(ends) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._at(middle) < wanted:
+            if data[ends[middle] : ends[middle + 1]].tobytes() < wanted:
                 low = middle + 1
             else:
                 high = middle
-        return low
-
-    def _at(self, row: int) -> bytes:
-        return bytes(self._data[self._ends[row] : self._ends[row + 1]])
+        there = low < len(ends) - 1 and data[ends[low] : ends[low + 1]] == wanted
+        return low, low + there

@@ -14,6 +14,7 @@ from evofeed.service import chains, filters
 from evofeed.service.columns import Columns
 from evofeed.service.cursor import CursorSigner
 from evofeed.service.problems import Problem
+from evofeed.service.row_filter import RowFilter
 from evofeed.store import Dataset
 
 
@@ -247,8 +248,8 @@ def test_any_filter_agrees_with_plain_python(node: dict[str, Any]) -> None:
     wanted = [oracle(node, row) for row in TABLE.to_pylist()]
     assert filters.match(TABLE, node).to_pylist() == wanted
     ready = Columns(TABLE)
-    assert filters.RowFilter(ready, node)(0, 60).tolist() == wanted
-    assert filters.RowFilter(ready, node)(7, 31).tolist() == wanted[7:31]
+    assert RowFilter(ready, node)(0, 60).tolist() == wanted
+    assert RowFilter(ready, node)(7, 31).tolist() == wanted[7:31]
     assert chains.count(ready, node, scan=7) == sum(wanted)
     for start in (0, 20, 60):
         both = chains.page(TABLE, node, ["chain_id"], start, 5, scan=7, ready=ready, counted=True)
@@ -264,7 +265,7 @@ def test_ids_of_an_ordered_index_are_compared_by_halving(op: str, value: str, at
     if op != "known":
         node["value"] = [value, "ax", "aa"] if op == "in" else value
     wanted = [oracle(node, {"chain_id": name}) for name in names]
-    found = filters.RowFilter(Columns(table, ordered=True), node)
+    found = RowFilter(Columns(table, ordered=True), node)
     assert found(0, len(names)).tolist() == wanted
     assert found(min(at, 8), 9).tolist() == wanted[min(at, 8) :]
 

@@ -17,8 +17,8 @@ from evofeed.service.auth import create_token, revoke_token
 from evofeed.service.catalog import Catalog
 from evofeed.service.columns import Columns
 from evofeed.service.database import Database
-from evofeed.service.filters import RowFilter
 from evofeed.service.packed import Kept
+from evofeed.service.row_filter import RowFilter
 from evofeed.service.timings import Timings
 from evofeed.service.work import NeedsThread, Work, run_here
 

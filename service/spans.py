@@ -1,0 +1,203 @@
+"""Sets of numbers, as where they begin and end, and which rows of a column have one of them.
+
+Whatever a filter asks of one column, in however many terms, is one such set, so a column is looked
+at once. A set is `f64`, ascending and distinct: a number is in it if an odd count of them is not
+greater. An infinite first one says that it has no beginning. Integers below 2**53 and float32 are
+exact.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.service.work import require_thread
+
+Spans = np.ndarray
+Rows = slice | np.ndarray
+"""Rows of an index: a span of it, or row numbers."""
+Mask = Callable[[Rows], np.ndarray]
+"""Which of some rows pass, in an array that is the caller's."""
+
+NOTHING: Final[Spans] = np.zeros(0)
+EVERYTHING: Final[Spans] = np.array([-np.inf])
+_BUCKETS: Final = 1 << 16
+_STEPS: Final = np.array([1, -1] * 32, np.int8)
+_INSIDE: Final = 2  # a bucket in which a set begins or ends
+
+
+def spans(pairs: Iterable[tuple[float, float]]) -> Spans:
+    """The numbers from each first to before its second; a pair may be empty."""
+    found = [np.array(pair, np.float64) for pair in pairs if pair[0] < pair[1]]
+    return at_least(1, found)
+
+
+def inverted(one: Spans) -> Spans:
+    """All other numbers."""
+    return one[1:] if len(one) and one[0] == -np.inf else np.concatenate([EVERYTHING, one])
+
+
+def at_least(count: int, sets: Sequence[Spans]) -> Spans:
+    """The numbers in at least so many of the sets."""
+    if len(sets) == 1 and count == 1:
+        return sets[0]
+    ends = np.concatenate([NOTHING, *sets])
+    if not len(ends):
+        return NOTHING
+    steps = np.concatenate(
+        [
+            _STEPS[: len(one)] if len(one) <= len(_STEPS) else np.resize(_STEPS, len(one))
+            for one in sets
+        ]
+    )
+    order = np.argsort(ends, kind="stable")
+    ends, inside = ends[order], np.cumsum(steps[order]) >= count
+    last = np.ones(len(ends), bool)  # of those that are the same number
+    np.not_equal(ends[1:], ends[:-1], out=last[:-1])
+    ends, inside = ends[last], inside[last]
+    turns = inside.copy()
+    np.not_equal(inside[1:], inside[:-1], out=turns[1:])
+    found: Spans = ends[turns]
+    return found
+
+
+def in_order(op: str, places: Sequence[tuple[int, int]], known: int) -> Spans:
+    """Places of sorted texts that compare so with some.
+
+    Args:
+        op: comparison; `==` and `in` are the same here.
+        places: where each of them begins, and where what is greater does.
+        known: texts from this place on are known.
+    """
+    among = [(max(begin, known), max(end, known)) for begin, end in places]
+    if op in ("==", "in"):
+        return spans(among)
+    return at_least(2, [spans([(known, np.inf)]), compared(op, *among[0])])
+
+
+def compared(op: str, low: float, high: float) -> Spans:
+    """Numbers that compare so with what is from `low` to before `high`."""
+    if op == "!=":
+        return inverted(spans([(low, high)]))
+    begin = {"==": low, ">": high, ">=": low}.get(op, -np.inf)
+    end = {"==": high, "<": low, "<=": high}.get(op)
+    return np.array([begin], np.float64) if end is None else spans([(begin, end)])
+
+
+def within(one: Spans, rows: Rows) -> np.ndarray:
+    """Which of some row numbers are in a set."""
+    if not isinstance(rows, slice):
+        return (np.searchsorted(one, rows, "right") & 1).astype(bool)
+    found = np.zeros(rows.stop - rows.start, bool)
+    ends = np.clip(np.append(one, np.inf), rows.start, rows.stop).astype(np.int64) - rows.start
+    for begin, end in zip(ends[0::2].tolist(), ends[1::2].tolist(), strict=False):
+        found[begin:end] = True
+    return found
+
+
+class Numbers:
+    """A column of numbers or booleans, made ready to be compared; safe to use from many threads.
+
+    Args:
+        values: of the rows.
+        known: which of them are known; None: all.
+    """
+
+    def __init__(self, values: np.ndarray, known: np.ndarray | None) -> None:
+        self.values, self.known = values, known
+        self._line = values.view(np.uint8) if values.dtype == bool else values
+        self._whole = self._line.dtype.kind in "iu"
+        seen = self._line if known is None else self._line[known]
+        self._least = seen.min().item() if len(seen) else 0
+        self._most = seen.max().item() if len(seen) else 0
+        self._buckets: _Buckets | None = None
+
+    def passing(self, one: Spans, others: bool) -> Mask | bool:
+        """Rows whose number is in a set, or whose number is not known if `others`.
+
+        A boolean where it is the same for all.
+        """
+        ends = one.tolist()  # few, as a rule
+        inside = bool(bisect.bisect_right(ends, self._least) & 1)
+        ends = ends[bisect.bisect_right(ends, self._least) : bisect.bisect_right(ends, self._most)]
+        known = self.known
+        if not ends:
+            if known is None or inside == others:
+                return inside
+            return (lambda rows: known[rows].copy()) if inside else lambda rows: ~known[rows]
+        found = self._inside(inside, ends)
+        if known is None:
+            return found
+        if others:
+            return lambda rows: np.logical_or(found(rows), ~known[rows])
+        return lambda rows: np.logical_and(found(rows), known[rows])
+
+    def _inside(self, inside: bool, ends: list[float]) -> Mask:
+        """For a set that begins or ends at `ends` only, and has what is less if `inside`."""
+        values = self._line
+        if len(ends) > 2:
+            return self._bucketed().passing(inside, np.array(ends))
+        limits = [int(end) if self._whole else values.dtype.type(end) for end in ends]
+        first, last = limits[0], limits[-1]
+        if len(limits) == 1:
+            compare: Any = np.less if inside else np.greater_equal
+            return lambda rows: compare(values[rows], first)
+        if self._whole and last == first + 1:
+            compare = np.not_equal if inside else np.equal
+            return lambda rows: compare(values[rows], first)
+        if inside:
+            return lambda rows: (values[rows] < first) | (values[rows] >= last)
+        return lambda rows: (values[rows] >= first) & (values[rows] < last)
+
+    def _bucketed(self) -> _Buckets:
+        if self._buckets is None:  # two threads may make them: they are the same
+            require_thread()
+            self._buckets = _Buckets(self._line, self._whole, self._least, self._most)
+        return self._buckets
+
+
+class _Buckets:
+    """A column's values in 65,536 buckets in their order: a set in many pieces is a table of these.
+
+    Args:
+        values: of the rows.
+        whole: they are integers.
+        least: of those that are known.
+        most: of those that are known.
+    """
+
+    def __init__(self, values: np.ndarray, whole: bool, least: float, most: float) -> None:
+        self._values = values
+        if whole and most - least < _BUCKETS:
+            self._edges = np.arange(least + 1, most + 1, dtype=np.float64)
+            clipped = np.clip(values, least, most) - values.dtype.type(least)
+            self._codes = clipped.astype(np.uint16)
+            return
+        # As many rows in each: those in which a set begins or ends are looked at one by one.
+        ordered = np.sort(values)[:: -(-len(values) // (_BUCKETS - 1))]
+        edges = np.unique(ordered[~np.isnan(ordered)] if not whole else ordered)
+        self._codes = np.searchsorted(edges, values, "right").astype(np.uint16)
+        self._edges = edges.astype(np.float64)
+
+    def passing(self, inside: bool, ends: Spans) -> Mask:
+        """As `Numbers._inside`."""
+        place = np.searchsorted(self._edges, ends, "right")
+        exact = self._edges[np.maximum(place, 1) - 1] == ends
+        turns = np.bincount(np.where(exact, place, place + 1), minlength=len(self._edges) + 2)
+        table = ((np.cumsum(turns) + inside) & 1).astype(np.uint8)
+        table[place[~exact]] = _INSIDE
+        codes, values = self._codes, self._values
+
+        def mask(rows: Rows) -> np.ndarray:
+            found = table.take(codes[rows], mode="clip")
+            if not exact.all():
+                unsure = np.flatnonzero(found == _INSIDE)
+                count = np.searchsorted(ends, values[rows][unsure], "right")
+                found[unsure] = (count + inside) & 1
+            passing: np.ndarray = found.view(bool)
+            return passing
+
+        return mask
