@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.transition.op import transition
     from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
     from evofeed.kernels.ops.weighted_average.op import weighted_average
+    from evofeed.kernels.runtime.ahead import compiled_ahead
     from evofeed.kernels.runtime.one_pass import OnePass
     from evofeed.kernels.runtime.peer_memory import PeerMemory
     from evofeed.kernels.swap.shards import (
@@ -53,6 +54,7 @@ __all__ = [
     "adaptive_norm",
     "attention_of",
     "biased_attention",
+    "compiled_ahead",
     "conditioned_attention",
     "conditioned_transition",
     "gated_attention",

@@ -9,6 +9,7 @@ keeps a `Launch`, for calls that differ in nothing but addresses, needs no key e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ MOST = 1 << 16
 MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 1
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+elsewhere: Callable[..., bool] | None = None
+"""Asked to take a launch that was never seen before in place of the GPU: see `runtime.ahead`."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -67,6 +70,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         key += [value & 15 for value in values if type(value) is int]
     found = _compiled.get(found_by := tuple(key))
     if found is None:
+        if elsewhere and elsewhere(kernel, grid, args, meta):
+            return
         found = _launched_by_triton(kernel, grid, args, meta)
         if len(_compiled) >= MOST:  # sizes are part of the key: new ones would pile up
             _compiled.clear()
@@ -132,6 +137,8 @@ class Launch:
             return self._as_any_other(tensors)
         if self._ready is None:
             args = (*tensors, *self._numbers)
+            if elsewhere and elsewhere(self._kernel, (self._programs,), args, self._meta):
+                return None
             self._ready = _launched_by_triton(self._kernel, (self._programs,), args, self._meta)
             return None
         ready, constants = self._ready

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from evofeed.kernels import record_graph
+from evofeed.kernels import compiled_ahead, record_graph
 
 _MOST_RECORDINGS = 8  # whole chains have any length: those run eagerly from here on
 _LOG = logging.getLogger(__name__)
@@ -77,6 +77,17 @@ class Replay:
         self._pool: Any = None
         self.why_not = ""
         """Why nothing is recorded any more, if so."""
+
+    def compile_ahead(self, batch: dict[str, Tensor], device: torch.device) -> None:
+        """Compile all kernels of a step at once, in threads; leaves gradients that mean nothing."""
+        with compiled_ahead(device):
+            try:
+                if self._pass:
+                    self._pass(batch, None)
+                loss, _ = self._forward(batch, None)
+                self._backward(loss)
+            except RuntimeError as error:  # what was not computed can be refused by what follows
+                _LOG.info("not all kernels were compiled ahead: %s", str(error).splitlines()[0])
 
     def __call__(self, batch: dict[str, Tensor], between: Callable[[], None]) -> Tensor:
         """Add the batch's gradients to `.grad`; `between` is called before the backward pass."""

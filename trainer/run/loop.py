@@ -186,6 +186,10 @@ class Loop:
             samples.append(sample_names(self.loader))
             if not self.batch_like:
                 self.batch_like = {k: v.to("meta") for k, v in batch.items()}
+                if self._replay and config.kernels == "fused" and config.axial == 1:
+                    clock.part("forward")
+                    self._replay.compile_ahead(batch, self.world.device)
+                    self.optimizer.zero_grad()
             if micro == 0 and self.log:
                 self.log.values(step, epoch=self.stream.epoch, first=self.stream.first)
             seed = self._sample_seed(step, micro)
