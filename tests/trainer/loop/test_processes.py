@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.forked import fork, run_ranks
+from tests.trainer.loop.ahead_ranks import train_both_ways
 from tests.trainer.loop.train_standin import print_standin, train_standin
 
 from evofeed.trainer.log.runlog import read_steps
@@ -60,6 +61,18 @@ def test_several_ranks_train_the_same_model_as_one(tmp_path: Path, ranks: int, c
     for file in ("model", "ema"):
         for name, weight in one.tensors(file).items():
             torch.testing.assert_close(other.tensors(file)[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_running_a_first_step_ahead_for_its_kernels_changes_nothing_on_two_ranks(
+    tmp_path: Path,
+) -> None:
+    found = _last(run_ranks(2, train_both_ways, tmp_path, folder=tmp_path))
+    ahead, not_ahead = found["ahead"], found["not"]
+    assert [len(left) for left in ahead["left"]] == [1, 1]  # once a rank
+    assert all(gradients[0] > 0 for gradients in ahead["left"])
+    assert not_ahead["left"] == [[], []]
+    assert len(ahead["losses"]) == 6 and ahead["losses"] == not_ahead["losses"]
+    assert ahead["weights"] == not_ahead["weights"]
 
 
 @pytest.mark.slow
