@@ -11,6 +11,7 @@ import datetime
 import json
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Iterable
 from email.utils import parsedate_to_datetime
@@ -25,7 +26,7 @@ BATCH: Final = 500
 PAUSE: Final = 60.0
 """Seconds without links, after none could be had or some led nowhere."""
 _FAULTS: Final = 3  # in a row, after which all links are thought bad and not that one
-_USED: Final = 0.8  # of a link's time
+_USED: Final = (0.6, 0.8)  # of a link's time: readers that began together need not ask together
 _ATTEMPTS: Final = 2  # a kept connection may have been closed meanwhile
 _PORTS: Final = {"http": 80, "https": 443}
 _log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Links:
                 return self._stop(float("inf"))
             if (seconds := _seconds(values["expires_at"], answer)) <= 0:
                 raise StoreError(f"they ended at {values['expires_at']}")
-            nowhere = _Link(self._service, "", begun + _USED * seconds)
+            nowhere = _Link(self._service, "", begun + seconds * random.uniform(*_USED))
             found = {item["shard"]: self._way(item["url"]) for item in values["urls"]}
             for shard in asked:
                 connection, path = found.get(shard, nowhere[:2])

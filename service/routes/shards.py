@@ -6,6 +6,7 @@ import time
 from typing import Annotated
 from urllib.parse import quote
 
+import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
@@ -14,7 +15,14 @@ from evofeed.service.audit import record
 from evofeed.service.body import Body
 from evofeed.service.clock import iso
 from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
-from evofeed.service.ranges import ARROW, cache_control, described, immutable_response, matches
+from evofeed.service.ranges import (
+    ARROW,
+    cache_control,
+    described,
+    immutable_response,
+    json_response,
+    matches,
+)
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.snapshot import ShardFile
 
@@ -49,7 +57,7 @@ class ShardUrls(BaseModel):
     expires_at: str | None = Field(description="null: these URLs do not expire")
 
 
-@router.post("/urls")
+@router.post("/urls", response_model=ShardUrls)
 @scope("read", repeatable=False)
 def sign_urls(
     request: Request,
@@ -57,32 +65,34 @@ def sign_urls(
     principal: PrincipalDep,
     name: DatasetName,
     wanted: Wanted,
-    response: Response,
-) -> ShardUrls:
+) -> Response:
     """URLs that lead to the bytes: presigned ones, or this service's own."""
     files = [service.catalog.shard(name, shard) for shard in wanted.shards]
+    if service.links:
+        service.catalog.dataset(name)  # removed, it is known a moment longer; its links are not
     now, seconds = time.time(), service.settings.url_seconds
     if principal.expires_at is not None:
         seconds = max(1, min(seconds, int(principal.expires_at - now)))
     signed = service.catalog.view(name).sign(wanted.shards, seconds, service.links)
     base = str(request.base_url).rstrip("/")
     urls = signed or [f"/v1/datasets/{name}/shards/{file.name}" for file in files]
-    if signed:
+    # Reads must not become writes: of many in a row, a line a minute.
+    if signed and service.noted.may_spend(f"{principal.id} {name}"):
         with service.database.write() as session:
             record(session, principal.id, "shards.sign", name, count=len(files), seconds=seconds)
-    response.headers["Cache-Control"] = "no-store"
-    return ShardUrls(
-        urls=[
-            ShardUrl(
-                shard=file.name,
-                url=base + url if url.startswith("/") else url,
-                nbytes=file.nbytes,
-                sha256=file.sha256,
-            )
+    said = {
+        "urls": [
+            {
+                "shard": file.name,
+                "url": base + url if url.startswith("/") else url,
+                "nbytes": file.nbytes,
+                "sha256": file.sha256,
+            }
             for file, url in zip(files, urls, strict=True)
         ],
-        expires_at=iso(now + seconds) if signed else None,
-    )
+        "expires_at": iso(now + seconds) if signed else None,
+    }
+    return json_response(request, orjson.dumps(said), {"Cache-Control": "no-store"})
 
 
 @router.get("/shards/{shard}", response_class=Response, responses=described(ARROW))

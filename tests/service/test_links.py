@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import http.client
+import os
 import re
 import shutil
 import time
@@ -248,6 +249,29 @@ def test_links_to_a_removed_dataset_lead_nowhere(front: Front) -> None:
     admin = {"Authorization": f"Bearer {_admin(front)}"}
     assert front.behind.delete(BASE, headers=admin).status_code == 204
     assert front.nobody.get(url).status_code == 404
+    again = front.client.post(f"{BASE}/urls", json={"shards": front.shards})
+    assert again.status_code == 404
+    assert front.nobody.get(url).status_code == 404, "asking did not bring it back"
+
+
+def test_who_asks_for_links_all_the_time_does_not_fill_the_audit(front: Front) -> None:
+    for _ in range(9):
+        front.ask()
+    admin = {"Authorization": f"Bearer {_admin(front)}"}
+    lines = front.behind.get("/v1/audit", headers=admin).json()["lines"]
+    assert len([line for line in lines if line["action"] == "shards.sign"]) == 5
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(front: Front) -> None:
+    urls = {item["shard"]: item["url"] for item in front.ask()["urls"]}
+    pipe, place = front.shards[:2]
+    for shard in (pipe, place):
+        (front.folder / "shards" / shard).unlink()
+    os.mkfifo(front.folder / "shards" / pipe)
+    (front.folder / "shards" / place).mkdir()
+    for shard in (pipe, place):
+        answer = front.nobody.get(urls[shard], timeout=20, follow_redirects=True)
+        assert answer.status_code == 404
 
 
 def test_a_symlink_among_the_shards_is_followed_by_the_service_only(front: Front) -> None:

@@ -132,9 +132,9 @@ def test_links_last_as_long_as_the_service_says_by_its_own_clock(service, ahead)
     service.ahead, clock = ahead, Clock()
     with opening(service, clock) as dataset:
         assert read_all(dataset) == stats(1, CHAINS, 0)
-        clock.now += 700
+        clock.now += 530
         assert read_all(dataset) == stats(1, 2 * CHAINS, 0)
-        clock.now += 30
+        clock.now += 200
         assert read_all(dataset) == stats(2, 3 * CHAINS, 0)
 
 
