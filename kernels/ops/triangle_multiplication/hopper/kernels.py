@@ -80,7 +80,7 @@ def triangle_in_kernel(
     """AB `[2, E, M]` = mask * sigmoid(gate) * projection of the normalised pairs.
 
     W holds four blocks of E rows: a's projection, a's gate, b's projection, b's gate. Even
-    programs make a, odd ones b. A tile's statistics are found while its products are made.
+    programs make a, odd ones b. Who finds a tile's statistics normalises it on the way.
     """
     dtype: gl.constexpr = Z.dtype.element_ty
     lines: gl.constexpr = lines_of(C, num_warps)
@@ -92,13 +92,10 @@ def triangle_in_kernel(
     W += half * 2 * E * C
     BIAS += half * 2 * E
     AB += (half * E).to(gl.int64) * M
-    of_m: gl.constexpr = gl.SliceLayout(0, mma)
     w_tiles = tiles_of(dtype, 2, E, C)
-    shift_p, total_p = _fold_norm(w_tiles.index(0), W, BIAS, GAMMA, BETA, 1.0)
-    shift_g, total_g = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, HALF)
-    # in registers: shared memory is full, with a second program on the multiprocessor
-    shift_p, total_p = gl.convert_layout(shift_p, of_e), gl.convert_layout(total_p, of_e)
-    shift_g, total_g = gl.convert_layout(shift_g, of_e), gl.convert_layout(total_g, of_e)
+    shift_p, _ = _fold_norm(w_tiles.index(0), W, BIAS, GAMMA, BETA, 1.0)
+    shift_g, _ = _fold_norm(w_tiles.index(1), W + E * C, BIAS + E, GAMMA, BETA, HALF)
+    shift_p, shift_g = gl.convert_layout(shift_p, of_e), gl.convert_layout(shift_g, of_e)
     z_tiles = tiles_of(dtype, 2, BLOCK_M, C)
     ab_tile = tiles_of(dtype, 1, E, BLOCK_M).index(0)
     zeros = gl.full([E, BLOCK_M], 0.0, gl.float32, mma)
@@ -108,30 +105,28 @@ def triangle_in_kernel(
     for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
         cp.wait_group(0)
-        hopper.fence_async_shared()
         barrier()
         z_tile = z_tiles.index(slot)
+        z = z_tile.load(lines).to(gl.float32)
+        mean = gl.sum(z, 1) / C
+        z -= mean[:, None]
+        rstd = 1.0 / gl.sqrt(gl.sum(z * z, 1) / C + eps)
+        z_tile.store((z * rstd[:, None]).to(dtype))
+        hopper.fence_async_shared()  # waits for all loads: those of rows come after it
+        barrier()
         zt = z_tile.permute((1, 0))
         g = hopper.warpgroup_mma(w_tiles.index(1), zt, zeros, use_acc=False, is_async=True)
         p = hopper.warpgroup_mma(w_tiles.index(0), zt, zeros, use_acc=False, is_async=True)
         copy_rows(z_tiles.index(1 - slot), Z, first + programs * BLOCK_M, M, C)
         cp.commit_group()
-        columns = first + gl.arange(0, BLOCK_M, of_m)
+        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, mma))
         mask = gl.load(MASK + columns, mask=columns < M, other=0.0).to(gl.float32)
-        z = z_tile.load(lines).to(gl.float32)
-        mean = gl.sum(z, 1) / C
-        z -= mean[:, None]
-        rstd = 1.0 / gl.sqrt(gl.sum(z * z, 1) / C + eps)
         rows = first + gl.arange(0, BLOCK_M, of_row)
         gl.store(STATS + rows, mean, mask=(rows < M) & (half == 0))
         gl.store(STATS + M + rows, rstd, mask=(rows < M) & (half == 0))
-        centre = gl.convert_layout(-mean * rstd, of_m)[None, :]
-        rstd = gl.convert_layout(rstd, of_m)[None, :]
-        g = hopper.warpgroup_mma_wait(1, [g])
-        sig = sigmoid_of_half(g * rstd + (total_g[:, None] * centre + shift_g[:, None]))
-        p = hopper.warpgroup_mma_wait(0, [p])
-        p = (p * rstd + (total_p[:, None] * centre + shift_p[:, None])) * mask[None, :]
-        ab_tile.store((p * sig).to(dtype))
+        g, p = hopper.warpgroup_mma_wait(0, [g, p])
+        p = (p + shift_p[:, None]) * mask[None, :]
+        ab_tile.store((p * sigmoid_of_half(g + shift_g[:, None])).to(dtype))
         barrier()
         store_columns(AB, ab_tile, first, M)
         slot = 1 - slot
