@@ -108,7 +108,7 @@ def nginx(folder: Path, port: int, service: int) -> list[str]:
 error_log {folder}/nginx.err;
 events {{ }}
 http {{
-  access_log off; sendfile on; aio threads; tcp_nopush on; keepalive_requests 1000000;
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream service {{ server 127.0.0.1:{service}; keepalive 16; }}

@@ -135,9 +135,9 @@ def page(found: dict[str, Any]) -> str:
             "- **Service requests**, first of all: one service of two cores gives "
             f"{found['service_reads_a_second']:,.0f} ranges of 350 KiB a second, two of them a "
             "sample. The column says how busy it would be; above 100 % steps wait. The schedule "
-            f"above reads from {found['service_cores']} cores. To change: let nginx send shards "
-            "(`X-Accel-Redirect`), read from a mounted folder or S3, or give each host a cache: "
-            "shards are immutable.",
+            f"above reads from {found['service_cores']} cores. To change: let nginx serve "
+            "links to shards (`EVOFEED_LINKS`), read from a mounted folder or S3, or give each "
+            "host a cache: shards are immutable.",
             f"- **Storage bandwidth** does not: {most:.1f} GB/s at most are one or two NVMe "
             "disks, and far below any parallel file system.",
             "- **Cards a sample**: more than four waste GPU-hours; they only buy days.",
