@@ -262,11 +262,17 @@ class JobQueue:
         job_id: str,
         progress: dict[str, Any] | None,
         chains: Sequence[Mapping[str, Any]] = (),
+        *,
+        attempt: int | None = None,
     ) -> bool:
-        """Say that a job lives, how far it is and what broke; True if it is asked to stop."""
+        """Say that a job lives, how far it is and what broke; True if it is asked to stop.
+
+        A process that was silent for so long that another `attempt` has begun stops too, and
+        nothing of it is written.
+        """
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
-            if job is None:
+            if job is None or attempt not in (None, job.attempts):
                 return True
             job.updated_at = time.time()
             if progress is not None:
@@ -283,6 +289,7 @@ class JobQueue:
         error: str = "",
         result: dict[str, Any] | None = None,
         chains: Sequence[Mapping[str, Any]] | None = None,
+        attempt: int | None = None,
     ) -> None:
         """Write how an attempt ended; only if it still runs, so that the first word counts.
 
@@ -292,10 +299,13 @@ class JobQueue:
             error: why, if it went wrong.
             result: what it made.
             chains: all there is to say of chains, in place of what heartbeats said.
+            attempt: its number, if another one may have begun.
         """
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
             if job is None or job.state not in (RUNNING, CANCELLING):
+                return
+            if attempt not in (None, job.attempts):
                 return
             if chains is not None:
                 session.execute(

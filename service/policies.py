@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from sqlalchemy import select
 
 from evofeed.service import chains, filters
 from evofeed.service.audit import record
@@ -38,8 +39,17 @@ def policy_of(database: Database, dataset_id: int, ref: str) -> Policy:
     """The policy of a ref; without one, only `publish` is asked for."""
     with database.read() as session:
         row = session.get(RefPolicy, (dataset_id, ref))
-    if row is None:
-        return Policy()
+    return Policy() if row is None else _policy(row)
+
+
+def policies_of(database: Database, dataset_id: int) -> dict[str, Policy]:
+    """The policies that were set in a dataset, by ref; not all of these need exist."""
+    query = select(RefPolicy).where(RefPolicy.dataset_id == dataset_id).order_by(RefPolicy.ref)
+    with database.read() as session:
+        return {row.ref: _policy(row) for row in session.scalars(query)}
+
+
+def _policy(row: RefPolicy) -> Policy:
     return Policy(
         protected=row.protected,
         reviewer=row.reviewer,

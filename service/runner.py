@@ -1,7 +1,8 @@
-"""The child process that runs one job: `python -m evofeed.service.runner JOB_ID`.
+"""The child process of a job's attempt: `python -m evofeed.service.runner JOB_ID ATTEMPT`.
 
-The only thing a job ever starts. It takes an id, looks the rest up in the
-database, and reports back there; nothing a client sent is on a command line.
+The only thing a job ever starts. It takes an id and a number, looks the rest up in the
+database, and reports back there; nothing a client sent is on a command line. Should it sleep for
+so long that another attempt begins, that one waits until it wakes, hears of it and lets go.
 """
 
 from __future__ import annotations
@@ -41,17 +42,23 @@ from evofeed.store.inner import Storage
 
 _log = logging.getLogger("evofeed.service.runner")
 _BEAT_SECONDS = 2.0
+_LONG_SECONDS = 10.0  # workers of a process that was killed are gone by then
 _BATCH = 1000  # chains entered in one beat
 
 
-def main(job_id: str) -> int:
-    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1."""
+def main(job_id: str, attempt: int | None = None) -> int:
+    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1.
+
+    Args:
+        job_id: the job.
+        attempt: which of its runs this is; None: the last that has begun.
+    """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     _log.setLevel(logging.INFO)
     settings = load_settings()
     database = Database(settings.url)
     queue = JobQueue(database, settings.max_queued_jobs)
-    pulse = _Pulse(queue, job_id)
+    pulse = _Pulse(queue, job_id, attempt)
     before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
     try:
         return _run_and_say(database, settings, queue, pulse, job_id)
@@ -72,17 +79,17 @@ def _run_and_say(
         _run(database, settings, queue, pulse, job_id)
     except KeyboardInterrupt:
         _log.info("stopped: %s", pulse.stop_state)
-        queue.end(job_id, pulse.stop_state)
+        pulse.end(pulse.stop_state)
     except Exception as error:
         if _is_away(error):
             raise
         if isinstance(error, EvofeedError):
             _log.error("%s", error)
-            queue.end(job_id, jobs.FAILED, error=str(error), result=pulse.made)
+            pulse.end(jobs.FAILED, error=str(error), result=pulse.made)
             return 0
         _log.exception("unexpected")
         what = f"{type(error).__name__}: {error}"[:2000]
-        queue.end(job_id, jobs.FAILED, error=what, result=pulse.made)
+        pulse.end(jobs.FAILED, error=what, result=pulse.made)
         return 1
     return 0
 
@@ -133,14 +140,16 @@ def _run(
             ledger="" if database.is_sqlite else settings.url,
             ref=ref or f"job-{job_id}",
             ray_address=settings.ray_address if options["executor"] != "local" else "",
-            host=JobHost(owner=job_id, retry=job.retry, found=pulse.found, move=move),
+            host=JobHost(
+                owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits
+            ),
             **options,
         )
     _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
-    _end(queue, job_id, report)
+    _end(pulse, report)
 
 
-def _end(queue: JobQueue, job_id: str, report: JobReport) -> None:
+def _end(pulse: _Pulse, report: JobReport) -> None:
     states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
     result: dict[str, Any] = {
         "snapshot": report.snapshot,
@@ -156,7 +165,7 @@ def _end(queue: JobQueue, job_id: str, report: JobReport) -> None:
     }
     state = states.get(report.state, jobs.FAILED)
     chains = broken_entries(report.broken) + note_entries(report.notes)
-    queue.end(job_id, state, error=report.message, result=result, chains=chains)
+    pulse.end(state, error=report.message, result=result, chains=chains)
 
 
 class _Pulse:
@@ -166,8 +175,9 @@ class _Pulse:
     the driver itself is stopped where it reports progress, in its own thread.
     """
 
-    def __init__(self, queue: JobQueue, job_id: str) -> None:
-        self._queue, self._job_id = queue, job_id
+    def __init__(self, queue: JobQueue, job_id: str, attempt: int | None = None) -> None:
+        self._queue, self._job_id, self._attempt = queue, job_id, attempt
+        self._waits = False
         self._parent = os.getppid()
         self._latest: dict[str, Any] | None = None
         self._found: list[Mapping[str, Any]] = []
@@ -204,6 +214,19 @@ class _Pulse:
             _log.info("%s %s: %s", entry["kind"], entry["chain_id"], place)
         self._found += entries
 
+    def waits(self, seconds: float) -> bool:
+        """Called while another process drives the job: that of an attempt that fell silent."""
+        if self._stop:
+            raise KeyboardInterrupt
+        if seconds >= _LONG_SECONDS and not self._waits:
+            self._waits = True
+            _log.warning("the process of an earlier attempt sleeps: waiting until it lets go")
+        return True
+
+    def end(self, state: str, **rest: Any) -> None:
+        """Write how this attempt ended, as `JobQueue.end`."""
+        self._queue.end(self._job_id, state, attempt=self._attempt, **rest)
+
     def __enter__(self) -> None:
         self._thread.start()
 
@@ -215,7 +238,9 @@ class _Pulse:
         while not self._done.wait(_BEAT_SECONDS / 4):
             found = self._found[:_BATCH]
             with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
-                stop = self._queue.heartbeat(self._job_id, self._latest, found)
+                stop = self._queue.heartbeat(
+                    self._job_id, self._latest, found, attempt=self._attempt
+                )
                 del self._found[: len(found)]
                 if stop:
                     self.stop_for(jobs.CANCELLED)
@@ -224,4 +249,4 @@ class _Pulse:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -144,7 +144,7 @@ class Scheduler:
         }
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "evofeed.service.runner", job_id],
+                [sys.executable, "-m", "evofeed.service.runner", job_id, str(attempt)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.featurize.job.lock import Waits, a_while
 from evofeed.store.inner import MoveRef, move_ref
 
 Entries = Sequence[Mapping[str, Any]]
@@ -25,6 +26,8 @@ class JobHost:
     """Called with broken chains and notes as they come, and first with those known already."""
     move: MoveRef = move_ref
     """Moves the ref when the snapshot is there."""
+    waits: Waits = a_while
+    """Asked while another process drives the job: whether to go on waiting."""
 
 
 def broken_entries(chains: Entries) -> list[dict[str, Any]]:

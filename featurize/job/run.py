@@ -99,7 +99,7 @@ def run_job(
         known = KnownInputs(root, ledger.inputs(), ledger.roots(root), options.check_content)
         plan = make_plan(sources, config, crop, known)
         job_id = _sha(plan.digest, dataset_uri, options.ref, *([host.owner] if host.owner else []))
-        stack.enter_context(driving(ledger, job_id))
+        stack.enter_context(driving(ledger, job_id, host.waits))
         # The same content at another time or place is not to be read again next time.
         ledger.set_inputs(
             {k: s for k, s in plan.inputs.items() if s.sha256 and s != known.stamps.get(k)}

@@ -8,13 +8,16 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from evofeed.service.auth import Principal
 from evofeed.service.body import strict_json
 from evofeed.service.forms import Fields, FormDep, filled
 from evofeed.service.names import NAME_PATTERN, DatasetName, RefName
 from evofeed.service.pages.page import see_other
+from evofeed.service.policies import policies_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes import datasets, jobs, refs
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.state import Service
 
 router = make_router("/ui", tag="pages")
 _APART: Final = ("dataset", "ref", "clusters")
@@ -69,9 +72,7 @@ def move(
     service: ServiceDep, principal: PrincipalDep, name: DatasetName, fields: FormDep
 ) -> Response:
     """Point a ref at a snapshot, if it is still where the page has shown it."""
-    ref = _ref(fields)
-    if ref is None:
-        raise Problem(422, "bad_request", "ref: it has no name", next="go back and name it")
+    ref = _named(fields)
     values = {"digest": fields.text("digest"), "message": fields.text("message")}
     target = filled(refs.RefTarget, values)
     shown = fields.text(f"expect.{ref}")
@@ -94,6 +95,30 @@ def set_policy(
     service: ServiceDep, principal: PrincipalDep, name: DatasetName, ref: RefName, fields: FormDep
 ) -> Response:
     """Replace what must hold when a ref moves."""
+    return _set_policy(service, principal, name, ref, fields)
+
+
+@router.post("/datasets/{name}/policies", include_in_schema=False)
+@scope("admin", form=True)
+def set_coming_policy(
+    service: ServiceDep, principal: PrincipalDep, name: DatasetName, fields: FormDep
+) -> Response:
+    """Say what must hold for a ref that is not there yet, and of which nothing was said."""
+    ref = _named(fields)
+    there = {one.name for one in service.catalog.view(name).refs()}
+    if ref in there | set(policies_of(service.database, service.catalog.dataset(name).id)):
+        raise Problem(
+            409,
+            "policy_there",
+            f"ref {ref!r} is there, or what must hold for it is set already",
+            next="go back and change it in the form of that ref",
+        )
+    return _set_policy(service, principal, name, ref, fields)
+
+
+def _set_policy(
+    service: Service, principal: Principal, name: str, ref: str, fields: Fields
+) -> Response:
     columns = (fields.column(f"apart.{part}") for part in _APART)
     apart = itertools.zip_longest(*columns, fillvalue="")
     values = {
@@ -107,7 +132,8 @@ def set_policy(
         ],
     }
     refs.put_policy(service, principal, name, ref, filled(refs.PolicyBody, values))
-    return see_other(f"/ui/datasets/{name}?ref={ref}#history")
+    there = {one.name for one in service.catalog.view(name).refs()}
+    return see_other(f"/ui/datasets/{name}{f'?ref={ref}' if ref in there else ''}#history")
 
 
 def _filter(line: str) -> Any:
@@ -120,6 +146,13 @@ def _filter(line: str) -> Any:
             f"forbid: {line[:60]!r} is no JSON",
             next='such as {"column": "release_date", "op": ">=", "value": "2021-10-01"}; go back',
         ) from None
+
+
+def _named(fields: Fields) -> str:
+    ref = _ref(fields)
+    if ref is None:
+        raise Problem(422, "bad_request", "ref: it has no name", next="go back and name it")
+    return ref
 
 
 def _ref(fields: Fields) -> str | None:

@@ -17,7 +17,7 @@ from evofeed.service.names import DIGEST_PATTERN, DatasetName
 from evofeed.service.pages import export
 from evofeed.service.pages.facets import charts_of, facets_of
 from evofeed.service.pages.page import address, render
-from evofeed.service.policies import policy_of
+from evofeed.service.policies import Policy, policies_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes.chains import RefChainQuery
 from evofeed.service.routes.refs import APART_MOST
@@ -75,8 +75,12 @@ def dataset_page(
     """One dataset: what its snapshot holds, and the chains that are asked for."""
     row, view = service.catalog.dataset(name), service.catalog.view(name)
     refs = view.refs()
+    names = {ref.name for ref in refs}
+    policies = policies_of(service.database, row.id)
+    coming = {ref: policy for ref, policy in policies.items() if ref not in names}
+    policed: dict[str, Any] = {"coming": coming, "apart_most": APART_MOST}
     if not refs:
-        return render("unpublished.html", request, principal, dataset=row)
+        return render("unpublished.html", request, principal, dataset=row, **policed)
     ref = note_ref(service.database, row.id, view, query.ref)
     digest = query.at or ref.digest
     manifest = view.manifest(digest)
@@ -115,8 +119,8 @@ def dataset_page(
             for d, when in snapshots_of(service.database, row.id, view)[:20]
         ],
         moves=ref_history(service.database, row.id, query.ref, 10),
-        policy=policy_of(service.database, row.id, query.ref),
-        apart_most=APART_MOST,
+        policy=policies.get(query.ref, Policy()),
+        **policed,
     )
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,8 @@ class World:
 
     def __init__(self, start: Start, tmp_path: Path) -> None:
         self.client = start(datasets={"out": str(tmp_path / "out")})
-        self.queue = JobQueue(start.database(), 100)
+        self.database = start.database()
+        self.queue = JobQueue(self.database, 100)
         self.scheduler = Scheduler(self.queue, start.settings[-1])
         body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
         write_synthetic(tmp_path / "raw", 2, seed=0)
@@ -81,6 +87,66 @@ def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(
     assert world.queue.claim(1) == world.job
     world.scheduler._settle(world.job, 1, -9, False)
     assert world.attempts() == ["died", "running"]
+
+
+def test_an_earlier_process_that_wakes_up_writes_nothing_and_stops(world: World) -> None:
+    assert world.queue.claim(1) == world.job
+    silent = JobQueue(world.database, 100, silence=0.0)
+    time.sleep(0.01)
+    assert silent.claim(1) == world.job and world.attempts() == ["died", "running"]
+    chain = {"kind": "broken", "chain_id": "x"}
+    assert world.queue.heartbeat(world.job, {"good": 7}, [chain], attempt=1), "it is to stop"
+    world.queue.end(world.job, jobs.CANCELLED, attempt=1)
+    view = world.view()
+    assert (view["state"], view["progress"]) == ("running", {})
+    assert world.queue.chains(world.job, 2, "broken", 0, 9) == (0, [])
+    assert not world.queue.heartbeat(world.job, {"good": 1}, attempt=2)
+    world.queue.end(world.job, jobs.SUCCEEDED, attempt=2)
+    assert world.attempts() == ["died", "succeeded"]
+
+
+@pytest.mark.slow
+def test_a_job_taken_up_while_its_first_process_sleeps_waits_for_it_and_ends_well(
+    start_any: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "start", lambda self: None)
+    world = World(start_any, tmp_path)
+    settings, processes = start_any.settings[-1], []
+
+    def run(attempt: int) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            "EVOFEED_DATABASE_URL": settings.url, "EVOFEED_HOME": str(settings.home)
+        }  # fmt: skip
+        command = [sys.executable, "-m", "evofeed.service.runner", world.job, str(attempt)]
+        with (tmp_path / f"{attempt}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        return processes[-1]
+
+    def until(claim: Callable[[], Any]) -> None:
+        end = time.monotonic() + 240
+        while not claim():
+            assert time.monotonic() < end and processes[-1].poll() is None, world.view()
+            time.sleep(0.005)
+
+    try:
+        assert world.queue.claim(1) == world.job
+        first = run(1)
+        until((tmp_path / "out" / "leases").is_dir)  # it drives
+        first.send_signal(signal.SIGSTOP)
+        silent = JobQueue(world.database, 100, silence=0.0)
+        until(lambda: silent.claim(1))
+        second, begun = run(2), world.view()["updated_at"]
+        until(lambda: world.view()["updated_at"] > begun)
+        until(lambda: b"sleeps" in (tmp_path / "2.log").read_bytes())
+        assert world.view()["state"] == "running"
+        first.send_signal(signal.SIGCONT)
+        assert second.wait(240) == 0 and first.wait(240) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert world.view()["state"] == "succeeded", world.view()["error"]
+    assert world.attempts() == ["died", "succeeded"]
 
 
 def test_a_job_that_is_told_to_stop_before_it_hears_of_its_cancellation_is_cancelled(

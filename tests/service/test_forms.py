@@ -177,7 +177,7 @@ def test_all_that_must_hold_when_a_ref_moves_is_set_and_shown_on_the_page(
     }  # fmt: skip
     assert browser.client.get(policy).json() == wanted
     page = browser.get(DEMO).text
-    assert html.unescape(page).count(json.dumps(late)) == 3, "in words, in the form, as an example"
+    assert html.unescape(page).count(json.dumps(late)) == 4, "in words and form, an example in two"
     assert "no sequence shared with" in page and clusters in page
     form = page[page.index(f'action="{path}"') :].partition("</form>")[0]
     shown = {
@@ -207,6 +207,42 @@ def test_all_that_must_hold_when_a_ref_moves_is_set_and_shown_on_the_page(
         assert clusters not in reader.get(DEMO).text, "no place for readers"
         read = reader.get(policy).json()
     assert read["apart_from"] == [apart | {"clusters": "clusters.txt"}]
+
+
+def test_a_policy_is_set_on_the_page_for_a_ref_that_is_not_there_yet(
+    start: Start, folder, tmp_path
+) -> None:
+    datasets = {"demo": str(folder[0]), "new": str(tmp_path / "new")}
+    client = start(auth="on", datasets=datasets)
+    browser = Browser(client, create_token(start.database(), label="a", scopes=list(SCOPES))[1])
+    reader = create_token(start.database(), label="r", scopes=["read"])[1]
+    for dataset in ("demo", "new"):  # the second has no ref at all
+        page, forms = f"/ui/datasets/{dataset}", f'action="/ui/datasets/{dataset}/policies"'
+        assert forms in browser.get(page).text
+        made = browser.send(f"{page}/policies", ref="release", protected="true")
+        assert (made.status_code, made.headers["location"]) == (303, f"{page}#history")
+        policy = browser.client.get(f"/v1/datasets/{dataset}/refs/release/policy").json()
+        assert policy["protected"] is True
+        shown = browser.get(page).text
+        assert "When release is made" in shown and "protected: it does not move" in shown
+        assert f'action="{page}/refs/release/policy"' in shown, "it can be changed"
+        with open_client(str(client.base_url), reader) as read:
+            assert (
+                "When release is made" in read.get(page).text and forms not in read.get(page).text
+            )
+        again = browser.send(f"{page}/policies", ref="release", protected="")
+        assert again.status_code == 409 and "form of that ref" in again.text
+        for bad in ("", "a/b"):
+            assert browser.send(f"{page}/policies", ref=bad).status_code == 422
+        assert browser.send(f"{page}/refs/release/policy", protected="").status_code == 303
+        policy = browser.client.get(f"/v1/datasets/{dataset}/refs/release/policy").json()
+        assert policy["protected"] is False
+    assert browser.send("/ui/datasets/demo/policies", ref="main").status_code == 409
+    word = browser.send("/ui/datasets/demo/policies", ref="x", word="wrong")
+    assert word.status_code == 403 or word.status_code == 422
+    browser.send("/ui/datasets/demo/policies", ref="later", protected="true")
+    refused = browser.send(f"{DEMO}/refs", ref="later", digest=folder[1])
+    assert refused.status_code == 409 and "protected" in refused.text
 
 
 def test_a_token_is_shown_once_and_revoked(open_service: Browser) -> None:

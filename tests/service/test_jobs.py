@@ -295,7 +295,7 @@ def test_a_heart_beats_on_after_the_database_was_busy() -> None:
     class Busy:
         beats = 0
 
-        def heartbeat(self, job_id: str, progress: object, chains: object) -> bool:
+        def heartbeat(self, *_: object, attempt: int | None) -> bool:
             self.beats += 1
             if self.beats == 1:
                 raise OperationalError("UPDATE jobs", {}, Exception("database is locked"))
