@@ -129,6 +129,10 @@ DEFAULTS |= {
     }.items()
 }  # fmt: skip
 
+SMALLER = {"mlp": Tile(64, 32, 4, 1)}
+"""Of cards where the tiles above do not fit a program's shared memory: Ada, MI300."""
+ROOMY = 160 << 10  # bytes of it, on Ampere's and later cards for data centres
+
 _overrides: dict[str, Any] = {}
 
 
@@ -213,9 +217,20 @@ def _saved_tile(op: str, C: int) -> Tile:
     return Tile(*nearest["tile"])
 
 
+@cache
+def shared_bytes() -> int:
+    """Shared memory that a program may have, a Hopper card's where there is no GPU."""
+    if not torch.cuda.is_available():
+        return 227 << 10
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block))
+
+
 def tile(op: str, C: int, dtype: torch.dtype) -> Tile:
     """Tile of an op on C channels."""
     op = f"{op}_float32" if dtype is torch.float32 else op
+    if op in SMALLER and op not in _overrides and shared_bytes() < ROOMY:
+        return SMALLER[op]
     return _overrides.get(op) or _saved_tile(op, C)
 
 
