@@ -100,7 +100,7 @@ def axial_times(preset: str) -> dict[int, float]:
     found: dict[int, tuple[str, float]] = {}
     for path in sorted(RESULTS.glob("axial*.json")):
         for line in result(path.stem).get("found", []):
-            if line["part"] == "speed" and line["preset"] == preset:
+            if line.get("part") == "speed" and line["preset"] == preset:
                 date = (result(path.stem)["machine"]["date"], line["against_one"])
                 found[line["axial"]] = max(found.get(line["axial"], date), date)
     return {axial: gain for axial, (_, gain) in found.items()}
@@ -133,10 +133,18 @@ def stage(preset: str, samples: int) -> Stage:
 
 def on_h100(stage: Stage) -> Stage:
     """The stage on an H100: slower by what was reported of initial training on one card."""
-    slower = (
-        result("reported_h100")["step_ms"]["1 card"] / 1e3 / case("train_step_h200", "graph", 0)
-    )
-    return replace(stage, step=stage.step * slower, recycle=stage.recycle * slower)
+    found = result("reported_h100")["step_ms"]
+    return slowed(stage, found["1 card"] / found["1 H200, the same kernels"])
+
+
+def as_reported(stage: Stage) -> Stage:
+    """Initial training on an H100 with the kernels of that report, further passes in proportion."""
+    return slowed(stage, result("reported_h100")["step_ms"]["1 card"] / 1e3 / stage.step)
+
+
+def slowed(stage: Stage, by: float) -> Stage:
+    """The stage, so many times slower."""
+    return replace(stage, step=stage.step * by, recycle=stage.recycle * by)
 
 
 def recomputing(stage: Stage) -> Stage:

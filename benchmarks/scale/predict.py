@@ -61,7 +61,7 @@ def measured_runs() -> list[Row]:
         "the first rank's forward, backward and update are this run's own",
     )  # fmt: skip
     reported = costs.result("reported_h100")["step_ms"]
-    h100 = costs.on_h100(initial)
+    h100 = costs.as_reported(initial)
     one = "the one-card step is the same report's"
     row(
         "`evofeed train` on 4 H100s, no recycling", "reported_h100", reported["4 cards"] / 1e3,
