@@ -32,6 +32,18 @@ def test_the_page_of_figures_is_printed_from_the_results() -> None:
     assert page == MEASURED.page() + "\n", "run: python benchmarks/measured.py > docs/measured.md"
 
 
+def test_the_page_of_scale_is_simulated_from_the_results() -> None:
+    from benchmarks.scale import page, predict
+
+    found = MEASURED.result("scale")
+    again = "run: python benchmarks/scale/predict.py --out benchmarks/results/scale.json"
+    assert found["predictions"] == predict.measured_runs(), again
+    assert found["speedups"] == predict.speedups(), again
+    assert max(abs(row["error"]) for row in found["predictions"]) <= page.NEAR
+    printed = (ROOT / "docs" / "scale.md").read_text()
+    assert printed == page.page(found) + "\n", "run: python benchmarks/scale/page.py"
+
+
 def test_every_row_of_the_readmes_table_is_a_row_of_that_page() -> None:
     section = (ROOT / "README.md").read_text().partition("\n## Measured\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .*\|$", section, re.MULTILINE)[2:]  # below the head and its line

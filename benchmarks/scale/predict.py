@@ -87,6 +87,19 @@ def measured_runs() -> list[Row]:
     return rows
 
 
+def speedups() -> Row:
+    """By cards a sample, and which of them were measured."""
+    stages = {"initial": "initial_training", "finetuning": "finetuning"}
+    known = {name: costs.axial_times(preset) for name, preset in stages.items()}
+    return {
+        name: {
+            "by_cards": {str(n): gain for n, gain in costs.extrapolated(one).items()},
+            "measured": sorted(one),
+        }
+        for name, one in known.items()
+    }
+
+
 def schedule() -> list[Row]:
     """Days and GPU-hours of initial training and finetuning."""
     rows = []
@@ -186,19 +199,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    initial, tuning = (
-        costs.on_h100(costs.stage(preset, samples))
-        for preset, samples in (("initial_training", INITIAL), ("finetuning", FINETUNING))
-    )
     found: Row = {
         "command": "python benchmarks/scale/predict.py",
         "assumed": costs.ASSUMED,
         "service_cores": SERVICE_CORES,
         "bytes_a_sample": costs.SAMPLE_BYTES,
-        "speedups": {
-            name: {"by_cards": stage.speedups, "measured": list(stage.measured)}
-            for name, stage in (("initial", initial), ("finetuning", tuning))
-        },
+        "speedups": speedups(),
         "mean_gradient_ms": {str(n): round(mean_gradient(n) * 1e3, 3) for n in (2, 4, 8, *CARDS)},
         "service_reads_a_second": costs.result("service_ratios")["per_second"]["shard_350_KiB"][
             "median"
