@@ -24,7 +24,6 @@ ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.1
 TIMEOUT: Final = 30.0
 MAX_WAIT: Final = 60.0
-"""Seconds; a service that wants to be left alone for longer is not asked again."""
 Body = bytes | memoryview
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -105,6 +104,7 @@ class HttpConnection:
         body: Body | None = None,
         *,
         attempts: int = ATTEMPTS,
+        max_wait: float = MAX_WAIT,
         with_token: bool = True,
     ) -> Answer:
         """The answer to a request, tried again while what is wrong may pass.
@@ -115,6 +115,7 @@ class HttpConnection:
             headers: beside the token.
             body: to send.
             attempts: in all.
+            max_wait: seconds; a service that wants to be left alone for longer is not asked again.
             with_token: False for a path that is a permission by itself.
 
         Raises:
@@ -133,7 +134,7 @@ class HttpConnection:
                     return answer
                 said = str(answer.problem.get("detail", ""))
                 why, wait = f"HTTP {answer.status}{': ' if said else ''}{said}", answer.retry_after
-            if wait > MAX_WAIT:  # a quota of a day: whoever waits for us had better know
+            if wait > max_wait:  # a quota of a day: whoever waits for us had better know
                 break
             if attempt + 1 < attempts:
                 own = min(self._first_wait * 2**attempt, 5.0) * random.uniform(0.5, 1.5)

@@ -28,6 +28,7 @@ PAUSE: Final = 60.0
 _FAULTS: Final = 3  # in a row, after which all links are thought bad and not that one
 _USED: Final = (0.6, 0.8)  # of a link's time: readers that began together need not ask together
 _ATTEMPTS: Final = 2  # a kept connection may have been closed meanwhile
+_MAX_WAIT: Final = 1.0  # seconds: the service has the shard, too
 _PORTS: Final = {"http": 80, "https": 443}
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,12 @@ class Links:
             return None
         try:
             answer = link.connection.request(
-                "GET", link.path, headers, attempts=_ATTEMPTS, with_token=False
+                "GET",
+                link.path,
+                headers,
+                attempts=_ATTEMPTS,
+                max_wait=_MAX_WAIT,
+                with_token=False,
             )
             if answer.status == (206 if "Range" in headers else 200):
                 self.stats["followed"] += 1
@@ -128,7 +134,9 @@ class Links:
         body = json.dumps({"shards": asked}).encode()
         headers, begun = {"Content-Type": "application/json"}, self._clock()
         try:
-            answer = self._service.request("POST", self._path, headers, body, attempts=_ATTEMPTS)
+            answer = self._service.request(
+                "POST", self._path, headers, body, attempts=_ATTEMPTS, max_wait=_MAX_WAIT
+            )
             if answer.status != 200:
                 raise StoreError(f"HTTP {answer.status}")
             values = json.loads(answer.body)

@@ -24,6 +24,7 @@ class Linking(Service):
     """The toy service with links: `said` answers who asks for them, if it is not None."""
 
     said, bad, asked, linked, seconds, ahead = None, None, [], [], 900, 0.0
+    retry_after = 0
 
     def do_POST(self):  # noqa: N802
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["shards"]
@@ -42,6 +43,11 @@ class Linking(Service):
 
     def host(self):
         return self.headers["Host"]
+
+    def end_headers(self):
+        if self.retry_after:
+            self.send_header("Retry-After", str(self.retry_after))
+        super().end_headers()
 
     def date_time_string(self, timestamp=None):
         return super().date_time_string(self.now() if timestamp is None else timestamp)
@@ -254,6 +260,14 @@ def test_what_comes_wrong_by_a_link_is_read_from_the_service(service, fault):
     with opening(service) as dataset:
         read_all(dataset)
         assert len(service.linked) == (6 if fault == "hang up" else CHAINS)
+
+
+def test_who_is_asked_to_wait_for_links_reads_from_the_service_at_once(service):
+    service.said, service.retry_after = problem(429), 30
+    begun = time.monotonic()
+    with opening(service) as dataset:
+        assert read_all(dataset) == stats(1, 0, 0)
+    assert time.monotonic() < begun + 25
 
 
 def test_of_threads_that_want_links_one_asks(service):
