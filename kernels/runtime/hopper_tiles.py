@@ -89,20 +89,62 @@ def copy_columns(tile, PTR, first, M):
 
 
 @gluon.jit
-def load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, COLS: gl.constexpr, stride):
-    """Each row's row of the shared dropout mask, in the layout that `rows` is a slice of."""
-    c = gl.arange(0, COLS, gl.SliceLayout(0, rows.type.layout.parent))
-    at = ((rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows).to(gl.int64)
-    return gl.load(DROP + (at[:, None] * stride + c[None, :]), mask=(rows < M)[:, None], other=0.0)
+def _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP: gl.constexpr):
+    """Which row of the shared dropout mask each of a tile's rows `first` and on has.
+
+    STEP: by how much it moves from row to row; -1 where a tile may cross a border.
+    """
+    if STEP == -1:
+        at = (rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows
+    else:
+        at = (first // drop_1) * drop_rows + (first // drop_2) % drop_rows + (rows - first) * STEP
+    return at.to(gl.int64)[:, None]
 
 
 @gluon.jit
-def sigmoid_exp2(x):
-    """1 / (1 + 2^x) of float32: a sigmoid whose argument comes times -log2(e)."""
-    return gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x)], dtype=gl.float32, is_pure=True,
-        pack=1,
-    )  # fmt: skip
+def load_drop(
+    DROP, rows, first, M, drop_1, drop_2, drop_rows, COLS: gl.constexpr, stride, STEP: gl.constexpr
+):
+    """Each row's row of the shared dropout mask, in the layout that `rows` is a slice of."""
+    c = gl.arange(0, COLS, gl.SliceLayout(0, rows.type.layout.parent))
+    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP)
+    return gl.load(DROP + (at * stride + c[None, :]), mask=(rows < M)[:, None], other=0.0)
+
+
+@gluon.jit
+def copy_drop(tile, DROP, first, M, drop_1, drop_2, drop_rows, STEP: gl.constexpr):
+    """Starts the copy of each row's row of the shared dropout mask."""
+    layout: gl.constexpr = lines_of(tile.shape[1], gl.num_warps())
+    rows = first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
+    c = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
+    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP)
+    cp.async_copy_global_to_shared(
+        tile, DROP + (at * tile.shape[1] + c[None, :]), mask=(rows < M)[:, None]
+    )
+
+
+@gluon.jit
+def float32(x):
+    """x in float32; a pair of bfloat16 costs two instructions, not three."""
+    if x.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 lo, hi; shl.b32 lo, $2, 16; and.b32 hi, $2, 0xffff0000; "
+            "mov.b32 $0, lo; mov.b32 $1, hi; }",
+            "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x.to(gl.float32)
+
+
+@gluon.jit
+def rounded(x, dtype: gl.constexpr):
+    """Float32 x rounded to a 16-bit type; a pair of bfloat16 is not converted one by one."""
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 both, lo, hi; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 lo, both, 16; "
+            "and.b32 hi, both, 0xffff0000; mov.b32 $0, lo; mov.b32 $1, hi; }",
+            "=f,=f,f,f", [x], dtype=gl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x.to(dtype).to(gl.float32)
 
 
 @gluon.jit
@@ -150,7 +192,7 @@ def add_columns(sums, x):
     layout: gl.constexpr = _folded(ROWS, COLS, gl.num_warps())
     x = gl.reshape(x, [ROWS // AT_ONCE, AT_ONCE, COLS])
     x = gl.convert_layout(x, layout, assert_trivial=True)
-    return sums + gl.sum(x.to(gl.float32), 0)
+    return sums + gl.sum(float32(x), 0)
 
 
 @gluon.jit

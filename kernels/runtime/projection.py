@@ -129,6 +129,15 @@ class Drop:
             first if self.columnwise else second,
         )
 
+    def step(self, rows: int) -> int:
+        """By how much the mask's row moves from row to row of a tile of so many rows.
+
+        -1 where a tile may cross the end of J.
+        """
+        if self.sizes[1] % rows:
+            return -1
+        return 0 if self.columnwise else 1
+
 
 def norm_rows(
     x: Tensor,

@@ -44,11 +44,12 @@ def compile_kernel(kernel: Any, **sizes: int) -> str:
 
 
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
-ROWS = {"C": 128, "K": 128, "BLOCK_M": 64, "HAS_DROP": True}
+DROP = {"HAS_DROP": True, "DROP_STEP": 1}
+ROWS = {"C": 128, "K": 128, "BLOCK_M": 64, **DROP}
 TEXTS = [
     compile_kernel(triangle.triangle_in_kernel, **PAIRS),
-    compile_kernel(triangle.triangle_out_kernel, **PAIRS, HAS_DROP=True, HAS_RES=True),
-    compile_kernel(triangle.triangle_out_grad_kernel, **PAIRS, HAS_DROP=True),
+    compile_kernel(triangle.triangle_out_kernel, **PAIRS, **DROP, HAS_RES=True),
+    compile_kernel(triangle.triangle_out_grad_kernel, **PAIRS, **DROP),
     compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS, BLOCK_E=64),
     compile_kernel(gated.gated_output_kernel, **ROWS, BLOCK_C=128, HAS_RES=True),
     compile_kernel(gated.gated_output_grad_kernel, **ROWS, D=32, BLOCK_K=128),

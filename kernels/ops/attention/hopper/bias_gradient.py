@@ -8,7 +8,7 @@ Strides, tensors, masks and letters are as in `forward.py`.
 
 from evofeed.kernels.ops.attention.hopper.layouts import copy_line, copy_rows, copying
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
-from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
+from evofeed.kernels.runtime.hopper_tiles import flat, float32, mma_layout, tiles_of
 
 
 @gluon.jit
@@ -23,18 +23,6 @@ def _copy_bias(tile, BIAS, first_q, first_k, N, stride, PAD: gl.constexpr, WIDE:
         cp.async_copy_global_to_shared(tile, at, mask=(q < N)[:, None] & (k < stride)[None, :])
     else:
         cp.async_copy_global_to_shared(tile, at)
-
-
-@gluon.jit
-def _float32(x):
-    """x in float32; a pair of bfloat16 costs two instructions."""
-    if x.dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            "{ .reg .b32 lo, hi; shl.b32 lo, $2, 16; and.b32 hi, $2, 0xffff0000; "
-            "mov.b32 $0, lo; mov.b32 $1, hi; }",
-            "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2,
-        )  # fmt: skip
-    return x.to(gl.float32)
 
 
 @gluon.jit
@@ -53,7 +41,7 @@ def _sum(x, y):
 @gluon.jit
 def _start(bias, term, HAS_MASK: gl.constexpr):
     """Bias plus mask: what the product of q and k is added to."""
-    return _sum(bias, term) if HAS_MASK else _float32(bias)
+    return _sum(bias, term) if HAS_MASK else float32(bias)
 
 
 @gluon.jit

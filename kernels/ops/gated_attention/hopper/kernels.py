@@ -11,26 +11,30 @@ Letters: M rows, K = H * D channels of the attention's output, C channels of the
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
 from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
+    copy_drop,
     copy_rows,
+    float32,
     lines_of,
     load_drop,
     mma_layout,
     no_sums,
-    sigmoid_exp2,
+    rounded,
+    sigmoid_of_half,
     store_rows,
     store_sums,
     tiles_of,
     vectors_of,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
+HALF = gl.constexpr(0.5)  # of a gate: what its sigmoid takes
 
 
 @gluon.jit
 def gated_output_kernel(
     O_, GATE, GATE_BIAS, W, BIAS, DROP, RES, OUT, M, gs_m, drop_1, drop_2, drop_rows,
     K: gl.constexpr, C: gl.constexpr, BLOCK_C: gl.constexpr, BLOCK_M: gl.constexpr,
-    HAS_DROP: gl.constexpr, HAS_RES: gl.constexpr, num_warps: gl.constexpr,
+    HAS_DROP: gl.constexpr, DROP_STEP: gl.constexpr, HAS_RES: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """OUT = RES + DROP * ((sigmoid(GATE + GATE_BIAS) * O) W^T + BIAS); BLOCK_C of C a program."""
     dtype: gl.constexpr = O_.dtype.element_ty
@@ -46,7 +50,7 @@ def gated_output_kernel(
     copy_rows(o_tiles.index(0), O_, program * BLOCK_M, M, K)
     copy_rows(gate_tiles.index(0), GATE, program * BLOCK_M, M, gs_m)
     cp.commit_group()
-    shift = gl.load(GATE_BIAS + gl.arange(0, K, gl.SliceLayout(0, lines))).to(gl.float32) * -LOG2E
+    shift = gl.load(GATE_BIAS + gl.arange(0, K, gl.SliceLayout(0, lines))).to(gl.float32) * HALF
     bias = gl.load(BIAS + c0 + gl.arange(0, BLOCK_C, gl.SliceLayout(0, mma))).to(gl.float32)
     zeros = gl.full([BLOCK_M, BLOCK_C], 0.0, gl.float32, mma)
     slot = 0
@@ -54,7 +58,9 @@ def gated_output_kernel(
         first = tile * BLOCK_M
         if HAS_DROP:
             rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
-            drop = load_drop(DROP + c0, rows, M, drop_1, drop_2, drop_rows, BLOCK_C, C)
+            drop = load_drop(
+                DROP + c0, rows, first, M, drop_1, drop_2, drop_rows, BLOCK_C, C, DROP_STEP
+            )
         cp.wait_group(0)
         barrier()
         if HAS_RES:
@@ -63,10 +69,10 @@ def gated_output_kernel(
         copy_rows(o_tiles.index(1 - slot), O_, first + programs * BLOCK_M, M, K)
         copy_rows(gate_tiles.index(1 - slot), GATE, first + programs * BLOCK_M, M, gs_m)
         cp.commit_group()
-        gate = gate_tiles.index(slot).load(lines).to(gl.float32)
+        gate = float32(gate_tiles.index(slot).load(lines))
         o_tile = o_tiles.index(slot)
-        sig = sigmoid_exp2(gate * -LOG2E + shift[None, :])
-        o_tile.store((o_tile.load(lines).to(gl.float32) * sig).to(dtype))
+        sig = sigmoid_of_half(gate * HALF + shift[None, :])
+        o_tile.store((float32(o_tile.load(lines)) * sig).to(dtype))
         hopper.fence_async_shared()
         cp.wait_group(1)
         barrier()
@@ -76,9 +82,9 @@ def gated_output_kernel(
         y = hopper.warpgroup_mma_wait(0, [y])
         y += bias[None, :]
         if HAS_DROP:
-            y *= drop.to(gl.float32)
+            y *= float32(drop)
         if HAS_RES:
-            y += res_tile.load(mma).to(gl.float32)
+            y += float32(res_tile.load(mma))
         barrier()
         res_tile.store(y.to(dtype))
         barrier()
@@ -92,7 +98,8 @@ def gated_output_grad_kernel(
     DOUT, DROP, W, O_, GATE, GATE_BIAS, DO, DGATE, DELTA, PARTIAL_W, PARTIAL_GATE, PARTIAL_Y,
     M, gs_m, dg_m, ds_b, ds_i, ds_j, ds_h, I_, J_, drop_1, drop_2, drop_rows,
     K: gl.constexpr, C: gl.constexpr, D: gl.constexpr, BLOCK_K: gl.constexpr,
-    BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr, num_warps: gl.constexpr,
+    BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr, DROP_STEP: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """From the gradient of the result: of O, of the gate, delta, and sums for the weights.
 
@@ -118,11 +125,14 @@ def gated_output_grad_kernel(
     do_tile = tiles_of(dtype, 1, BLOCK_M, BLOCK_K).index(0)
     shift = vectors_of(1, BLOCK_K).index(0)
     k = gl.arange(0, BLOCK_K, gl.BlockedLayout([1], [32], [num_warps], [0]))
-    shift.store(gl.load(GATE_BIAS + k0 + k).to(gl.float32) * -LOG2E)
+    shift.store(gl.load(GATE_BIAS + k0 + k).to(gl.float32) * HALF)
     copy_rows(w_tile, W + k0, 0, C, K)
     copy_rows(d_tiles.index(0), DOUT, program * BLOCK_M, M, C)
     copy_rows(o_tiles.index(0), O_ + k0, program * BLOCK_M, M, K)
     copy_rows(gate_tiles.index(0), GATE + k0, program * BLOCK_M, M, gs_m)
+    if HAS_DROP:
+        drop_tile = tiles_of(dtype, 1, BLOCK_M, C).index(0)
+        copy_drop(drop_tile, DROP, program * BLOCK_M, M, drop_1, drop_2, drop_rows, DROP_STEP)
     cp.commit_group()
     zeros = gl.full([BLOCK_M, BLOCK_K], 0.0, gl.float32, mma)
     dw = gl.full([C, BLOCK_K], 0.0, gl.float32, w_mma)
@@ -130,9 +140,6 @@ def gated_output_grad_kernel(
     slot = 0
     for tile in range(program, gl.cdiv(M, BLOCK_M), programs):
         first = tile * BLOCK_M
-        if HAS_DROP:
-            rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, y_lines))
-            drop = load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, C, C)
         cp.wait_group(0)
         barrier()
         after, free = first + programs * BLOCK_M, 1 - slot
@@ -143,25 +150,28 @@ def gated_output_grad_kernel(
         d_tile, o_tile, gate_tile = d_tiles.index(slot), o_tiles.index(slot), gate_tiles.index(slot)
         dy = d_tile.load(y_lines)
         if HAS_DROP:
-            dy = (dy.to(gl.float32) * drop.to(gl.float32)).to(dtype)
+            dy = (dy.to(gl.float32) * drop_tile.load(y_lines).to(gl.float32)).to(dtype)
             d_tile.store(dy)
         sum_y = add_columns(sum_y, dy)
         hopper.fence_async_shared()
         barrier()
+        if HAS_DROP:
+            copy_drop(drop_tile, DROP, after, M, drop_1, drop_2, drop_rows, DROP_STEP)
+            cp.commit_group()
         grad = hopper.warpgroup_mma(d_tile, w_tile, zeros, use_acc=False, is_async=True)
-        o = o_tile.load(mma).to(gl.float32)
-        gate = gate_tile.load(mma).to(gl.float32)
-        sig = sigmoid_exp2(gate * -LOG2E + shift.load(gl.SliceLayout(0, mma))[None, :])
+        o = float32(o_tile.load(mma))
+        gate = float32(gate_tile.load(mma))
+        sig = sigmoid_of_half(gate * HALF + shift.load(gl.SliceLayout(0, mma))[None, :])
         gated = o * sig
         grad = hopper.warpgroup_mma_wait(0, [grad])
-        do = (grad * sig).to(dtype)
-        do_tile.store(do)
+        do = rounded(grad * sig, dtype)
+        do_tile.store(do.to(dtype))
         o_tile.store(gated.to(dtype))
         gate_tile.store((grad * gated * (1.0 - sig)).to(dtype))
         hopper.fence_async_shared()
         barrier()
         dw_next = hopper.warpgroup_mma(d_tile.permute((1, 0)), o_tile, dw, is_async=True)
-        delta = gl.sum(gl.reshape(do.to(gl.float32) * o, [BLOCK_M, HEADS, D]), 2)
+        delta = gl.sum(gl.reshape(do * o, [BLOCK_M, HEADS, D]), 2)
         store_rows(DO + k0, do_tile, first, M, K)
         sum_gate = add_columns(sum_gate, store_rows(DGATE + k0, gate_tile, first, M, dg_m))
         m = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, heads))

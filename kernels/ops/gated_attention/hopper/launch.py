@@ -21,6 +21,7 @@ from evofeed.kernels.runtime.projection import Drop, even
 ROWS = 64  # rows a program takes at a time
 WARPS = 8
 PART = 128  # channels of a program's share of the weight
+HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
 
 
 def fits(x: Tensor, width: int, dtype: torch.dtype) -> bool:
@@ -68,7 +69,8 @@ def run_output(
         (attended, gate, gate_bias, even(weight), bias, _mask(drop, x), even(x), out, M,
          gate.stride(0), *drop.strides()),
         {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
-         "HAS_RES": residual, "num_warps": WARPS},
+         "DROP_STEP": drop.step(ROWS), "HAS_RES": residual, "num_warps": WARPS,
+         "maxnreg": HALF if each == 2 else None},
     )  # fmt: skip
     return out
 
@@ -83,8 +85,8 @@ def run_output_grad(
     rows, length = (N, R) if columns else (R, N)
     delta = torch.empty((B * rows, H, length), dtype=torch.float32, device=device)
     to_i, to_j = (1, H * length) if columns else (H * length, 1)
-    # without dropout a narrower share leaves no register in memory: 58 -> 48 us at 256 channels
-    block = min(K, PART if drop.mask is not None or K <= PART else PART // 2)
+    # a narrower share leaves no register in memory: without dropout 58 -> 48 us at 256 channels
+    block = K if K <= PART else PART // 2
     programs = _programs(dout, M, K // block, 2 if max(C, K) <= 64 else 1)
     partials = [
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (C * K, K, C)
@@ -95,8 +97,8 @@ def run_output_grad(
          *partials, M, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
          *drop.strides()),
         {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
-         "HAS_DROP": drop.mask is not None, "num_warps": WARPS,
-         "maxnreg": 128 if max(C, K) <= 64 else None},
+         "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS), "num_warps": WARPS,
+         "maxnreg": HALF if max(C, K) <= 64 else None},
     )  # fmt: skip
     return OutputGrads(delta, *partials)
 

@@ -15,10 +15,12 @@ from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
     copy_columns,
     copy_rows,
+    float32,
     lines_of,
     load_drop,
     mma_layout,
     no_sums,
+    rounded,
     sigmoid_of_half,
     store_columns,
     store_rows,
@@ -107,7 +109,7 @@ def triangle_in_kernel(
         cp.wait_group(0)
         barrier()
         z_tile = z_tiles.index(slot)
-        z = z_tile.load(lines).to(gl.float32)
+        z = float32(z_tile.load(lines))
         mean = gl.sum(z, 1) / C
         z -= mean[:, None]
         rstd = 1.0 / gl.sqrt(gl.sum(z * z, 1) / C + eps)
@@ -182,7 +184,7 @@ def triangle_in_grad_kernel(
         copy_rows(z_tiles.index(1 - slot), Z, after, M, C)
         copy_columns(dab_tiles.index(1 - slot), DAB, after, M)
         cp.commit_group()
-        dy = dab_tiles.index(slot).permute((1, 0)).load(mma).to(gl.float32) * mask[:, None]
+        dy = float32(dab_tiles.index(slot).permute((1, 0)).load(mma)) * mask[:, None]
         g = hopper.warpgroup_mma_wait(1, [g])
         sig = sigmoid_of_half(_by_row(g, rstd, centre, vectors, 2))
         dp = dy * sig
@@ -207,7 +209,7 @@ def triangle_out_kernel(
     XT, GAMMA_X, BETA_X, WZ, BZ, Z, STATS_Z, GAMMA_Z, BETA_Z, WG, BG, DROP, OUT, STATS_X,
     M, eps, drop_1, drop_2, drop_rows,
     C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr,
-    HAS_RES: gl.constexpr, num_warps: gl.constexpr,
+    DROP_STEP: gl.constexpr, HAS_RES: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """OUT = Z + DROP * (norm(X) Wz^T + bz) * sigmoid(norm(Z) Wg^T + bg); X is channels first."""
     dtype: gl.constexpr = Z.dtype.element_ty
@@ -231,7 +233,7 @@ def triangle_out_kernel(
         rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
         rstd_z, centre_z = _load_stats(STATS_Z, rows, M)
         if HAS_DROP:
-            drop = load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, C, C)
+            drop = load_drop(DROP, rows, first, M, drop_1, drop_2, drop_rows, C, C, DROP_STEP)
         cp.wait_group(0)
         barrier()
         z_tile, xt = z_tiles.index(slot), x_tiles.index(slot).permute((1, 0))
@@ -243,7 +245,7 @@ def triangle_out_kernel(
         copy_rows(z_tiles.index(1 - slot), Z, after, M, C)
         copy_columns(x_tiles.index(1 - slot), XT, after, M)
         cp.commit_group()
-        x = xs.to(gl.float32)
+        x = float32(xs)
         mean = gl.sum(x, 1) / E
         x -= mean[:, None]
         rstd = 1.0 / gl.sqrt(gl.sum(x * x, 1) / E + eps)
@@ -257,9 +259,9 @@ def triangle_out_kernel(
         y, _ = hopper.warpgroup_mma_wait(0, [y, xs])
         out = _by_row(y, rstd, centre, vectors, 0) * sig
         if HAS_DROP:
-            out *= drop.to(gl.float32)
+            out *= float32(drop)
         if HAS_RES:
-            out += z_tile.load(mma).to(gl.float32)
+            out += float32(z_tile.load(mma))
         barrier()
         z_tile.store(out.to(dtype))
         barrier()
@@ -273,7 +275,7 @@ def triangle_out_grad_kernel(
     DOUT, XT, STATS_X, GAMMA_X, BETA_X, WZ, BZ, Z, STATS_Z, GAMMA_Z, BETA_Z, WG, BG, DROP,
     DXT, DGATE, PARTIAL_W, PARTIAL, M, dg_m, drop_1, drop_2, drop_rows,
     C: gl.constexpr, E: gl.constexpr, BLOCK_M: gl.constexpr, HAS_DROP: gl.constexpr,
-    num_warps: gl.constexpr,
+    DROP_STEP: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Backward of `triangle_out_kernel`, both products rebuilt.
 
@@ -322,29 +324,29 @@ def triangle_out_grad_kernel(
             z_tile, wg_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
         )
         if HAS_DROP:
-            drop = load_drop(DROP, rows, M, drop_1, drop_2, drop_rows, C, C)
+            drop = load_drop(DROP, rows, first, M, drop_1, drop_2, drop_rows, C, C, DROP_STEP)
         after = first + programs * BLOCK_M
         copy_rows(z_tiles.index(1 - slot), Z, after, M, C)
         copy_columns(x_tiles.index(1 - slot), XT, after, M)
         copy_rows(d_tiles.index(1 - slot), DOUT, after, M, C)
         cp.commit_group()
-        x = x_tile.load(x_lines).to(gl.float32)
+        x = float32(x_tile.load(x_lines))
         x_tile.store((x * rstd[None, :] + centre[None, :]).to(dtype))
         hopper.fence_async_shared()
         barrier()
         y = hopper.warpgroup_mma(
             x_tile.permute((1, 0)), wz_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
         )
-        dy = d_tile.load(mma).to(gl.float32)
+        dy = float32(d_tile.load(mma))
         if HAS_DROP:
-            dy *= drop.to(gl.float32)
+            dy *= float32(drop)
         g = hopper.warpgroup_mma_wait(1, [g])
         sig = sigmoid_of_half(_by_row(g, rstd_z, centre_z, vectors, 2))
         dy *= sig
         d_tile.store(dy.to(dtype))
         y = hopper.warpgroup_mma_wait(0, [y])
         z_tile.store((dy * (1.0 - sig) * (y + vectors.index(0).load(of_c)[None, :])).to(dtype))
-        dy = dy.to(dtype).to(gl.float32)
+        dy = rounded(dy, dtype)
         mean_g = gl.sum(dy * vectors.index(1).load(of_c)[None, :], 1) / E
         mean_gx = gl.sum(dy * y, 1) / E
         hopper.fence_async_shared()
@@ -355,7 +357,7 @@ def triangle_out_grad_kernel(
         dw_next = hopper.warpgroup_mma(x_tile, d_tile, dw, is_async=True)
         sum_gate = add_columns(sum_gate, store_rows(DGATE, z_tile, first, M, dg_m))
         sum_y = add_columns(sum_y, d_tile.load(lines_of(C, num_warps)))
-        xhat = x_tile.load(x_mma).to(gl.float32)
+        xhat = float32(x_tile.load(x_mma))
         mean_g = gl.convert_layout(mean_g, of_x)[None, :]
         mean_gx = gl.convert_layout(mean_gx, of_x)[None, :]
         rstd = gl.convert_layout(rstd, of_x)[None, :]

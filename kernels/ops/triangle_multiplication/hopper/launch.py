@@ -96,7 +96,8 @@ def run_out(
         triangle_out_kernel, (_programs(z),),
         (xt, gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg, bg, _drop(drop, z),
          out, stats[1], stats.shape[-1], eps, *drop.strides()),
-        {**_sizes(z), "HAS_DROP": drop.mask is not None, "HAS_RES": residual},
+        {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS),
+         "HAS_RES": residual},
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def run_out_grad(
         (even(dout), xt, stats[1], gamma_x, beta_x, wz, bz, even(z), stats[0], gamma_z, beta_z, wg,
          bg, _drop(drop, z), dxt, dgate, partial_w, partial, stats.shape[-1], dgate.stride(0),
          *drop.strides()),
-        {**_sizes(z), "HAS_DROP": drop.mask is not None},
+        {**_sizes(z), "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS)},
     )  # fmt: skip
     dwz = torch.empty_like(wz, dtype=dtype)
     sums = torch.empty(2 * (E + C), dtype=dtype, device=z.device)
