@@ -7,6 +7,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
 
 POINTERS = "Q K V BIAS TERM OUT DO DQ DK DV".split()
 
@@ -49,5 +50,7 @@ TEXTS = [
     compile_kernel(forward_kernel, 4, **TILE, TILES=4, WIDE=True),
     compile_kernel(backward_kernel, 4, **TILE, Q_TILES=4, K_TILES=4, RESIDENT=True, WIDE=True),
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3, WIDE=True),
+    compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16),
+    compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16, HAS_MASK=False),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -14,6 +14,7 @@ from torch import Tensor
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
+SHORT, LATE = 128, 16  # positions, and how many more at most, of rows with a kernel of their own
 
 
 def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
@@ -99,6 +101,8 @@ def run_forward(
 ) -> Tensor:
     """As `attention.run_forward`."""
     B, R, N, H, D = q.shape
+    if tiles is None and bias is None and 0 < N - SHORT <= LATE:
+        return _run_short_forward(q, k, v, mask, scale, out)
     tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
     if _forward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
@@ -112,6 +116,22 @@ def run_forward(
         {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
          "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "WIDE": is_wide(bias, q, out),
          "num_warps": tile.warps},
+    )  # fmt: skip
+    return lse
+
+
+def _run_short_forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskTerms | None, scale: float, out: Tensor
+) -> Tensor:
+    B, R, N, H, D = q.shape
+    lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
+    term, factor = mask or (None, None)
+    launch(
+        short_forward_kernel, (B * R, H),
+        (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
+         float(scale * LOG2E)),
+        {"D": D, "BLOCK_D": padded(D), "BLOCK_Q": 64, "MAIN": SHORT, "TAIL": LATE,
+         "HAS_MASK": mask is not None, "WIDE": is_wide(None, q, out), "num_warps": 4},
     )  # fmt: skip
     return lse
 
