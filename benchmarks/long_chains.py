@@ -165,8 +165,10 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     return time.perf_counter() - began, outputs
 
 
-def once(size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device) -> Any:
-    """A pass at one size, and its row; short ones three times."""
+def once(
+    size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device, only_once: bool
+) -> Any:
+    """A pass at one size, and its row; short ones three times more."""
     run = prepare(size)
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -178,7 +180,7 @@ def once(size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.d
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
     found["finite"] = all(_finite(outputs[name]) for name in names)
     del outputs
-    if seconds < SHORT:
+    if seconds < SHORT and not only_once:
         again = sorted(round(timed(run, device)[0], 3) for _ in range(3))
         found |= {"seconds": again[1], "fastest": again[0], "slowest": again[2]}
     return found
@@ -206,7 +208,7 @@ def child(options: argparse.Namespace) -> None:
         first, _ = timed(prepare(min(options.one[0], WARM)), world.device)  # compiles
         for size in options.one:
             try:
-                found = once(size, prepare, world.device)
+                found = once(size, prepare, world.device, options.once)
             except torch.OutOfMemoryError as error:
                 say({"residues": size, "error": str(error).splitlines()[0]})
                 if world.size > 1:
@@ -283,6 +285,7 @@ def main() -> None:
     parser.add_argument("--openfold", type=Path, help="a checkout: its model instead")
     parser.add_argument("--chunked", action="store_true", help="OpenFold's default settings")
     parser.add_argument("--autocast", action="store_true", help="OpenFold in bfloat16")
+    parser.add_argument("--once", action="store_true", help="no repeats of short passes")
     parser.add_argument("--noise", action="store_true", help="on the weights")
     parser.add_argument("--equal", type=int, default=0, help="compare at this size")
     parser.add_argument("--smaller", type=float, default=16, help="parts of --equal, times so much")

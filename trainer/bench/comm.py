@@ -40,6 +40,7 @@ def measure(
     batches: int = 8,
     hosts: int = 0,
     gbit: float = 0.0,
+    slow: float = 0.0,
     tell: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Times of a step in milliseconds and bytes sent, JSON-ready; every rank must call it.
@@ -55,6 +56,8 @@ def measure(
         gbit: pretend that a host's link to the others takes so many gigabits a second: after a
             collective between hosts everything waits for as long as its bytes would take.
             0: no such thing. `unthrottled` is then the machine's own link, in mode `none`.
+        slow: a last case, `slowed`: mode `none`, the last rank's step longer by this share;
+            `lost` is what everybody's step takes longer, over that.
         tell: given what is known after every case, on the first rank.
 
     Raises:
@@ -100,6 +103,14 @@ def measure(
             found["modes"][mode] = case
         if world.is_first:
             tell(found)
+    if slow:
+        longer = slow * found["together"]["step_ms"]
+        usual = found.get("unthrottled") or bench.case("none", world)
+        case = bench.case("none", world, pause=longer / 1e3)
+        lost = (case["step_ms"] - usual["step_ms"]) / longer
+        found["slowed"] = case | {"by": slow, "lost": lost}
+        if world.is_first:
+            tell(found)
     return found
 
 
@@ -123,10 +134,12 @@ class _Bench:
                 world=World(device=world.device),
             )  # fmt: skip
 
-    def case(self, mode: str | None, who: World, gbit: float = 0.0) -> dict[str, Any]:
+    def case(
+        self, mode: str | None, who: World, gbit: float = 0.0, pause: float = 0.0
+    ) -> dict[str, Any]:
         """Median time of a round's steps on the slowest of these ranks.
 
-        Mode None: every rank for itself.
+        Mode None: every rank for itself. The last rank pauses so many seconds in every step.
         """
         self.loop.exchange.kept.clear()  # of the case before: its memory
         gc.collect()
@@ -139,7 +152,11 @@ class _Bench:
         if gbit and exchange.between.size > 1:
             # A ring of all ranks crosses a host's link once, parts of it side by side each.
             share = 1 if mode == "none" else exchange.inside.size
-            exchange.between.after = _link(gbit / share, self.world.device)
+            wait, rate = _wait(self.world.device), gbit / share
+            exchange.between.after = lambda nbytes: wait(nbytes * 8e-9 / rate)
+        if pause and world.rank == world.size - 1:
+            wait = _wait(self.world.device)
+            exchange.between.after = lambda _: wait(pause)
         rounds = self._rounds(self.loop)
         seconds = [max(ranks) for ranks in zip(*who.collect(rounds), strict=True)]
         steps = len(rounds) * self.config.fixed_batches
@@ -179,10 +196,10 @@ class _Bench:
         return seconds
 
 
-def _link(gbit: float, device: torch.device) -> Callable[[int], None]:
-    """Waits, on the device's own timeline, as long as bytes take at so many gigabits a second."""
+def _wait(device: torch.device) -> Callable[[float], None]:
+    """Waits so many seconds, on the device's own timeline."""
     if device.type != "cuda":
-        return lambda nbytes: time.sleep(nbytes * 8e-9 / gbit)
+        return time.sleep
     spin: Callable[[int], None] = torch.cuda._sleep  # takes clock cycles
     cycles = 50_000_000
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -192,4 +209,4 @@ def _link(gbit: float, device: torch.device) -> Callable[[int], None]:
     ended.record()
     torch.cuda.synchronize()
     rate = cycles / (began.elapsed_time(ended) / 1e3)
-    return lambda nbytes: spin(int(nbytes * 8e-9 / gbit * rate))
+    return lambda seconds: spin(int(seconds * rate))
