@@ -3,7 +3,7 @@
     evofeed cluster chains.fasta clusters.tsv --identity 0.3 --coverage 0.5
     evofeed featurize raw/ data/ --structures mmcif/ --clusters clusters.tsv
     evofeed snapshots split data/ --clusters clusters.tsv --share unseen=0.2
-    evofeed snapshots select data/ --name train --apart-from data/@unseen --clusters clusters.tsv
+    evofeed snapshots select data/ train --apart-from data/@unseen --clusters clusters.tsv
     python benchmarks/real_proteins.py data/ --seconds 170 --out real.json --picture real.png
 
 The recipe is the speedrun's if `--recipe` names no other file or preset. At every validation
