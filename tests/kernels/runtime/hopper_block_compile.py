@@ -40,7 +40,8 @@ def compile_kernel(kernel: Any, **sizes: int) -> str:
     }
     source = GluonASTSource(fn=kernel, signature=types, constexprs=at, attrs=even)
     target = GPUTarget("cuda", 90, 32)
-    return str(triton.compile(source, target=target, options={"num_warps": 8}).asm["ptx"])
+    options = {"num_warps": constants["num_warps"]}
+    return str(triton.compile(source, target=target, options=options).asm["ptx"])
 
 
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
@@ -50,7 +51,7 @@ TEXTS = [
     compile_kernel(triangle.triangle_in_kernel, **PAIRS),
     compile_kernel(triangle.triangle_out_kernel, **PAIRS, **DROP, HAS_RES=True),
     compile_kernel(triangle.triangle_out_grad_kernel, **PAIRS, **DROP),
-    compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS, BLOCK_E=64),
+    compile_kernel(triangle.triangle_in_grad_kernel, **PAIRS, BLOCK_E=64, num_warps=4),
     compile_kernel(gated.gated_output_kernel, **ROWS, BLOCK_C=128, HAS_RES=True),
     compile_kernel(gated.gated_output_grad_kernel, **ROWS, D=32, BLOCK_K=128),
     compile_kernel(transition.transition_grad_kernel, C=128, N=512, BLOCK_N=128, BLOCK_M=64),

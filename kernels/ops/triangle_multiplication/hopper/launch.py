@@ -25,6 +25,7 @@ __all__ = ["fits", "run_in", "run_in_grad", "run_out", "run_out_grad"]
 ROWS = 64  # pairs a program takes at a time
 WARPS = 8
 GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
+GRAD_WARPS = 4  # of such a program, of which two still share a multiprocessor
 HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
 
 
@@ -77,7 +78,7 @@ def run_in_grad(
         triangle_in_grad_kernel, (parts * programs,),
         (even(z), stats, gamma, beta, weight, bias, mask, dab, dpacked, partial, mask.numel(),
          dpacked.stride(0)),
-        {**_sizes(z), "BLOCK_E": GRAD_PART, "maxnreg": HALF},
+        {**_sizes(z), "BLOCK_E": GRAD_PART, "num_warps": GRAD_WARPS},
     )  # fmt: skip
     return partial
 
