@@ -1,6 +1,6 @@
 """Parts of a Pairformer's pair block, and the whole, beside PyTorch and cuEquivariance on one GPU.
 
-    PYTHONPATH=src python benchmarks/af3_pair_block.py --out benchmarks/results/af3_pair_block_h200.json
+    PYTHONPATH=src python benchmarks/af3_pair_block.py --out benchmarks/results/af3_pair_blocks_h200.json
 
 OpenFold3's modules (names and mathematics as in `tests/kernels/af3`), 4 heads of 32, a SwiGLU
 transition four times as wide, bfloat16 by autocast, float32 weights, no dropout. Beside them, named

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import af3_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,6 +84,11 @@ def sentences() -> list[tuple[str, str]]:
         ),
         ("docs/training.md", f"from other rows of the same alignment it reaches {other:.2f}"),
     ]
+
+
+@pytest.mark.parametrize("table", af3_tables.TABLES, ids=lambda table: table.__name__)
+def test_the_tables_of_af3_class_models_are_the_results(table: Callable[[], list[str]]) -> None:
+    assert "\n\n" + "\n".join(table()) + "\n\n" in (ROOT / "docs" / "kernels.md").read_text()
 
 
 @pytest.mark.parametrize(("page", "words"), sentences())

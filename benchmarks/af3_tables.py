@@ -1,0 +1,116 @@
+"""The tables of AF3-class models in docs/kernels.md, printed from the results.
+
+python benchmarks/af3_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PEERS = ("cuequivariance", "compiled", "eager")
+NAMES = {"openfold3": "OpenFold3", "boltz2": "Boltz-2", "protenix": "Protenix"}
+PARTS = {
+    "multiplication": "triangle multiplication",
+    "attention": "triangle attention",
+    "transition": "SwiGLU transition",
+    "average": "pair-weighted averaging, 1,024 sequences",
+    "tokens": "diffusion transformer's block, 48 copies of 384 tokens",
+    "tokens_attention": "... its attention",
+    "tokens_transition": "... its transition",
+    "single": "attention of the single track, 384 tokens",
+}
+
+
+def result(name: str) -> Any:
+    """A file of results/."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _part(part: str, channels: int, size: int) -> str:
+    if part == "block":
+        return f"pair block, {size}"
+    name = PARTS[part]
+    if part in ("multiplication", "attention", "transition"):
+        name += f", {size}" + ("" if channels == 128 else f", C {channels}")
+    return name
+
+
+def parts() -> list[str]:
+    """A pair block and the parts of models: ms, MB kept, and the best peer's time over ours."""
+    rows: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for row in result("af3_pair_blocks_h200")["rows"]:
+        rows.setdefault((row["part"], row["channels"], row["size"]), {})[row["how"]] = row
+    lines = [
+        "| part, residues | fused | cuEquivariance | torch.compile | eager | fused is faster |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    order = ["block", *PARTS]
+    for key in sorted(rows, key=lambda key: (order.index(key[0]), key[1], key[2])):
+        found = rows[key]
+        cells = [
+            f"{found[how]['both_ms'][0]:.2f} ({found[how]['kept_mb']:,})" if how in found else "-"
+            for how in ("fused", *PEERS)
+        ]
+        best = min(found[how]["both_ms"][0] for how in PEERS if how in found)
+        cells.append(f"{best / found['fused']['both_ms'][0]:.2f} times")
+        lines.append(f"| {_part(*key)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _apart(losses: list[float], others: list[float]) -> str:
+    """The most that two curves differ, relative."""
+    return f"{100 * max(abs(a / b - 1) for a, b in zip(losses, others, strict=True)):.2g} %"
+
+
+def training() -> list[str]:
+    """Trunks at a crop of 384 before and after one line."""
+    lines = ["| trunk | before: ms, GB | after: ms, GB | times | gradients apart | losses apart | "
+             "of itself, one rounding: gradients, losses |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip # noqa: E501
+    rows: dict[str, dict[str, Any]] = {}
+    for name in TRAINED:
+        for row in result(name)["rows"]:
+            rows.setdefault(row["project"], {})[row["how"]] = row
+    for project, found in rows.items():
+        before, after = found["eager"], found["fused"]
+        control = found.get("control")
+        cells = [f"{one['step_ms'][0]:,.0f}, {one['peak_mb'] / 1e3:.1f}" for one in (before, after)]
+        cells += [f"{before['step_ms'][0] / after['step_ms'][0]:.2f}"]
+        cells += [f"{100 * after['gradient']:.1f} %", _apart(after["losses"], before["losses"])]
+        cells += [
+            f"{100 * control['gradient']:.1f} %, {_apart(control['losses'], before['losses'])}"
+            if control else "-"
+        ]  # fmt: skip
+        lines.append(f"| {NAMES[project]} | {' | '.join(cells)} |")
+    return lines
+
+
+TRAINED = ("af3_trunk_h200",)
+
+
+def inference() -> list[str]:
+    """Trunks in evaluation mode."""
+    lines = ["| trunk, residues | fused: s, GB | cuEquivariance | own kernels | plain |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in result("af3_infer_h200")["rows"]:
+        rows.setdefault((row["project"], row["length"]), {})[row["how"]] = row
+    for (project, length), found in sorted(rows.items()):
+        cells = []
+        for how in ("fused", "cuequivariance", "own", "eager"):
+            one = found.get(how)
+            cells.append(
+                "-" if one is None else one["failed"] if "failed" in one
+                else f"{one['step_ms'][0] / 1e3:.2f}, {one['peak_mb'] / 1e3:.1f}"
+            )  # fmt: skip
+        lines.append(f"| {NAMES[project]}, {length:,} | {' | '.join(cells)} |")
+    return lines
+
+
+TABLES = (parts,)
+
+if __name__ == "__main__":
+    for table in TABLES:
+        print("\n".join(table()), end="\n\n")
