@@ -115,11 +115,12 @@ def worst(stand: Stand, seconds: int) -> dict[str, Any]:
     time.sleep(5)
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
     answered = re.search(r"(\d+) requests in", said)
+    count = int(answered[1]) if answered else 0
     return {
         "clients": CALLERS,
         "seconds": seconds,
-        "answered": int(answered[1]) if answered else 0,
-        "cpu_ms_an_answer": round(spent * 1e3 / int(answered[1]), 1) if answered else 0.0,
+        "answered": count,
+        "cpu_ms_an_answer": round(spent * 1e3 / count, 1) if count else 0.0,
         "of_them_refused": int(refused[1]) if refused else 0,
         "latency": dict(re.findall(r"(50%|75%|90%|99%)\s+(\S+)", said)),
         **{f"{name}_meanwhile_ms": _waited(found) for name, found in times.items()},

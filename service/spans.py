@@ -25,6 +25,7 @@ Mask = Callable[[Rows], np.ndarray]
 NOTHING: Final[Spans] = np.zeros(0)
 EVERYTHING: Final[Spans] = np.array([-np.inf])
 _BUCKETS: Final = 1 << 16
+_CELL_BITS: Final = 20
 _STEPS: Final = np.array([1, -1] * 32, np.int8)
 _INSIDE: Final = 2  # a bucket in which a set begins or ends
 
@@ -155,45 +156,65 @@ class Numbers:
     def _bucketed(self) -> _Buckets:
         if self._buckets is None:  # two threads may make them: they are the same
             require_thread()
-            self._buckets = _Buckets(self._line, self._whole, self._least, self._most)
+            self._buckets = _Buckets(self._line, self._least, self._most)
         return self._buckets
 
 
 class _Buckets:
-    """A column's values in 65,536 buckets in their order: a set in many pieces is a table of these.
+    """A column's values in up to 65,536 buckets in their order: a set is a table of these.
+
+    Values are laid on a grid of a million cells, and neighbouring cells put together until a bucket
+    has its share of the rows. In buckets that a set begins or ends in, rows are looked at singly.
 
     Args:
         values: of the rows.
-        whole: they are integers.
         least: of those that are known.
         most: of those that are known.
     """
 
-    def __init__(self, values: np.ndarray, whole: bool, least: float, most: float) -> None:
-        self._values = values
-        if whole and most - least < _BUCKETS:
-            self._edges = np.arange(least + 1, most + 1, dtype=np.float64)
-            clipped = np.clip(values, least, most) - values.dtype.type(least)
-            self._codes = clipped.astype(np.uint16)
+    def __init__(self, values: np.ndarray, least: float, most: float) -> None:
+        self._values, self._first = values, values.dtype.type(least)
+        self._is_exact = values.dtype != np.float64
+        known = np.fmin(np.fmax(values, self._first), values.dtype.type(most))
+        places = self._places(known)
+        span = int(places.max())
+        self._shift, self._bucket = 0, np.arange(min(span + 1, _BUCKETS))
+        if span < _BUCKETS:
+            self._codes = places.astype(np.uint16)
             return
-        # As many rows in each: those in which a set begins or ends are looked at one by one.
-        ordered = np.sort(values)[:: -(-len(values) // (_BUCKETS - 1))]
-        edges = np.unique(ordered[~np.isnan(ordered)] if not whole else ordered)
-        self._codes = np.searchsorted(edges, values, "right").astype(np.uint16)
-        self._edges = edges.astype(np.float64)
+        self._shift = max(0, span.bit_length() - _CELL_BITS)
+        cells = places >> self._shift
+        rows = np.bincount(cells)
+        share = -(-len(values) // (_BUCKETS - 1))
+        self._bucket = ((np.cumsum(rows) - rows) // share).astype(np.uint16)
+        self._codes = self._bucket[cells]
+
+    def _places(self, values: np.ndarray) -> np.ndarray:
+        """How far values are from the least one, `i64`, in their order; of float64 about."""
+        if values.dtype.kind == "u":
+            return (values - self._first).astype(np.int64)
+        if values.dtype.kind == "i":
+            return values.astype(np.int64) - int(self._first)
+        both = np.append(values, self._first) + 0.0  # no zero is below another
+        bits = both.view(np.dtype(f"i{values.itemsize}"))
+        places = np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits).astype(np.int64)
+        places >>= 0 if self._is_exact else 2  # a difference of float64 needs 65 bits
+        return places[:-1] - places[-1]
 
     def passing(self, inside: bool, ends: Spans) -> Mask:
         """As `Numbers._inside`."""
-        place = np.searchsorted(self._edges, ends, "right")
-        exact = self._edges[np.maximum(place, 1) - 1] == ends
-        turns = np.bincount(np.where(exact, place, place + 1), minlength=len(self._edges) + 2)
+        places = self._places(ends.astype(self._values.dtype))
+        buckets = self._bucket[places >> self._shift].astype(np.int64)
+        first = np.searchsorted(self._bucket, buckets) << self._shift
+        exact = (first == places) & self._is_exact
+        turns = np.bincount(np.where(exact, buckets, buckets + 1), minlength=_BUCKETS + 1)
         table = ((np.cumsum(turns) + inside) & 1).astype(np.uint8)
-        table[place[~exact]] = _INSIDE
-        codes, values = self._codes, self._values
+        table[buckets[~exact]] = _INSIDE
+        codes, values, all_exact = self._codes, self._values, bool(exact.all())
 
         def mask(rows: Rows) -> np.ndarray:
             found = table.take(codes[rows], mode="clip")
-            if not exact.all():
+            if not all_exact:
                 unsure = np.flatnonzero(found == _INSIDE)
                 count = np.searchsorted(ends, values[rows][unsure], "right")
                 found[unsure] = (count + inside) & 1
