@@ -39,7 +39,7 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 _MAX_PLANS = 4  # 24 bytes a chain each, twice where a run goes from one epoch to the next
 _MAX_SNAPSHOTS = 32  # held open at once; the longest unused are closed
-_MAX_NBYTES = 1 << 30  # of their columns made ready: a million chains have 64 MB
+_MAX_NBYTES = 1 << 30  # of their columns made ready: a million chains have 100 MB
 
 
 class Catalog:

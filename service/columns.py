@@ -42,7 +42,7 @@ class Columns:
         self._index, self.ordered = index, ordered
         self.kinds = column_kinds(index.schema)
         self.table = index.select(list(self.kinds))
-        self.nbytes = self.table.nbytes
+        self.nbytes = self.table.nbytes + 2 * index.num_rows * len(self.kinds)  # with buckets
         self._ready: dict[str, _Kind] = {}
         self._comparable: dict[str, Numbers | Ranks | None] = {}
         self._owned: dict[str, pa.ChunkedArray] = {}

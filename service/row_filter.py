@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +95,9 @@ class _Compiler(Evaluator):
             else:
                 rest.append(node)
         for column, asked in by_column.items():
+            if len(asked) == 1:
+                rest += asked
+                continue
             count = len(asked) if combine is all else 1
             numbers = at_least(count, [one.numbers for one in asked])
             rest.append(_On(column, numbers, combine(one.others for one in asked)))
@@ -211,22 +213,19 @@ def _numbers(ready: Numbers, kind: str, op: str, value: Any) -> Spans | None:
     """The numbers that pass a comparison; None where they are no such set."""
     if op == "known":
         return EVERYTHING
-    place = functools.partial(_place, ready.values.dtype, kind)
-    places = [place(one) for one in (value if op == "in" else [value])]
-    if any(found is None for found in places):
-        return None
-    if op == "in":
-        return spans(found for found in places if found is not None)
-    assert places[0] is not None
-    return compared(op, *places[0])
+    if op != "in":
+        place = _place(ready.values.dtype, kind, value)
+        return None if place is None else compared(op, *place)
+    places = [_place(ready.values.dtype, kind, one) for one in value]
+    there = [place for place in places if place is not None]
+    return spans(there) if len(there) == len(places) else None
 
 
 def _place(dtype: np.dtype[Any], kind: str, value: Any) -> tuple[float, float] | None:
     """Where a value begins, and where what is greater does: the same if no row can have it."""
     if kind != "number":  # integers beside a number that may have a fraction
         return math.ceil(value), math.floor(value) + 1
-    with np.errstate(over="ignore"):
-        own = np.array(value, dtype)[()]  # in the column's own type, as Arrow compares
-    if not np.isfinite(own):
+    if abs(value) > np.finfo(dtype).max:
         return None
+    own = dtype.type(value)  # in the column's own type, as Arrow compares
     return float(own), float(np.nextafter(own, dtype.type(np.inf)))

@@ -32,8 +32,11 @@ _INSIDE: Final = 2  # a bucket in which a set begins or ends
 
 def spans(pairs: Iterable[tuple[float, float]]) -> Spans:
     """The numbers from each first to before its second; a pair may be empty."""
-    found = [np.array(pair, np.float64) for pair in pairs if pair[0] < pair[1]]
-    return at_least(1, found)
+    return at_least(1, [_span(begin, end) for begin, end in pairs])
+
+
+def _span(begin: float, end: float) -> Spans:
+    return np.array([begin, end], np.float64) if begin < end else NOTHING
 
 
 def inverted(one: Spans) -> Spans:
@@ -74,18 +77,20 @@ def in_order(op: str, places: Sequence[tuple[int, int]], known: int) -> Spans:
         known: texts from this place on are known.
     """
     among = [(max(begin, known), max(end, known)) for begin, end in places]
-    if op in ("==", "in"):
-        return spans(among)
-    return at_least(2, [spans([(known, np.inf)]), compared(op, *among[0])])
+    return spans(among) if op in ("==", "in") else compared(op, *among[0], known)
 
 
-def compared(op: str, low: float, high: float) -> Spans:
-    """Numbers that compare so with what is from `low` to before `high`."""
-    if op == "!=":
-        return inverted(spans([(low, high)]))
-    begin = {"==": low, ">": high, ">=": low}.get(op, -np.inf)
-    end = {"==": high, "<": low, "<=": high}.get(op)
-    return np.array([begin], np.float64) if end is None else spans([(begin, end)])
+def compared(op: str, low: float, high: float, first: float = -np.inf) -> Spans:
+    """Numbers from `first` on that compare so with what is from `low` to before `high`."""
+    if op == "==":
+        return _span(low, high)
+    if op in ("<", "<="):
+        return _span(first, low if op == "<" else high)
+    if op in (">", ">="):
+        return np.array([high if op == ">" else low], np.float64)
+    if low == high:
+        return np.array([first], np.float64)
+    return np.array([first, low, high] if first < low else [high], np.float64)
 
 
 def within(one: Spans, rows: Rows) -> np.ndarray:
@@ -191,15 +196,19 @@ class _Buckets:
 
     def _places(self, values: np.ndarray) -> np.ndarray:
         """How far values are from the least one, `i64`, in their order; of float64 about."""
+        places: np.ndarray
         if values.dtype.kind == "u":
-            return (values - self._first).astype(np.int64)
+            places = (values - self._first).astype(np.int64)
+            return places
         if values.dtype.kind == "i":
-            return values.astype(np.int64) - int(self._first)
+            places = values.astype(np.int64) - int(self._first)
+            return places
         both = np.append(values, self._first) + 0.0  # no zero is below another
         bits = both.view(np.dtype(f"i{values.itemsize}"))
         places = np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits).astype(np.int64)
         places >>= 0 if self._is_exact else 2  # a difference of float64 needs 65 bits
-        return places[:-1] - places[-1]
+        places = places[:-1] - places[-1]
+        return places
 
     def passing(self, inside: bool, ends: Spans) -> Mask:
         """As `Numbers._inside`."""
