@@ -265,7 +265,6 @@ def drop_ins() -> list[Row]:
         )
     }  # fmt: skip
     compiled = drop_in("openfold", "OpenFold", case=case, how="compiled")["wall_ms"]
-    trunk = {row["how"]: row for row in result("af3_trunk_h200")["rows"]}
     return [
         (
             "`nn.MultiheadAttention` 200 x 256 x 1024, `nn.LSTM` 985 wide in float16",
@@ -286,14 +285,48 @@ def drop_ins() -> list[Row]:
             f"{own_loop['OpenFold']} before, compiled {compiled:.1f}, same run",
             "drop_ins_h200",
         ),
+    ]
+
+
+def other_models() -> list[Row]:
+    """AF3-class models: OpenFold3's pair block, and the projects' own trunks."""
+    name = "af3_pair_blocks_h200"
+    blocks: dict[str, dict[int, float]] = {}
+    for row in result(name)["rows"]:
+        if row["part"] == "block":
+            blocks.setdefault(row["how"], {})[row["size"]] = row["both_ms"][0]
+    sizes = sorted(blocks["fused"])
+    ms = {how: " / ".join(f"{of[n]:.1f}" for n in sizes) for how, of in blocks.items()}
+    return [
         (
-            "Protenix's own trunk at a crop of 384, random weights, a training step",
-            f"{trunk['fused']['step_ms'][0]:.0f} ms, {trunk['fused']['peak_mb'] / 1e3:.0f} GB "
-            "after `to_fused`, activations kept",
-            f"{trunk['eager']['step_ms'][0]:,.0f} ms, {trunk['eager']['peak_mb'] / 1e3:.0f} GB "
-            "before, recomputing activations, same run",
-            "af3_trunk_h200",
+            f"OpenFold3's pair block, forward and backward, {' / '.join(map(str, sizes))} residues",
+            f"{ms['fused']} ms",
+            f"cuEquivariance {ms['cuequivariance']}, torch.compile {ms['compiled']}, same run",
+            name,
         ),
+        *(row for name in TRUNKS for row in trunks(name)),
+    ]
+
+
+TRUNKS = ("af3_trunk_h200",)
+PROJECTS = {"openfold3": "OpenFold3", "boltz2": "Boltz-2", "protenix": "Protenix"}
+
+
+def trunks(name: str) -> list[Row]:
+    """A training step of each trunk of one run."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in result(name)["rows"]:
+        found.setdefault(row["project"], {})[row["how"]] = row
+    return [
+        (
+            f"{PROJECTS[project]}'s own trunk at a crop of 384, random weights, a training step",
+            f"{ways['fused']['step_ms'][0]:.0f} ms, {ways['fused']['peak_mb'] / 1e3:.0f} GB "
+            "after `to_fused`, activations kept",
+            f"{ways['eager']['step_ms'][0]:,.0f} ms, {ways['eager']['peak_mb'] / 1e3:.0f} GB "
+            "before, recomputing activations, same run",
+            name,
+        )
+        for project, ways in found.items()
     ]
 
 
@@ -499,7 +532,15 @@ def falls_short() -> list[str]:
 
 def rows() -> list[Row]:
     """The whole table, along the path."""
-    return [*featurize(), *store(), *loader(), *kernels(), *drop_ins(), *training()]
+    return [
+        *featurize(),
+        *store(),
+        *loader(),
+        *kernels(),
+        *drop_ins(),
+        *other_models(),
+        *training(),
+    ]
 
 
 def table(chosen: list[Row]) -> list[str]:
