@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from evofeed.store.garbage import GcReport, gc
     from evofeed.store.history import Diff, Snapshot
     from evofeed.store.manifest import Manifest, ShardEntry
+    from evofeed.store.refs import address_and_ref
     from evofeed.store.selection import Selection, select_chains, split_chains
     from evofeed.store.shard import write_shard
     from evofeed.store.snapshots import (
@@ -30,6 +31,7 @@ __all__ = [
     "Dataset",
     "Assemblies",
     "add_assemblies",
+    "address_and_ref",
     "Cache",
     "DataCard",
     "card_of",

@@ -37,7 +37,7 @@ def select(
 
     Example: evofeed snapshots select data/ train --max-resolution 9 --released-before 2018-04-30
     """
-    from evofeed.store import Dataset, Selection, select_chains
+    from evofeed.store import Dataset, Selection, address_and_ref, select_chains
     from evofeed.store.overlap import Clusters
 
     limits = Selection(
@@ -51,7 +51,7 @@ def select(
         with_structure=with_structure,
     )
     with wrong_call():
-        others = [Dataset.open(*_at(text)) for text in apart_from or ()]
+        others = [Dataset.open(*address_and_ref(text)) for text in apart_from or ()]
         known = Clusters(clusters) if clusters else None
         made = select_chains(
             uri, into, limits, snapshot=snapshot, apart_from=others, clusters=known
@@ -79,12 +79,6 @@ def split(
         shares = {name: float(value) for name, _, value in (s.partition("=") for s in share)}
         made = split_chains(uri, Clusters(clusters), shares, snapshot=snapshot, seed=seed)
     _parts(made, as_json)
-
-
-def _at(text: str) -> tuple[str, str]:
-    """Address and ref of `DATASET@REF`, `main` if none is named."""
-    uri, mark, ref = text.rpartition("@")
-    return (uri, ref) if mark and "/" not in ref else (text, "main")
 
 
 def _parts(parts: dict[str, Any], as_json: bool) -> None:

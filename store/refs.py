@@ -27,6 +27,12 @@ class Ref:
     updated_at: str
 
 
+def address_and_ref(text: str) -> tuple[str, str]:
+    """Address and ref of `DATASET@REF`, `main` if none is named."""
+    address, mark, ref = text.rpartition("@")
+    return (address, ref) if mark and "/" not in ref else (text, "main")
+
+
 def read_ref(storage: Storage, name: str) -> Ref:
     """The ref of that name.
 

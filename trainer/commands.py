@@ -22,7 +22,8 @@ def train(
         str, typer.Argument(help="A YAML file, or initial_training, finetuning, tiny, overfit.")
     ] = "tiny",
     dataset: Annotated[
-        list[str] | None, typer.Option(help="URI of the dataset to train on; several: a mixture.")
+        list[str] | None,
+        typer.Option(help="URI of the dataset to train on, or URI@REF; several: a mixture."),
     ] = None,
     share: Annotated[
         list[float] | None, typer.Option(help="Share of each dataset in the mixture, in order.")
@@ -32,7 +33,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
-    validation: Annotated[str, typer.Option(help="URI of a dataset of held-out chains.")] = "",
+    validation: Annotated[str, typer.Option(help="URI of held-out chains, or URI@REF.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out.")] = False,
     weights: Annotated[
         Path | None,
@@ -143,7 +144,9 @@ def replay(
 
 
 def predict(
-    dataset: Annotated[str, typer.Argument(help="URI of the dataset that holds the chain.")],
+    dataset: Annotated[
+        str, typer.Argument(help="URI of the dataset that holds the chain, or URI@REF.")
+    ],
     chain: Annotated[str, typer.Argument(help="Chain to predict, 102m_A for one, or a complex.")],
     checkpoint: Annotated[
         Path, typer.Option(help="Run folder, checkpoint folder, or OpenFold's or AF2's file.")
@@ -171,7 +174,7 @@ def predict(
     for path in (out, picture):  # before the model has run
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
     from evofeed.trainer.parallel.memory import explained
     from evofeed.trainer.predict.prediction import (
         evaluate,
@@ -184,7 +187,7 @@ def predict(
     )
     from evofeed.trainer.run.distributed import join_world
 
-    opened = Dataset.open(dataset)
+    opened = Dataset.open(*address_and_ref(dataset))
     record = opened.assemblies[chain] if chain in opened.assemblies else opened[chain]
     with join_world(device or None, axial=None) as world:  # under torchrun all share the chain
         model = load_model(checkpoint).to(world.device)

@@ -142,9 +142,9 @@ def _samples_of(dataset: Any, settings: LoaderConfig) -> Any:
     Chains of a dataset without complexes are complexes of one, as in AlphaFold-Multimer's
     distillation set.
     """
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
-    opened = Dataset.open(dataset) if isinstance(dataset, str) else dataset
+    opened = Dataset.open(*address_and_ref(dataset)) if isinstance(dataset, str) else dataset
     if settings.assemblies is None or not isinstance(opened, Dataset) or not opened.assemblies:
         return opened
     return opened.assemblies

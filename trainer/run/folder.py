@@ -68,9 +68,9 @@ def as_begun(dataset: Any, out: Path, world: World) -> Any:
 
 
 def _at(uri: str, digest: str) -> Any:
-    from evofeed.store import Dataset
+    from evofeed.store import Dataset, address_and_ref
 
-    return Dataset.open(uri, digest)
+    return Dataset.open(address_and_ref(uri)[0], digest)
 
 
 def _snapshots(out: Path) -> list[str] | None:

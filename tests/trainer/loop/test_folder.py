@@ -13,6 +13,7 @@ import pytest
 from evofeed.cli import main
 from evofeed.errors import InputError, TrainerError
 from evofeed.store import Dataset, copy_dataset, remove_chains
+from evofeed.trainer.log.runlog import read_steps
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.run_report import make_report
 from evofeed.trainer.run.distributed import World
@@ -71,6 +72,33 @@ def test_a_run_continues_with_the_snapshot_it_began_with(
         main(["report", str(out), "--json"])
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["figures"]["iterations"] == 3
+
+
+def test_a_run_reads_the_ref_that_its_dataset_names(tiny_dataset: str, tmp_path: Path) -> None:
+    data, out, recipe = str(tmp_path / "data"), tmp_path / "run", tmp_path / "recipe.yaml"
+    copy_dataset(tiny_dataset, data)
+    chains = list(Dataset.open(data))
+    table = tmp_path / "clusters.tsv"
+    table.write_text("".join(f"{chain}\t{chain}\n" for chain in chains))
+    _done("snapshots", "split", data, "--clusters", str(table), "--share", "unseen=0.3")
+    part, unseen = (Dataset.open(data, ref) for ref in ("train", "unseen"))
+    assert {*part} | {*unseen} == {*chains} and not {*part} & {*unseen}
+    recipe.write_text(
+        "preset: tiny\nsteps: 1\nvalidate_every: 1\nvalidate_batches: 1\nprofile_steps: 0\n"
+        "loader: {crop_size: 24, max_msa_clusters: 8, max_extra_msa: 12, max_templates: 1}\n"
+    )
+    words = ["train", str(recipe), "--dataset", f"{data}@train", "--validation", f"{data}@unseen"]
+    _done(*words, "--out", str(out), "--device", "cpu")
+    assert json.loads((out / "run.json").read_text())["dataset"] == [part.digest]
+    assert "metrics" in read_steps(out)[0]
+    begun = as_begun(f"{data}@train", out, World())
+    assert [dataset.digest for dataset in begun] == [part.digest]
+
+
+def _done(*words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    assert not ended.value.code
 
 
 def test_a_damaged_file_of_facts_is_named_with_what_mends_it(tmp_path: Path) -> None:
