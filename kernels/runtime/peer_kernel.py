@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """One kernel for every exchange between GPUs that can read each other's memory.
 
-Each program lays its share of what others want into this GPU's slot, raises a flag at the same
-program of every other GPU, waits for theirs, and reads its share of what they laid out. Slots
-alternate: who has passed the flags of an exchange knows that all have finished reading the one
-before. Which slot it is follows from a count in memory, so recordings may be replayed in any order.
+Each program writes its share of what others want into their slots, raises a flag at the same
+program of each, waits for theirs, and reads its share of what lies in its own slot. Who writes does
+not wait for an answer, as who reads from afar does. Slots alternate: who has passed the flags of an
+exchange knows that all have finished reading the one before. Which slot it is follows from a count
+in memory, so recordings may be replayed in any order.
 
 Letters: W the axis that is cut, A before and B behind it in `X`; V the axis that is put
 together, D before and E behind it in `OUT`.
@@ -79,23 +80,24 @@ def peer_exchange_kernel(
     mine = _of(RANK, D0, D1, D2, D3, D4, D5, D6, D7) + slot
     flags = _of(RANK, F0, F1, F2, F3, F4, F5, F6, F7)
     own, n_own = _part(W, RANK, SIZE)
-    if HOW == "gather":
-        numel = A * W * B
-        _copy(X, numel, numel, mine, numel, numel, numel, VEC, BLOCK)
-    else:
-        for p in tl.static_range(SIZE):
-            if p != RANK:
+    to, n_to = _part(V, RANK, SIZE)
+    for p in tl.static_range(SIZE):
+        if p != RANK:
+            there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
+            if HOW == "gather":
+                numel = A * W * B
+                _copy(X, numel, numel, there + to * D * E, numel, numel, numel, VEC, BLOCK)
+            else:
                 start, n = _part(W, p, SIZE)
                 numel = A * n * B
-                _copy(X + start * B, n * B, W * B, mine + start * A * B, numel, numel, numel,
-                      VEC, BLOCK)  # fmt: skip
+                there += RANK * numel if HOW == "reduce" else to * others * n
+                _copy(X + start * B, n * B, W * B, there, numel, numel, numel, VEC, BLOCK)
     tl.debug_barrier()  # all of this program's numbers are written before its flags
     for p in tl.static_range(SIZE):
         if p != RANK:
             theirs = _of(p, F0, F1, F2, F3, F4, F5, F6, F7)
             tl.atomic_xchg(theirs + RANK * programs + g, count, sem="release", scope="sys")
     if OWN:
-        to, n_to = _part(V, RANK, SIZE)
         if HOW == "exchange":
             _copy(X + own * B, n_own * B, W * B, OUT + to * E, n_to * E, V * E, A * n_own * B,
                   VEC, BLOCK)  # fmt: skip
@@ -109,7 +111,8 @@ def peer_exchange_kernel(
                 raised = tl.atomic_add(flags + p * programs + g, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
     if HOW == "reduce":
-        groups = A * n_own * B // VEC
+        numel = A * n_own * B
+        groups = numel // VEC
         share = tl.cdiv(groups, programs)
         last = tl.minimum((g + 1) * share, groups)
         for start in range(g * share, last, BLOCK):
@@ -121,17 +124,14 @@ def peer_exchange_kernel(
                 if p == RANK:
                     part = X + own * B + _addresses(at, n_own * B, W * B, VEC)
                 else:
-                    there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7)
-                    part = there + slot + own * A * B + flat
+                    part = mine + p * numel + flat
                 total += tl.load(part, mask=inside, other=0.0)
             tl.store(OUT + flat, total.to(OUT.dtype.element_ty), mask=inside)
     else:
         for p in tl.static_range(SIZE):
             if p != RANK:
                 start, n = _part(V, p, SIZE)
-                there = _of(p, D0, D1, D2, D3, D4, D5, D6, D7) + slot
                 numel = D * n * E
-                if HOW == "exchange":
-                    there += others * n * own
-                _copy(there, numel, numel, OUT + start * E, n * E, V * E, numel, VEC, BLOCK)
+                _copy(mine + start * D * E, numel, numel, OUT + start * E, n * E, V * E, numel,
+                      VEC, BLOCK)  # fmt: skip
     tl.store(COUNT + g, count)

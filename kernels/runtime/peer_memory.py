@@ -57,7 +57,7 @@ class PeerMemory:
         return None if buffers is None else cls(buffers, torch.distributed.get_rank(group))
 
     def fits(self, dtype: torch.dtype, numel: int) -> bool:
-        """Whether so many numbers can be sent at once; they are the most that any rank sends."""
+        """Whether so many numbers can be sent at once; they are the most that any rank receives."""
         return dtype.is_floating_point and numel * dtype.itemsize <= self._slot
 
     def exchange(self, x: Tensor, split: int, join: int, length: int) -> Tensor:

@@ -49,7 +49,7 @@ class Beside:
 
         Args:
             x: what is to be sent.
-            most: numbers that any rank sends.
+            most: numbers that any rank receives.
         """
         recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
         return self.memory.fits(x.dtype, most) and not recorded
@@ -103,7 +103,7 @@ class Axis:
         return whole >= self.size
 
     def memory_for(self, x: Tensor, most: int) -> PeerMemory | None:
-        """The memory, if so many numbers of x's type fit, the most that any of the ranks sends."""
+        """The memory, if so many numbers of x's type fit, the most that any of the ranks receives."""
         fits = self.memory is not None and self.memory.fits(x.dtype, most)
         return self.memory if fits else None
 

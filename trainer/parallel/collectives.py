@@ -112,7 +112,7 @@ def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
         return x
     lengths = axis.lengths(length)
     most = lengths[0]
-    memory = axis.memory_for(x, most * math.prod(_with(x.shape, dim, 1)))
+    memory = axis.memory_for(x, length * math.prod(_with(x.shape, dim, 1)))
     if memory is not None:
         whole: Tensor = memory.gather(x.contiguous(), dim, length)
         return whole
@@ -128,16 +128,16 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
 
     Into `out`, contiguous, if it is given.
     """
-    if out is not None and not (axis.size > 1 and axis.memory_for(x, x.numel())):
+    lengths = axis.lengths(x.shape[dim])
+    most = lengths[0]
+    memory = axis.memory_for(x, axis.size * most * math.prod(_with(x.shape, dim, 1)))
+    if out is not None and (axis.size == 1 or memory is None):
         return out.copy_(reduced(x, axis, dim))
     if axis.size == 1:
         return x
-    memory = axis.memory_for(x, x.numel())
     if memory is not None:
         part: Tensor = memory.reduce(x.contiguous(), dim, out)
         return part
-    lengths = axis.lengths(x.shape[dim])
-    most = lengths[0]
     if x.shape[dim] == most * axis.size:
         sent = _packed(x, lengths, dim)
     else:
@@ -157,9 +157,9 @@ def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
 
 
 def _most(x: Tensor, axis: Axis, split: int, join: int, length: int) -> int:
-    """The most numbers that any rank sends in an exchange."""
+    """The most numbers that any rank receives in an exchange."""
     others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
-    return others * x.shape[split] * axis.lengths(length)[0]
+    return others * axis.lengths(x.shape[split])[0] * length
 
 
 class _Send(torch.autograd.Function):
