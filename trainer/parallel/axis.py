@@ -103,7 +103,7 @@ class Axis:
         return whole >= self.size
 
     def memory_for(self, x: Tensor, most: int) -> PeerMemory | None:
-        """The memory, if so many numbers of x's type fit, the most that any of the ranks receives."""
+        """The memory, if so many numbers of x's type fit, the most that any rank receives."""
         fits = self.memory is not None and self.memory.fits(x.dtype, most)
         return self.memory if fits else None
 
