@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from evofeed.kernels.drop_ins.layerwise import FusedLAMB, FusedLARS
     from evofeed.kernels.ops.optimizer.op import FlatBuffers
 
-__all__ = ["lamb_step", "lars_step"]
-
 
 def lamb_step(optimizer: FusedLAMB) -> Tensor:
     """One step of a `FusedLAMB`, tensor by tensor; returns the norm before clipping."""

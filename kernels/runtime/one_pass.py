@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from evofeed.kernels.runtime.private_apis import copy_all
 
-__all__ = ["OnePass", "apart", "kept", "once"]
-
 Made = TypeVar("Made")
 
 

@@ -18,8 +18,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.peer_kernel import MOST_PEERS, peer_exchange_kernel
 from evofeed.kernels.runtime.private_apis import peer_buffers
 
-__all__ = ["PeerMemory", "nbytes"]
-
 SLOT = 128 << 20  # bytes of a slot, of which there are two: 5,120 sequences of 384 residues fit
 PROGRAMS = 2 if INTERPRETER else 128  # all must run at once: fewer than any GPU of a host has SMs
 REGISTERS = 128  # of a thread: two exchanges fit a multiprocessor and can't keep each other out

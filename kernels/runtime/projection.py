@@ -23,21 +23,6 @@ from evofeed.kernels.runtime.projection_kernels import (
 )
 from evofeed.kernels.runtime.tiles import tile
 
-__all__ = [
-    "Drop",
-    "even",
-    "keeps",
-    "norm_rows",
-    "pack",
-    "padded",
-    "precision",
-    "project",
-    "scaled",
-    "weight_grad",
-    "zeros_for_none",
-]
-
-
 KEPT_BYTES = 1 << 26
 """Up to which size a tensor that the forward pass makes anyway is kept for the backward pass."""
 ROOMY_BYTES = 60 << 30

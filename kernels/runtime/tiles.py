@@ -14,19 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = [
-    "AttentionTiles",
-    "HopperTiles",
-    "LstmPadding",
-    "Tile",
-    "attention_tiles",
-    "hopper_tiles",
-    "lstm_padding",
-    "override",
-    "small_norm",
-    "tile",
-]
-
 
 class Tile(NamedTuple):
     """Sizes of one program.

@@ -24,8 +24,6 @@ from torch import Tensor
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.private_apis import function_apply, functorch_active
 
-__all__ = ["Operator"]
-
 Results = Sequence["Tensor | None"]
 NAMESPACE = "evofeed"
 """Of `torch.ops`. A copy of this package made by `evofeed.kernels.hub` has its own."""

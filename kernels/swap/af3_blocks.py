@@ -1,40 +1,22 @@
 """Fused forwards of the pair and Pairformer blocks of Boltz, OpenFold3 and Protenix.
 
-Dropout and residual join the op before them, as in `pair_stacks`; the single track runs its own
-modules. A swapped block calls the ops directly with its modules' parameters: forward hooks
-on the modules inside do not fire.
+The single track runs its own modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
-from evofeed.kernels.ops.gated_attention.op import (
-    AttentionWeights,
-    gated_attention,
-    gated_attention_fits,
-)
-from evofeed.kernels.ops.swiglu.op import (
-    SwigluWeights,
-    swiglu_transition,
-    swiglu_transition_fits,
-)
-from evofeed.kernels.ops.triangle_multiplication.op import (
-    TriangleWeights,
-    triangle_multiplication,
-    triangle_multiplication_fits,
-)
+from evofeed.kernels.ops.swiglu.op import swiglu_transition, swiglu_transition_fits
 from evofeed.kernels.swap.af3_modules import (
     FusedPackedTriangleMultiplication,
     FusedSwigluTransition,
     form_of,
-    goes_out,
-    packed_triangle_weights,
     swiglu_parts,
     swiglu_weights,
 )
@@ -46,87 +28,19 @@ from evofeed.kernels.swap.forms import (
     turns_bias,
 )
 from evofeed.kernels.swap.modules import FusedTriangleAttention, FusedTriangleMultiplication
-from evofeed.kernels.swap.pair_stacks import drop_mask
-from evofeed.kernels.swap.parameters import (
-    attention_weights,
-    four_axes,
-    pair_layer,
-    shaped,
-    three_axes,
-    triangle_weights,
-)
-
-__all__ = ["rule"]
-
-TRIANGLES = ("tri_mul_out", "tri_mul_in", "tri_att_start", "tri_att_end")
+from evofeed.kernels.swap.pair_ops import TRIANGLES, Dropped, PairOps
+from evofeed.kernels.swap.parameters import four_axes, pair_layer, shaped, three_axes
 
 
-class Dropped(NamedTuple):
-    """A shared dropout mask `[B, rows, C]`, or None; whether it is shared along axis J."""
+def _taken(block: Any, z: Tensor, last: Any) -> PairOps | None:
+    """The block's triangle ops; None if the kernels do not take pairs `[B, I, J, C]` like these."""
+    ops = PairOps.of(block)
+    return ops if ops.fit(z) and swiglu_transition_fits(z, swiglu_weights(last)) else None
 
-    mask: Tensor | None
-    columnwise: bool
 
-
-class _Parts(NamedTuple):
-    """The modules of a block with their weights."""
-
-    multiplications: list[tuple[TriangleWeights, bool, float]]  # outgoing or not, eps
-    attentions: list[tuple[AttentionWeights, int, float]]  # starting, ending node: heads, eps
-    turned: bool  # the ending node's bias
-    transition: tuple[SwigluWeights, float]
-
-    @classmethod
-    def of(cls, block: Any, last: Any) -> _Parts:
-        products: list[tuple[TriangleWeights, bool, float]] = []
-        for m in (block.tri_mul_out, block.tri_mul_in):
-            packed = hasattr(m, "p_in")
-            weights = packed_triangle_weights(m) if packed else triangle_weights(m)
-            eps = (m.norm_in if packed else m.layer_norm_in).eps
-            products.append((weights, goes_out(m) if packed else m._outgoing, eps))
-        attentions = [
-            (attention_weights(m.layer_norm, m.mha, pair_layer(m).weight), m.mha.no_heads,
-             m.layer_norm.eps)
-            for m in (block.tri_att_start, block.tri_att_end)
-        ]  # fmt: skip
-        turned = turns_bias(block.tri_att_end)
-        return cls(products, attentions, turned, (swiglu_weights(last), swiglu_parts(last)[0].eps))
-
-    def fit(self, z: Tensor) -> bool:
-        """Whether the kernels take pairs `[B, I, J, C]` like these."""
-        return (
-            all(triangle_multiplication_fits(z, w) for w, _, _ in self.multiplications)
-            and all(gated_attention_fits(z, w, heads) for w, heads, _ in self.attentions)
-            and swiglu_transition_fits(z, self.transition[0])
-        )
-
-    def multiply(self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped]) -> Tensor:
-        for weights, outgoing, eps in self.multiplications:
-            drop = next(drops)
-            z = triangle_multiplication(
-                z, weights, outgoing=outgoing, mask=mask, residual=True, drop_mask=drop.mask,
-                drop_columnwise=drop.columnwise, eps=eps,
-            )  # fmt: skip
-        return z
-
-    def attend(self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped]) -> Tensor:
-        for ending, (weights, heads, eps) in enumerate(self.attentions):
-            drop = next(drops)
-            z = gated_attention(
-                z, weights, heads, mask=mask, columns=bool(ending),
-                turned=bool(ending) and self.turned, residual=True, drop_mask=drop.mask,
-                drop_columnwise=drop.columnwise, eps=eps,
-            )  # fmt: skip
-        return z
-
-    def finish(self, z: Tensor, mask: Tensor | None) -> Tensor:
-        weights, eps = self.transition
-        return swiglu_transition(z, weights, mask=mask, residual=True, eps=eps)
-
-    def run(self, z: Tensor, mask: Tensor | None, drops: Iterator[Dropped]) -> Tensor:
-        """The block without a mask of its transition."""
-        z = self.multiply(z, mask, drops)
-        return self.finish(self.attend(z, mask, drops), None)
+def _finish(last: Any, z: Tensor, mask: Tensor | None) -> Tensor:
+    eps = swiglu_parts(last)[0].eps
+    return swiglu_transition(z, swiglu_weights(last), mask=mask, residual=True, eps=eps)
 
 
 # --- Boltz ----------------------------------------------------------------------------------------
@@ -154,10 +68,12 @@ class FusedBoltzPairBlock(Recordable):
         self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
     ) -> Tensor:
         """As the original's."""
-        flat, parts = _promoted(four_axes(z)), _Parts.of(self, self.transition_z)
-        if not parts.fit(flat):
+        flat = _promoted(four_axes(z))
+        ops = _taken(self, flat, self.transition_z)
+        if ops is None:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        return shaped(parts.run(flat, three_axes(pair_mask), _drawn(self, flat)), z)
+        flat = ops.run(flat, three_axes(pair_mask), _drawn(self, flat))
+        return shaped(_finish(self.transition_z, flat, None), z)
 
 
 class FusedBoltzPairformerBlock(Recordable):
@@ -168,10 +84,12 @@ class FusedBoltzPairformerBlock(Recordable):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As the original's."""
-        flat, parts = _promoted(four_axes(z)), _Parts.of(self, self.transition_z)
-        if not parts.fit(flat):
+        flat = _promoted(four_axes(z))
+        ops = _taken(self, flat, self.transition_z)
+        if ops is None:
             return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        z = shaped(parts.run(flat, three_axes(pair_mask), _drawn(self, flat)), z)
+        flat = ops.run(flat, three_axes(pair_mask), _drawn(self, flat))
+        z = shaped(_finish(self.transition_z, flat, None), z)
         with torch.autocast(s.device.type, enabled=False):
             normed = self.pre_norm_s(s.float())
             s = s.float() + self.attention(s=normed, z=z.float(), mask=mask.float(), k_in=normed)
@@ -182,12 +100,6 @@ class FusedBoltzPairformerBlock(Recordable):
 # --- OpenFold3 ------------------------------------------------------------------------------------
 
 
-def _rowwise(layer: Any, z: Tensor, order: Sequence[bool]) -> Iterator[Dropped]:
-    """Masks that rows share, drawn as the layer does; at the ending node columns share theirs."""
-    for ending in order:
-        yield Dropped(drop_mask(layer, z, z.shape[1]), ending)
-
-
 class FusedPairBlock(Recordable):
     """Forward of OpenFold3's `PairBlock` and `TemplatePairBlock`, all templates at once."""
 
@@ -196,22 +108,17 @@ class FusedPairBlock(Recordable):
 
         What is safe to change in place is not: the result is new, and callers take it.
         """
-        flat, parts = four_axes(z), _Parts.of(self, self.pair_transition)
+        flat = four_axes(z)
+        ops = _taken(self, flat, self.pair_transition)
         named = options.get("pair_mask", options.get("mask"))
         given = positional[0] if positional else named
         late = len(positional) > 1  # options by position: left to the original
-        if late or given is None or not parts.fit(flat):
+        if late or given is None or ops is None:
             return super().forward(z, *positional, **options)  # type: ignore[misc,no-any-return]
-        mask = three_axes(given.expand(z.shape[:-1]))
-        layer = self.ps_dropout_row_layer
-        if getattr(self, "tri_mul_first", True):
-            drops = _rowwise(layer, flat, (False, False, False, True))
-            flat = parts.attend(parts.multiply(flat, mask, drops), mask, drops)
-        else:
-            drops = _rowwise(layer, flat, (False, True, False, False))
-            flat = parts.multiply(parts.attend(flat, mask, drops), mask, drops)
+        mask, layer = three_axes(given.expand(z.shape[:-1])), self.ps_dropout_row_layer
+        flat = ops.run_with(flat, mask, layer, layer, getattr(self, "tri_mul_first", True))
         masked = options.get("_mask_trans", True)
-        return shaped(parts.finish(flat, mask if masked else None), z)
+        return shaped(_finish(self.pair_transition, flat, mask if masked else None), z)
 
 
 # --- Protenix -------------------------------------------------------------------------------------
@@ -224,12 +131,13 @@ class FusedProtenixBlock(Recordable):
         self: Any, s: Tensor | None, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
     ) -> tuple[Tensor | None, Tensor]:
         """As the original's; nothing is changed in place, though `inplace_safe` allows it."""
-        flat, parts = four_axes(z), _Parts.of(self, self.pair_transition)
-        if positional or not parts.fit(flat):
+        flat = four_axes(z)
+        ops = _taken(self, flat, self.pair_transition)
+        if positional or ops is None:
             return super().forward(s, z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        drops = _rowwise(self.dropout_row, flat, (False, False, False, True))
         mask = None if pair_mask is None else three_axes(pair_mask.expand(z.shape[:-1]))
-        z = shaped(parts.run(flat, mask, drops), z)
+        flat = ops.run_with(flat, mask, self.dropout_row, self.dropout_row)
+        z = shaped(_finish(self.pair_transition, flat, None), z)
         if self.c_s > 0:
             s = s + self.attention_pair_bias(a=s, s=None, z=z)
             s = s + self.single_transition(s)
@@ -308,8 +216,8 @@ def _trouble(module: Any, form: Form) -> str | None:
         return "does not say in which order it works"  # only template blocks choose
     products = (FusedTriangleMultiplication, FusedPackedTriangleMultiplication)
     for name in TRIANGLES:
-        known = products if "mul" in name else (FusedTriangleAttention,)
-        if form_of(getattr(module, name)) not in known:
+        known = products if "mul" in name else FusedTriangleAttention
+        if not issubclass(form_of(getattr(module, name)) or Fused, known):
             return f"{name} is of a form that no fused op knows"
     if turns_bias(module.tri_att_end) and not _turns_its_bias(module, form):
         return "may transpose its ending node's bias in a way that no fused op knows"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from evofeed.kernels.fused_module import Fused, Recordable
@@ -32,12 +33,10 @@ from evofeed.kernels.swap.forms import (
     has,
     linear_trouble,
     norm_trouble,
-    plain_class,
     signature_trouble,
+    tried,
 )
 from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes
-
-__all__ = ["form_of", "packed_triangle_weights", "swiglu_parts"]
 
 PACKED = ("norm_in", "p_in", "g_in", "norm_out", "p_out", "g_out")
 
@@ -53,7 +52,9 @@ def packed_triangle_weights(module: Any) -> TriangleWeights:
 
 
 class FusedPackedTriangleMultiplication(Recordable):
-    """Forward of Boltz's triangle multiplications, whose direction is their class's name."""
+    """Forward of Boltz's triangle multiplications, which have no attribute of their direction."""
+
+    outgoing: bool
 
     def forward(self: Any, x: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
         """As the original's."""
@@ -61,14 +62,42 @@ class FusedPackedTriangleMultiplication(Recordable):
         if not triangle_multiplication_fits(flat, weights):
             return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         update = triangle_multiplication(
-            flat, weights, outgoing=goes_out(self), mask=three_axes(mask), eps=self.norm_in.eps
+            flat, weights, outgoing=self.outgoing, mask=three_axes(mask), eps=self.norm_in.eps
         )
         return shaped(update, x)
 
 
-def goes_out(module: nn.Module) -> bool:
-    """Direction of a triangle multiplication that only its class's name gives."""
-    return plain_class(module).__name__.endswith("Outgoing")
+class FusedPackedOutgoing(FusedPackedTriangleMultiplication):
+    """Forward of one that goes out."""
+
+    outgoing = True
+
+
+class FusedPackedIncoming(FusedPackedTriangleMultiplication):
+    """Forward of one that comes in."""
+
+    outgoing = False
+
+
+def goes_out(module: Any) -> bool | None:
+    """Direction of a triangle multiplication of Boltz's; None where its forward does not show it.
+
+    It is run with random weights and offsets of zero. Where the mask leaves one row of pairs,
+    that row's product with itself is in one pair if it goes out, and everywhere if it comes in.
+    """
+    random = torch.Generator().manual_seed(0)
+
+    def filled(name: str, shape: torch.Size) -> Tensor:
+        return torch.zeros(shape) if "bias" in name else torch.randn(shape, generator=random)
+
+    x, row = (
+        torch.randn(1, 2, 2, module.p_out.weight.shape[0], generator=random),
+        torch.zeros(1, 2, 2),
+    )
+    row[:, 0] = 1.0
+    updates = [tried(module, filled, x, mask) for mask in (row, row.mT)]
+    shown = [isinstance(update, Tensor) and bool(update[0, 1, 1].any()) for update in updates]
+    return None if shown[0] == shown[1] else shown[1]
 
 
 def swiglu_parts(module: Any) -> tuple[Any, Any, Any, Any]:
@@ -130,7 +159,7 @@ class FusedBoltzOuterProductMean(Recordable):
 def rule(module: nn.Module) -> type[Fused] | str | None:
     """Which modules are swapped for these: those that are of a known form in every respect."""
     if has(module, *PACKED):
-        return _packed_trouble(module) or FusedPackedTriangleMultiplication
+        return _packed_trouble(module) or _of_direction(goes_out(module))
     if has(module, "norm", "proj_a", "proj_b", "proj_o"):
         return _boltz_outer_trouble(module) or FusedBoltzOuterProductMean
     swiglu = (
@@ -138,15 +167,21 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
         or has(module, "layer_norm", "swiglu", "linear_out")
         or has(module, "layernorm1", "linear_no_bias_a", "linear_no_bias_b", "linear_no_bias")
     )
-    if swiglu and "Conditioned" not in plain_class(module).__name__:
+    if swiglu and not has(module, "linear_g"):  # OpenFold3's conditioned one has that
         return swiglu_trouble(module) or FusedSwigluTransition
     return None
 
 
+def _of_direction(outgoing: bool | None) -> type[Fused] | str:
+    if outgoing is None:
+        return "does not show in which direction it goes"
+    return FusedPackedOutgoing if outgoing else FusedPackedIncoming
+
+
 def _packed_trouble(module: Any) -> str | None:
     trouble = children_trouble(module, PACKED) or signature_trouble(module, "x", "mask")
-    if trouble or not plain_class(module).__name__.endswith(("Outgoing", "Incoming")):
-        return trouble or "does not say in which direction it goes"
+    if trouble:
+        return trouble
     C, E = module.p_out.weight.shape
     return linear_trouble(
         [

@@ -26,7 +26,8 @@ from evofeed.kernels.swap.modules import (
     global_attention,
     row_attention_with_pairs,
 )
-from evofeed.kernels.swap.pair_stacks import drop_mask, form_of
+from evofeed.kernels.swap.pair_ops import drop_mask
+from evofeed.kernels.swap.pair_stacks import form_of
 from evofeed.kernels.swap.parameters import (
     attention_weights,
     four_axes,

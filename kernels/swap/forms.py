@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -104,17 +104,31 @@ def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:
         call.apply_defaults()
         said.append(call.arguments["transpose_bias"])
 
-    named = (*block.named_parameters(), *block.named_buffers())
-    weights = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in named}
     hook = end.register_forward_pre_hook(look, with_kwargs=True)
+    result = tried(block, lambda name, shape: torch.zeros(shape), *inputs)
+    hook.remove()
+    return None if result is None else said == [True]
+
+
+def tried(
+    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor
+) -> Any | None:
+    """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
+
+    Neither the module nor the random generator changes.
+
+    Args:
+        module: as it is, wherever its weights are.
+        filled: gives what stands in for a weight of a name and shape.
+        inputs: by position.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    weights = {name: filled(name, tensor.shape) for name, tensor in named}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            functional_call(block, weights, inputs)
+            return functional_call(module, weights, inputs)
     except Exception:  # another's code, which may need more than a forward does
         return None
-    finally:
-        hook.remove()
-    return said == [True]
 
 
 def linear_trouble(

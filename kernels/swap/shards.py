@@ -14,11 +14,11 @@ from torch import Tensor
 
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.ops.gated_attention.op import (
-    OtherPairs,
     gated_attention,
     gated_attention_fits,
     gated_attention_of_pairs,
 )
+from evofeed.kernels.ops.gated_attention.plan import OtherPairs
 from evofeed.kernels.ops.outer_product_mean.op import (
     Others,
     outer_product_mean_fits,
@@ -42,16 +42,6 @@ from evofeed.kernels.swap.parameters import (
     transition_weights,
     triangle_weights,
 )
-
-__all__ = [
-    "attention_of",
-    "global_attention_of",
-    "outer_product_mean_of",
-    "pair_bias_of",
-    "transition_of",
-    "triangle_attention_of",
-    "triangle_multiplication_of",
-]
 
 
 def _swapped(module: Any) -> bool:

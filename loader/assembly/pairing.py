@@ -17,8 +17,6 @@ from evofeed.loader.assembly_config import AssemblyConfig
 from evofeed.residues import GAP
 from evofeed.shapes import Bool, Int, UInt8
 
-__all__ = ["EntityRows", "RowPlan", "pair_rows", "plan_rows", "similarity", "species_keys"]
-
 _KEY_BYTES: Final = 8
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["INT32", "RANGE", "UINT8", "UINT16", "Recycle", "Sample", "RowSpans"]
-
 INT32, UINT8, UINT16, RANGE = range(4)
 """How a column of integers is stored."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from evofeed.errors import TrainerError
 from evofeed.kernels import PeerMemory
 
-__all__ = ["Axis", "Beside", "axial_group", "check_divides"]
-
 
 class Beside:
     """Exchanges that go on while this GPU computes, on a stream and through memory of their own.

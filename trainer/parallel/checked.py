@@ -17,8 +17,6 @@ from torch import Tensor
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered, reduced
 
-__all__ = ["checked"]
-
 SHAPE = (2, 257, 256, 64)  # with a last part that is shorter
 TIMES = 3  # each of the two slots at least once
 _LOG = logging.getLogger(__name__)

@@ -21,16 +21,6 @@ from torch import Tensor
 
 from evofeed.trainer.parallel.axis import Axis
 
-__all__ = [
-    "Sent",
-    "exchange",
-    "exchanged",
-    "gather",
-    "gathered",
-    "reduced",
-    "send",
-]
-
 # Torch 2.13 has new names for these two, and warns of the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -27,8 +27,6 @@ from evofeed.trainer.parallel.collectives import exchanged, gathered
 from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
 from evofeed.trainer.parallel.stacks import add_templates, msa_rows
 
-__all__ = ["predict_by_rows"]
-
 
 def predict_by_rows(
     model: AlphaFold, axis: Axis, batch: Mapping[str, Tensor], previous: Recycled | None = None

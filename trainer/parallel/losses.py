@@ -13,8 +13,6 @@ from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import gathered
 
-__all__ = ["share_losses"]
-
 SHARED = ("violation", "fape")
 
 

@@ -14,8 +14,6 @@ import torch
 from evofeed.errors import TrainerError
 from evofeed.trainer.model.config import ModelConfig
 
-__all__ = ["explained", "prediction_bytes", "refused"]
-
 _BFLOAT16 = 2
 
 

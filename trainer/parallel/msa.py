@@ -29,8 +29,6 @@ from evofeed.trainer.parallel.pairs import (
 )
 from evofeed.trainer.parallel.rows import rows_at_once
 
-__all__ = ["msa_block"]
-
 
 def msa_block(
     block: Any, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, mask_trans: bool,

@@ -22,8 +22,6 @@ from evofeed.trainer.parallel.inference import predict_by_rows
 from evofeed.trainer.parallel.rows import embed_by_rows, structure_by_rows
 from evofeed.trainer.parallel.stacks import msa_stack, template_embedder, template_stack
 
-__all__ = ["parallelize"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 

@@ -26,8 +26,6 @@ from evofeed.trainer.parallel.msa import msa_block
 from evofeed.trainer.parallel.pairs import template_block
 from evofeed.trainer.parallel.rows import rows_at_once, slices
 
-__all__ = ["add_templates", "msa_rows", "msa_stack", "template_embedder", "template_stack"]
-
 
 def msa_stack(
     stack: MSAStack, axis: Axis, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor,

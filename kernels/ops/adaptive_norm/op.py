@@ -29,18 +29,6 @@ from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project,
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "AdaptiveWeights",
-    "Conditions",
-    "adapted",
-    "adapted_grads",
-    "adaptive_norm",
-    "adaptive_norm_fits",
-    "conditions",
-    "fake_grads",
-    "rows_fit",
-]
-
 MOST = 1024  # channels of a row
 AT_ONCE = 4096  # numbers of a tile
 AT_ONCE_BACK = 2048  # of the backward pass, where a program walks over tiles

@@ -6,8 +6,6 @@ Letters: M rows, C channels. GS `[M, 2C]` is the gate's layer before its bias, t
 
 from evofeed.kernels.runtime.backend import tl, triton
 
-__all__ = ["adaptive_norm_grad_kernel", "adaptive_norm_kernel"]
-
 
 @triton.jit
 def _normed(A, rows, c, inside, c_in, C, eps):

@@ -55,14 +55,6 @@ from evofeed.kernels.runtime.projection import (
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "AttentionWeights",
-    "OtherPairs",
-    "gated_attention",
-    "gated_attention_fits",
-    "gated_attention_of_pairs",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:

@@ -19,8 +19,6 @@ from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, padded, precision, scaled, weight_grad
 from evofeed.kernels.runtime.tiles import tile
 
-__all__ = ["gated_output", "output_grads"]
-
 
 def gated_output(
     attended: Tensor, gate: Tensor, gate_bias: Tensor, weight: Tensor, bias: Tensor, x: Tensor,

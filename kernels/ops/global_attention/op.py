@@ -38,8 +38,6 @@ from evofeed.kernels.runtime.projection import pack, padded, precision, project
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["global_attention_fits", "global_column_attention"]
-
 BLOCK_S = 128
 ROWS = 64
 

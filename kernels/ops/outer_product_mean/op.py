@@ -43,15 +43,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "Others",
-    "OuterWeights",
-    "outer_product_mean",
-    "outer_product_mean_fits",
-    "outer_product_mean_of_columns",
-    "outer_product_mean_with_input",
-]
-
 KEPT_FROM = 1024  # sequences from which the outer product is kept whatever its size
 OUTER_BYTES = 1 << 27  # up to which size it always is: 134 MB at 256 residues, or 55 us of GEMM
 

@@ -21,8 +21,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["heads_last", "pair_bias", "pair_bias_fits", "pair_bias_with_input"]
-
 
 def heads_last(x: Tensor, out: Tensor, transpose: bool) -> None:
     """Writes x `[B, H, I, J]` (`[B, H, J, I]` if `transpose`) as rows `[B * I * J, H]`.

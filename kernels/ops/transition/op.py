@@ -36,8 +36,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["TransitionWeights", "transition", "transition_fits"]
-
 WIDE = 256  # channels from which two products and a sum beat one kernel: 430 against 600 us
 
 

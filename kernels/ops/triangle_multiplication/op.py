@@ -43,15 +43,6 @@ from evofeed.kernels.runtime.projection import (
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = [
-    "Product",
-    "TriangleWeights",
-    "triangle_multiplication",
-    "triangle_multiplication_fits",
-    "triangle_multiplication_of_rows",
-]
-
-
 COMPOSED = 256  # channels from which cuBLAS makes the projections
 
 

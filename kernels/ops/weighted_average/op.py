@@ -39,8 +39,6 @@ from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.tiles import Tile, tile
 from evofeed.kernels.runtime.torch_library import Operator
 
-__all__ = ["AverageWeights", "block_of", "weighted_average", "weighted_average_fits"]
-
 COLUMNS = {"average": 128, "shares_grad": 64}
 """Columns of a kernel's tile: the head's numbers of as many sequences as make that many."""
 

@@ -125,3 +125,63 @@ def test_a_module_beside_an_unknown_one_is_fused() -> None:
     assert inside == wanted
     z = torch.randn(1, 5, 5, C)
     assert block(z, torch.ones(1, 5, 5)).shape == z.shape
+
+
+class Turned(boltz.TriangleMultiplicationOutgoing):
+    """Comes in, whatever its name says."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return self._run(x, mask, False)
+
+
+class Both(boltz.TriangleMultiplicationOutgoing):
+    """Goes out and comes in."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return self._run(x, mask, True) + self._run(x, mask, False)
+
+
+class Still(boltz.TriangleMultiplicationIncoming):
+    """Does neither."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        return x
+
+
+class Broken(boltz.TriangleMultiplicationIncoming):
+    """Wants more than a forward gives."""
+
+    def forward(self, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    "kind, outgoing",
+    [
+        (boltz.TriangleMultiplicationOutgoing, True),
+        (boltz.TriangleMultiplicationIncoming, False),
+        (Turned, False),
+        (Both, None),
+        (Still, None),
+        (Broken, None),
+    ],
+)
+def test_boltz_direction_is_what_its_forward_does_not_its_name(
+    kind: type[nn.Module], outgoing: bool | None
+) -> None:
+    module, report, state = kind(C), SwapReport(), torch.get_rng_state()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fused: Any = to_fused(module, report)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    if outgoing is None:
+        assert not isinstance(fused, Fused) and "direction" in report.kept[""]
+    else:
+        assert fused.outgoing is outgoing and report.swapped == [""]
+
+
+def test_a_conditioned_transition_is_known_by_its_modules_not_its_name() -> None:
+    renamed = type("Transition", (openfold3.ConditionedTransitionBlock,), {})
+    expected: Any = to_fused(openfold3.ConditionedTransitionBlock(C, C, 2))
+    module: Any = to_fused(renamed(C, C, 2))
+    assert module.mixin is expected.mixin

@@ -19,9 +19,6 @@ from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import Drop, even
 
-__all__ = ["fits", "run_in", "run_in_grad", "run_out", "run_out_grad"]
-
-
 ROWS = 64  # pairs a program takes at a time
 WARPS = 8
 GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
