@@ -6,13 +6,12 @@ sets them all back, surprises included.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import hashlib
-import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from evofeed.configs import Config, check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +34,11 @@ class InputCaps:
     """Template hits of one file."""
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not 1 <= value < 2**63:
-                raise ValueError(f"{name} is {value}, must be at least 1 and below 2^63")
+        check_numbers(self, *(each.name for each in fields(self)), least=1, below=2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeaturizeConfig:
+class FeaturizeConfig(Config):
     """What `featurize_chain` does where formats, AF2 and OpenFold leave a choice."""
 
     # alignments
@@ -136,11 +133,9 @@ class FeaturizeConfig:
     caps: InputCaps = field(default_factory=InputCaps)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_templates < 2**31:
-            raise ValueError(f"max_templates is {self.max_templates}, must be 0 to 2^31 - 1")
-        for name in ("confidence_threshold", "min_align_ratio", "max_subsequence_ratio"):
-            if not math.isfinite(value := getattr(self, name)):
-                raise ValueError(f"{name} is {value}, must be finite")
+        check_numbers(self, "max_templates", least=0, below=2**31)
+        finite = ("confidence_threshold", "min_align_ratio", "max_subsequence_ratio")
+        check_numbers(self, *finite, above=-math.inf, below=math.inf)
         try:
             date = datetime.date.fromisoformat(self.max_template_date).isoformat()
         except ValueError:
@@ -178,19 +173,9 @@ class FeaturizeConfig:
         }
         return cls(**{**preset, **changes})
 
-    def replace(self, **changes: Any) -> FeaturizeConfig:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the settings, the same in every process."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CropConfig:
+class CropConfig(Config):
     """What is cut off offline, by work and never by time."""
 
     max_msa_rows: int | None = None
@@ -210,15 +195,5 @@ class CropConfig:
     """Windows are a pure function of this, the chain's id and the view."""
 
     def __post_init__(self) -> None:
-        for name in ("max_msa_rows", "msa_budget", "residue_crop", "views"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, must be >= 1")
-        if self.max_templates < 0:
-            raise ValueError(f"max_templates is {self.max_templates}, must be >= 0")
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the settings, the same in every process."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        check_numbers(self, "max_msa_rows", "msa_budget", "residue_crop", "views", least=1)
+        check_numbers(self, "max_templates", least=0)

@@ -7,14 +7,15 @@ sorts of paired rows, its arbitrary choice among residues without coordinates) i
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.configs import Config, check_numbers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssemblyConfig:
+class AssemblyConfig(Config):
     """Pairing, merging and cropping of the chains of a complex."""
 
     msa_rows: int = 2048
@@ -59,18 +60,10 @@ class AssemblyConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
-        for name in ("msa_rows", "min_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("paired_rows", "max_species_rows", "max_templates"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if not 0 <= self.spatial_crop_prob <= 1:
-            raise ValueError(f"spatial_crop_prob must be 0 to 1, not {self.spatial_crop_prob}")
-        if not (math.isfinite(self.interface_threshold) and self.interface_threshold > 0):
-            raise ValueError(
-                f"interface_threshold must be positive, not {self.interface_threshold}"
-            )
+        check_numbers(self, "msa_rows", "min_rows", least=1)
+        check_numbers(self, "paired_rows", "max_species_rows", "max_templates", least=0)
+        check_numbers(self, "spatial_crop_prob", least=0, most=1)
+        check_numbers(self, "interface_threshold", above=0, below=math.inf)
 
     @classmethod
     def openfold(cls, **changes: Any) -> AssemblyConfig:
@@ -86,7 +79,3 @@ class AssemblyConfig:
             "wrapped_products": True,
         }
         return cls(**{**preset, **changes})
-
-    def replace(self, **changes: Any) -> AssemblyConfig:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)

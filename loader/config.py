@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.configs import Config, check_numbers
 from evofeed.loader.assembly_config import AssemblyConfig
 
 PRESETS = ("initial_training", "finetuning", "prediction", "multimer")
@@ -16,7 +17,7 @@ PRESETS = ("initial_training", "finetuning", "prediction", "multimer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderConfig:
+class LoaderConfig(Config):
     """Sizes, probabilities and sampling rules of AlphaFold2 training (AF2 SI 1.2, 1.11)."""
 
     crop_size: int | None = 256
@@ -96,27 +97,16 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with the value in the message."""
-        for name in (
-            *("max_msa_clusters", "max_distillation_msa_clusters", "batch_size", "balance_steps"),
-            *("global_batch_size", "epoch_len", "crop_size"),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in (
-            *("max_extra_msa", "max_templates", "num_blocks", "max_recycling_iters"),
-            *("shuffle_window", "max_bad_chains"),
-        ):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if not self.outage_seconds > 0:
-            raise ValueError(f"outage_seconds must be positive, not {self.outage_seconds}")
-        for name in (
-            *("block_fraction", "masked_fraction", "clamp_prob"),
-            *("uniform_prob", "profile_prob", "same_prob"),
-        ):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
+        check_numbers(self, "max_msa_clusters", "max_distillation_msa_clusters", least=1)
+        check_numbers(self, "batch_size", "balance_steps", "global_batch_size", least=1)
+        check_numbers(self, "epoch_len", "crop_size", least=1)
+        check_numbers(self, "max_extra_msa", "max_templates", "num_blocks", least=0)
+        check_numbers(self, "max_recycling_iters", "shuffle_window", "max_bad_chains", least=0)
+        check_numbers(self, "outage_seconds", above=0)
+        fractions = ("block_fraction", "masked_fraction", "clamp_prob")
+        check_numbers(
+            self, *fractions, "uniform_prob", "profile_prob", "same_prob", least=0, most=1
+        )
         for name in ("released_from", "released_until"):
             text = getattr(self, name)
             if text and not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
@@ -188,10 +178,6 @@ class LoaderConfig:
             raise ValueError(f"{name!r} is none of {', '.join(PRESETS)}")
         made: LoaderConfig = getattr(cls, known)(**changes)
         return made
-
-    def replace(self, **changes: Any) -> LoaderConfig:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def digest(self) -> str:

@@ -7,11 +7,12 @@ those configurations.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from evofeed.configs import Config, check_choice, check_numbers
 
 PRESETS = ("initial_training", "finetuning", "tiny", "overfit", "multimer", "tiny_multimer")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
@@ -47,19 +48,11 @@ class OptimConfig:
     """Decay of the moving average that validation and prediction use; at 0 it is the weights."""
 
     def __post_init__(self) -> None:
-        if self.clip not in CLIPPING:
-            raise ValueError(f"clip is {self.clip!r}, but must be one of {', '.join(CLIPPING)}")
-        for name in ("learning_rate", "max_norm", "eps", "decay_factor"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        for name in ("beta1", "beta2", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
-        if self.warmup_steps < 0 or self.decay_every < 1:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} must not be negative, and decay_every "
-                f"{self.decay_every} must be at least 1"
-            )
+        check_choice(self, "clip", CLIPPING)
+        check_numbers(self, "learning_rate", "max_norm", "eps", "decay_factor", above=0)
+        check_numbers(self, "beta1", "beta2", "ema_decay", least=0, below=1)
+        check_numbers(self, "warmup_steps", least=0)
+        check_numbers(self, "decay_every", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +72,15 @@ class GradientConfig:
     """First steps: exact in `powersgd`, of falling density in `topk`."""
 
     def __post_init__(self) -> None:
-        if self.mode not in GRADIENTS:
-            raise ValueError(f"mode is {self.mode!r}, but must be one of {', '.join(GRADIENTS)}")
-        if self.rank < 1 or self.warmup_steps < 0:
-            raise ValueError(
-                f"rank {self.rank} must be at least 1, and warmup_steps {self.warmup_steps} "
-                "must not be negative"
-            )
-        if not 0 < self.density <= 1 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"density {self.density} must be above 0 and at most 1, and momentum "
-                f"{self.momentum} in [0, 1)"
-            )
+        check_choice(self, "mode", GRADIENTS)
+        check_numbers(self, "rank", least=1)
+        check_numbers(self, "warmup_steps", least=0)
+        check_numbers(self, "density", above=0, most=1)
+        check_numbers(self, "momentum", least=0, below=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Config):
     """Everything that decides what a run computes; `--out` and `--dataset` are not in it."""
 
     preset: str = "initial_training"
@@ -157,38 +143,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, known in (("preset", PRESETS), ("precision", PRECISIONS), ("kernels", KERNELS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
-        for name in (
-            "steps",
-            "accumulate",
-            "axial",
-            "keep_checkpoints",
-            "max_skipped",
-            "prefetch",
-            "validate_batches",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("checkpoint_every", "validate_every", "profile_steps", "fixed_batches"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative")
-        if self.hang_factor < 0 or self.hang_seconds <= 0:
-            raise ValueError(
-                f"hang_factor is {self.hang_factor} and hang_seconds {self.hang_seconds}, but they "
-                "must be at least 0 and above 0"
-            )
+            check_choice(self, name, known)
+        check_numbers(self, "steps", "accumulate", "axial", "keep_checkpoints", least=1)
+        check_numbers(self, "max_skipped", "prefetch", "validate_batches", least=1)
+        check_numbers(self, "checkpoint_every", "validate_every", "profile_steps", least=0)
+        check_numbers(self, "fixed_batches", "hang_factor", least=0)
+        check_numbers(self, "hang_seconds", above=0)
         if min(self.shares, default=1.0) <= 0:
             raise ValueError(f"shares are {list(self.shares)}, but each must be above 0")
-
-    def replace(self, **changes: Any) -> TrainConfig:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for YAML or JSON; `from_dict` takes them back."""
-        return dataclasses.asdict(self)
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from evofeed.featurize.clusters import NO_CLUSTER
@@ -15,7 +15,7 @@ from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.blame import Blame
-from evofeed.featurize.job.executors import Executor, ExecutorGone, LocalExecutor, Outcome
+from evofeed.featurize.job.executors import Executor, ExecutorGone, Outcome, open_executor
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
@@ -97,21 +97,6 @@ class Driver:
             self.ledger.set_job(job_id, state=states.FAILED, message=str(error))
             raise
 
-    @contextlib.contextmanager
-    def _executor(self) -> Iterator[Executor]:
-        executor: Executor
-        options = self.options
-        if options.on_ray:
-            from evofeed.featurize.job.ray_executor import RayExecutor
-
-            cluster = options.cluster
-            workers = options.workers if cluster else options.num_workers
-            executor = RayExecutor(workers, options.deadline, cluster)
-        else:
-            executor = LocalExecutor(options.num_workers, options.deadline)
-        with contextlib.closing(executor):
-            yield executor
-
     def _work(self, waiting: deque[str]) -> bool:
         """Do all units; True if the job was cancelled meanwhile.
 
@@ -124,7 +109,11 @@ class Driver:
         while True:
             left = len(waiting)
             try:
-                with self._executor() as executor:
+                at, number = not self.options.on_ray, self.options.num_workers
+                executor = open_executor(
+                    at, self.options.deadline, number, self.options.workers, self.options.cluster
+                )
+                with contextlib.closing(executor):
                     return self._feed(executor, waiting)
             except ExecutorGone as gone:
                 for unit_id in sorted(self.flying):  # nobody's fault

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.configs import Config, check_choice, check_numbers
 from evofeed.store.inner import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(Config):
     """Limits and places of a job. What a chain's bytes are does not depend on any of them."""
 
     executor: str = "auto"
@@ -42,17 +42,11 @@ class JobOptions:
     """Broken share of the chains above which nothing is published."""
 
     def __post_init__(self) -> None:
-        if self.executor not in ("auto", "ray", "local"):
-            raise ValueError(f"executor is {self.executor!r}, must be 'auto', 'ray' or 'local'")
-        if self.workers < 0 or self.deadline <= 0 or self.memory < 1 << 20:
-            raise ValueError(
-                f"workers={self.workers} deadline={self.deadline} memory={self.memory}: "
-                "want >= 0, > 0 seconds and at least 1 MiB"
-            )
-        if self.shard_nbytes < 0:
-            raise ValueError(f"shard_nbytes is {self.shard_nbytes}, must not be negative")
-        if not 0 <= self.max_broken <= 1:
-            raise ValueError(f"max_broken is {self.max_broken}, must be a fraction")
+        check_choice(self, "executor", ("auto", "ray", "local"))
+        check_numbers(self, "workers", "shard_nbytes", least=0)
+        check_numbers(self, "deadline", above=0)
+        check_numbers(self, "memory", least=1 << 20)
+        check_numbers(self, "max_broken", least=0, most=1)
         check_name(self.ref, "ref")
         if self.ray_address and self.executor == "local":
             raise ValueError("ray_address needs executor='ray'")
@@ -74,10 +68,6 @@ class JobOptions:
     def num_workers(self) -> int:
         """Workers asked for, or one per core this process may use."""
         return self.workers or len(os.sched_getaffinity(0))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return dataclasses.asdict(self)
 
 
 def ray_of_this_process() -> str:

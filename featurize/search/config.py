@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from evofeed.configs import check_numbers
+
 Kind = Literal["fasta", "shards", "part", "hh", "mmseqs"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*$")
@@ -140,8 +142,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         if self.gpu_server and not self.gpu:
             raise ValueError("gpu_server needs gpu=True")
-        if self.threads < 1 or self.iterations < 1 or self.max_hits < 1:
-            raise ValueError("threads, iterations and max_hits must be >= 1")
+        check_numbers(self, "threads", "iterations", "max_hits", least=1)
 
     def mmseqs_options(self) -> tuple[str, ...]:
         """Options of `mmseqs search`, on the GPU as ColabFold's own search calls it."""

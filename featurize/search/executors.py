@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, runtime_checkable
 
-from evofeed.featurize.job.executors import LocalExecutor
+from evofeed.featurize.job import executors
 from evofeed.featurize.search.options import SearchOptions
 from evofeed.featurize.search.plan import Node
 from evofeed.featurize.search.work import SearchTask
@@ -83,15 +83,9 @@ def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
     Raises:
         JobError: Ray cannot be started or joined.
     """
-    deadline = options.deadline + _GRACE
-    executor: Any  # of one of two classes
-    if options.executor == "local":
-        executor = LocalExecutor(options.num_workers, deadline)
-    else:
-        from evofeed.featurize.job.ray_executor import RayExecutor
-
-        workers = options.workers if options.ray_address else options.num_workers
-        executor = RayExecutor(workers, deadline, options.ray_address)
+    local, deadline = options.executor == "local", options.deadline + _GRACE
+    executor = executors.open_executor(
+        local, deadline, options.num_workers, options.workers, options.ray_address
+    )
     with contextlib.closing(executor):
-        is_ray = options.executor == "ray"
-        yield _Cluster(executor, options.threads) if is_ray else _OnePlace(executor)
+        yield _OnePlace(executor) if local else _Cluster(executor, options.threads)

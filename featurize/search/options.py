@@ -7,9 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from evofeed.configs import Config, check_choice, check_numbers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Config):
     """Places and limits of a search. What it finds depends on none of them."""
 
     executor: str = "local"
@@ -31,13 +33,10 @@ class SearchOptions:
     """Seconds one call of a program may take."""
 
     def __post_init__(self) -> None:
-        if self.executor not in ("ray", "local"):
-            raise ValueError(f"executor is {self.executor!r}, must be 'ray' or 'local'")
-        if self.workers < 0 or self.threads < 1 or self.deadline <= 0:
-            raise ValueError(
-                f"workers={self.workers} threads={self.threads} deadline={self.deadline}: "
-                "want >= 0, >= 1 and > 0 seconds"
-            )
+        check_choice(self, "executor", ("ray", "local"))
+        check_numbers(self, "workers", least=0)
+        check_numbers(self, "threads", least=1)
+        check_numbers(self, "deadline", above=0)
         if self.ray_address and self.executor != "ray":
             raise ValueError("ray_address needs executor='ray'")
 

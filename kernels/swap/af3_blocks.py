@@ -228,6 +228,5 @@ def _trouble(module: Any, form: Form) -> str | None:
 
 
 def _turns_its_bias(block: Any, form: Form) -> bool:
-    weight = pair_layer(block.tri_att_end).weight
-    z = weight.new_zeros((1, 2, 2, weight.shape[-1]), device="cpu")
+    z = torch.zeros(1, 2, 2, pair_layer(block.tri_att_end).weight.shape[-1])
     return form.fused is FusedPairBlock and passes_turned_bias(block, z, z[..., 0]) is True

@@ -1,15 +1,71 @@
-"""Plain values, from YAML or JSON, to checked fields of a configuration."""
+"""Configurations: frozen dataclasses of plain values, checked as they are made."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import hashlib
+import json
+import operator
 import types
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _C = TypeVar("_C", bound=Any)
+
+
+class Config:
+    """What every configuration can."""
+
+    __slots__ = ()
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for YAML or JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the settings, the same in every process."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def check_numbers(
+    config: Any, *names: str, least: float | None = None, above: float | None = None,
+    most: float | None = None, below: float | None = None,
+) -> None:  # fmt: skip
+    """Refuse fields that are not within the bounds given; a field that is None passes.
+
+    Raises:
+        ValueError: names the first, its value and the bounds.
+    """
+    bounds = [
+        (text, bound, holds)
+        for text, bound, holds in (
+            ("at least", least, operator.ge), ("above", above, operator.gt),
+            ("at most", most, operator.le), ("below", below, operator.lt),
+        )
+        if bound is not None
+    ]  # fmt: skip
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not all(holds(value, bound) for _, bound, holds in bounds):
+            wanted = " and ".join(f"{text} {bound}" for text, bound, _ in bounds)
+            raise ValueError(f"{name} is {value}, but must be {wanted}")
+
+
+def check_choice(config: Any, name: str, known: Collection[str]) -> None:
+    """Refuse a field that is none of the values known.
+
+    Raises:
+        ValueError: names it, its value and those.
+    """
+    if (value := getattr(config, name)) not in known:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
 
 
 def replaced(base: _C, changes: Mapping[str, Any], prefix: str = "") -> _C:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from evofeed.configs import check_numbers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingConfig:
@@ -229,8 +231,6 @@ class LossConfig:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if item.name == "chain_center_of_mass_clamp_distance":
-                continue
-            if getattr(self, item.name) < 0:
-                raise ValueError(f"{item.name} must not be negative: {getattr(self, item.name)}")
+        names = [each.name for each in fields(self)]
+        names.remove("chain_center_of_mass_clamp_distance")
+        check_numbers(self, *names, least=0)

@@ -168,7 +168,7 @@ def test_density_falls_as_deep_gradient_compression_has_it() -> None:
     ("values", "message"),
     [
         ({"mode": "zip"}, "mode is 'zip', but must be one of none, bf16, hierarchical, powersgd"),
-        ({"mode": "topk", "density": 0}, "density 0.0 must be above 0"),
+        ({"mode": "topk", "density": 0}, "density is 0.0, but must be above 0"),
         ({"ranks": 3}, "no setting gradients.ranks; did you mean rank?"),
     ],
 )

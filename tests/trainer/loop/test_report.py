@@ -302,7 +302,7 @@ def test_a_config_written_as_yaml_reads_back_equal(tmp_path: Path, name: str) ->
         ({"shares": 0.5}, "shares is 0.5 and must be a list"),
         ({"shares": ["half"]}, r"shares\[0\] is 'half' and must be a number"),
         ({"shares": [-1]}, "must be above 0"),
-        ({"checkpoint_every": -2}, "checkpoint_every is -2, but must not be negative"),
+        ({"checkpoint_every": -2}, "checkpoint_every is -2, but must be at least 0"),
     ],
 )
 def test_a_wrong_setting_is_named(values: dict[str, object], says: str) -> None:

@@ -224,5 +224,5 @@ def test_openfold_batches_become_the_loaders_convention() -> None:
 def test_nonsense_sizes_and_weights_are_refused_with_their_value() -> None:
     with pytest.raises(ValueError, match="c_m must be at least 1, is 0"):
         ModelConfig(c_m=0)
-    with pytest.raises(ValueError, match=r"fape must not be negative: -1\.0"):
+    with pytest.raises(ValueError, match=r"fape is -1\.0, but must be at least 0"):
         LossConfig(fape=-1.0)
