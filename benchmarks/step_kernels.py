@@ -22,7 +22,7 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from train_step import PRESETS, Case, Step, batch_of, command, machine  # noqa: E402
+from train_step import PRESETS, Step, batch_of, result_of, times_of, usual_step  # noqa: E402
 
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -66,21 +66,13 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=60, help="kernels to write")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    on_gpu, device = options.device == "cuda", torch.device(options.device)
-    case = Case("fused", "bf16", "graph" if on_gpu else "eager", False, 0)
-    step, batch = Step(case, options.preset, device), batch_of(options.preset, 0, device)
-    for number in range(3):
-        step.run(batch, number)
-    if not on_gpu:
-        print("no GPU: the step runs, nothing was measured")
+    device = torch.device(options.device)
+    step = Step(usual_step(device), options.preset, device)
+    batch = batch_of(options.preset, 0, device)
+    times = times_of(step, batch, options.repeats)
+    if not times:
         return
-    times = [sum(step.run(batch, 3 + number)) for number in range(options.repeats)]
-    result = {
-        "benchmark": "step_kernels",
-        "command": command(__file__),
-        "machine": machine(options),
-        "preset": options.preset,
-        "shapes": PRESETS[options.preset][1],
+    result = result_of(__file__, options) | {
         "repeats": options.repeats,
         "step_ms": {
             "median": round(statistics.median(times), 2), "min": round(min(times), 2),

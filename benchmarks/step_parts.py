@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from axial import without_exchanges  # noqa: E402
-from train_step import PRESETS, Case, Step, command, machine  # noqa: E402
+from train_step import PRESETS, Case, Step, batch_of, result_of, times_of, usual_step  # noqa: E402
 
 from evofeed.trainer.parallel.axis import Axis  # noqa: E402
 from evofeed.trainer.run.distributed import World, join_world  # noqa: E402
@@ -217,22 +217,14 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, world: World) -> None:
     """One step, alone or as one of its ranks; the first one writes."""
-    device, on_gpu = world.device, world.device.type == "cuda"
-    axis = world.axis
+    device, axis = world.device, world.axis
     if axis is None and options.axial > 1:
         axis = Axis(group=None, rank=0, size=options.axial)
-    case = Case("fused", "bf16", "graph" if on_gpu else "eager", False, 0)
-    batch_of = PRESETS[options.preset][1]
-    from tests.trainer.synthetic_batch import synthetic_batch
-
-    step = MarkedStep(case, options.preset, device, axis)
-    batch = synthetic_batch(**batch_of, device=device)
-    for number in range(3):
-        step.run(batch, number)
-    if not on_gpu:
-        print("no GPU: the step runs, nothing was measured")
+    step = MarkedStep(usual_step(device), options.preset, device, axis)
+    batch = batch_of(options.preset, 0, device)
+    times = times_of(step, batch, options.repeats)
+    if not times:
         return
-    times = [sum(step.run(batch, 3 + n)) for n in range(options.repeats)]
     names = step.marks.names
     # The pass without gradient is recorded first and not replayed: its markers do not count.
     last = len(names) - 1 - names[::-1].index(START)
@@ -240,12 +232,7 @@ def measure(options: argparse.Namespace, world: World) -> None:
     rows = by_part(kernels, ["forward rest", *names[last + 1 :], "optimizer"], options.keep)
     if not world.is_first:
         return
-    result = {
-        "benchmark": "step_parts",
-        "command": command(__file__),
-        "machine": machine(options),
-        "preset": options.preset,
-        "shapes": batch_of,
+    result = result_of(__file__, options) | {
         "axial": options.axial,
         "ranks": world.size,
         "step_ms": round(statistics.median(times), 2),

@@ -282,6 +282,32 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def usual_step(device: torch.device) -> Case:
+    """The step of which parts and kernels are timed: fused, in bf16, recorded where it can be."""
+    return Case("fused", "bf16", "graph" if device.type == "cuda" else "eager", False, 0)
+
+
+def times_of(step: Step, batch: dict[str, Tensor], repeats: int) -> list[float]:
+    """Milliseconds of steps after three that record and warm up; of none on a CPU."""
+    for number in range(3):
+        step.run(batch, number)
+    if step.device.type != "cuda":
+        print("no GPU: the step runs, nothing was measured")
+        return []
+    return [sum(step.run(batch, 3 + number)) for number in range(repeats)]
+
+
+def result_of(script: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What the results of a script begin with."""
+    return {
+        "benchmark": Path(script).stem,
+        "command": command(script),
+        "machine": machine(options),
+        "preset": options.preset,
+        "shapes": PRESETS[options.preset][1],
+    }
+
+
 def table(paths: Sequence[Path]) -> str:
     """The results as one Markdown table per preset, fastest first among equal work."""
     lines: list[str] = []

@@ -48,15 +48,7 @@ def parse_atom_arrays(
 ) -> Structure:
     """The protein chains of an entry that Boltz, OpenFold3 or Protenix has parsed.
 
-    Args:
-        data: content, decompressed.
-        name: file name without compression suffix; gives the entry.
-        path: for errors.
-        config: caps, and the confidence below which atoms of predictions are masked.
-        is_distillation: B factors are confidences.
-
-    Raises:
-        MmcifError: none of the three, or no protein in it.
+    Arguments and errors are those of `parse_structure`.
     """
     config = config or FeaturizeConfig()
     entry, _, suffix = name.rpartition(".")

@@ -51,20 +51,7 @@ def parse_mmcif(
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
 ) -> Structure:
-    """The protein chains of an mmCIF file.
-
-    Args:
-        data: content of the file.
-        file_id: what to call the entry.
-        path: the file's name, for errors.
-        config: strictness and caps.
-        is_distillation: it is a prediction: residues below `confidence_threshold` lose
-            their atoms.
-
-    Raises:
-        MmcifError: not mmCIF, a table or item is missing or nonsense, or no
-            protein chain in it.
-    """
+    """The protein chains of an mmCIF file of the entry `file_id`, as `parse_structure` says."""
     config = config or FeaturizeConfig()
     if b"\0" in data:
         raise MmcifError("holds NUL bytes: not an mmCIF text file", path=path or None)
@@ -84,7 +71,7 @@ def parse_bcif(
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
 ) -> Structure:
-    """The protein chains of a BinaryCIF file: arguments and errors as `parse_mmcif`'s."""
+    """The protein chains of a BinaryCIF file of the entry `file_id`, as `parse_structure` says."""
     config = config or FeaturizeConfig()
     masked = is_distillation and config.mask_mmcif
     binary = read_bcif(data, path, config.caps)

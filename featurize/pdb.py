@@ -42,20 +42,7 @@ def parse_pdb(
     config: FeaturizeConfig | None = None,
     is_distillation: bool = False,
 ) -> Structure:
-    """The protein chains of a legacy PDB file, first model.
-
-    Args:
-        data: content of the file.
-        file_id: what to call the entry.
-        path: the file's name, for errors.
-        config: strictness and caps.
-        is_distillation: B factors are confidences; residues below
-            `confidence_threshold` lose their atoms.
-
-    Raises:
-        MmcifError: not a PDB file, no protein in it, or, with `strict_pdb`, something
-            that OpenFold does not support.
-    """
+    """The protein chains of a legacy PDB file's first model, as `parse_structure` says."""
     config = config or FeaturizeConfig()
     if b"\0" in data:
         raise MmcifError("holds NUL bytes: not a PDB text file", path=path or None)

@@ -41,7 +41,8 @@ def parse_structure(
             `confidence_threshold` lose their atoms.
 
     Raises:
-        MmcifError: not that format, or nothing of use in it.
+        MmcifError: not that format, a table or item is missing or nonsense, no protein in it,
+            or something that the configuration refuses as OpenFold does.
     """
     # Parsers are imported with their first file: numba takes half a second.
     stem, suffix = entry_of(name), name.rpartition(".")[2]

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from evofeed.featurize.check import CheckReport
 from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.report import JobProgress, JobReport
 from evofeed.featurize.job.run import run_job
+from evofeed.options import share_bar
 
 _SHOWN = 5
 
@@ -24,23 +24,8 @@ _SHOWN = 5
 @contextmanager
 def job_bar(quiet: bool = False) -> Iterator[Callable[[JobProgress], None]]:
     """A progress bar on stderr with chains/s and time left; yields what `run_job` calls."""
-    console = Console(stderr=True)
-    columns = (
-        "featurizing",
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    quiet = quiet or not console.is_terminal
-    # No refresh thread: a process with threads cannot fork its workers.
-    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
-        task = bar.add_task("job", total=1.0, text="starting")
-
-        def show(progress: JobProgress) -> None:
-            bar.update(task, completed=progress.share, text=line(progress))
-            bar.refresh()
-
-        yield show
+    with share_bar("featurizing", quiet) as show:
+        yield lambda progress: show(progress.share, line(progress))
 
 
 def run_and_show(

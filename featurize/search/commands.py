@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evofeed.options import Json
+from evofeed.options import Json, share_bar
 
 if TYPE_CHECKING:
     from evofeed.errors import InputError
@@ -137,33 +136,17 @@ def _searched(
 
     problems: list[InputError] = []
     chains = read_sequences(fasta, problems)
-    with _bar(quiet) as show:
+    with share_bar("searching", quiet) as show:
         return run_search(
-            chains, out, databases, config=config, options=options, progress=show,
-            problems=problems,
+            chains, out, databases, config=config, options=options, problems=problems,
+            progress=lambda now: show(now.share, _line(now)),
         )  # fmt: skip
 
 
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[SearchProgress], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    console = Console(stderr=True)
-    columns = ("searching", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
-    quiet = quiet or not console.is_terminal
-    # No refresh thread: a process with threads cannot fork its workers.
-    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
-        task = bar.add_task("search", total=1.0, text="starting")
-
-        def show(now: SearchProgress) -> None:
-            left = now.seconds_left
-            text = f"{now.searched} searched, {now.cache_hits} known"
-            text += "" if left is None else f"  ETA {int(left) // 60}:{int(left) % 60:02d}"
-            bar.update(task, completed=now.share, text=text)
-            bar.refresh()
-
-        yield show
+def _line(now: SearchProgress) -> str:
+    left = now.seconds_left
+    text = f"{now.searched} searched, {now.cache_hits} known"
+    return text if left is None else f"{text}  ETA {int(left) // 60}:{int(left) % 60:02d}"
 
 
 def _summary(report: SearchReport, out: str) -> list[str]:

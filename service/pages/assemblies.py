@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import Path, Query, Request
 from markupsafe import Markup
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import StringConstraints
 from starlette.responses import HTMLResponse
 
 from evofeed.service import filters
 from evofeed.service.charts import Brush, histogram
 from evofeed.service.names import NAME_PATTERN, DatasetName
-from evofeed.service.pages.page import address, render
+from evofeed.service.pages.page import FormQuery, address, render
 from evofeed.service.routes.assemblies import AssemblyQuery
 from evofeed.service.routes.statistics import digest_of
 from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
@@ -37,27 +37,10 @@ _CHARTS: Final = (  # column, title, unit, parameters that a bar sets
 )
 
 
-class AssembliesQuery(AssemblyQuery):
-    """As AssemblyQuery, from a form: a field left empty is not asked for."""
+class AssembliesQuery(FormQuery, AssemblyQuery):
+    """As AssemblyQuery, from a form."""
 
     sort: Literal[_COLUMNS] = "assembly_id"  # type: ignore[valid-type]
-    desc: bool = False
-    page: int = Field(1, ge=1, le=10**8)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if value not in ("", [""])}
-
-    def kept(self, **changes: Any) -> dict[str, Any]:
-        """What a link to the same question says; `changes` to it go back to the first page."""
-        named = self.model_dump(exclude={"cursor", "limit", "count"}) | {"page": 1} | changes
-        usual = {"sort": "assembly_id", "desc": False, "page": 1}
-        return {
-            name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in named.items()
-            if value not in (None, [], usual.get(name))
-        }
 
 
 @router.get("/{snapshot}/assemblies", response_class=HTMLResponse, include_in_schema=False)

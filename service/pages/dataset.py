@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 from fastapi import Query, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from evofeed.service import chains
@@ -16,7 +16,7 @@ from evofeed.service.history import note_ref, ref_history
 from evofeed.service.names import DIGEST_PATTERN, DatasetName
 from evofeed.service.pages import export
 from evofeed.service.pages.facets import charts_of, facets_of
-from evofeed.service.pages.page import address, render
+from evofeed.service.pages.page import FormQuery, address, render
 from evofeed.service.policies import Policy, policies_of
 from evofeed.service.problems import Problem
 from evofeed.service.routes.chains import RefChainQuery
@@ -33,30 +33,12 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-class PageQuery(RefChainQuery):
-    """As RefChainQuery, from a form: a field left empty is not asked for."""
+class PageQuery(FormQuery, RefChainQuery):
+    """As RefChainQuery, from a form."""
 
     at: str | None = Field(None, pattern=DIGEST_PATTERN, description="snapshot, before `ref`")
     q: str = Field("", max_length=128, description="part of the chain's id, in any case")
     sort: Literal[SORTS] = "chain_id"  # type: ignore[valid-type]
-    desc: bool = False
-    page: int = Field(1, ge=1, le=10**8)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if value not in ("", [""])}
-
-    def kept(self, **changes: Any) -> dict[str, Any]:
-        """What a link to the same question says; `changes` to it go back to the first page."""
-        named = self.model_dump(exclude={"cursor", "columns", "limit", "count"})
-        usual = {"ref": "main", "q": "", "sort": "chain_id", "desc": False, "page": 1}
-        named |= {"page": 1} | changes
-        return {
-            name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in named.items()
-            if value not in (None, [], usual.get(name))
-        }
 
     def question(self, name: str, digest: str, without: str = "") -> Question:
         """What is asked, `without` one of the filters."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,26 @@ def group(text: str) -> typer.Typer:
     return typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=text
     )
+
+
+@contextmanager
+def share_bar(title: str, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+    """A progress bar on a terminal's stderr; yields what takes the share done, and a text."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True)
+    columns = (title, BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    quiet = quiet or not console.is_terminal
+    # No refresh thread: a process with threads cannot fork its workers.
+    with Progress(*columns, console=console, auto_refresh=False, disable=quiet) as bar:
+        task = bar.add_task(title, total=1.0, text="starting")
+
+        def show(share: float, text: str) -> None:
+            bar.update(task, completed=share, text=text)
+            bar.refresh()
+
+        yield show
 
 
 def usable_device(name: str | None) -> str | None:

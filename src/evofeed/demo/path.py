@@ -20,30 +20,50 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoReport:
-    """What the demo did. Times in seconds, sizes in bytes."""
+class Report:
+    """What a demo did, whatever it showed. Times in seconds."""
 
-    input: str
     dataset: str
     snapshot: str
     device: str
+    steps: int
+    loss_first: float
+    loss_last: float
+    step_seconds: float
+    seconds: float
+
+    def to_json(self) -> str:
+        """The report as JSON, for machines."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def write(self, path: Path) -> None:
+        """Keep the report.
+
+        Raises:
+            EvofeedError: the loss did not fall.
+        """
+        path.write_text(self.to_json())
+        if not self.loss_last < self.loss_first:
+            raise EvofeedError(
+                f"the loss did not fall: {self.loss_first:.3f} to {self.loss_last:.3f} in "
+                f"{self.steps} steps; the report is kept",
+                path=str(path),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport(Report):
+    """What the demo of chains did. Sizes in bytes."""
+
+    input: str
     chains: int
     quarantined: int
     chains_per_second: float
     raw_bytes: int
     dataset_bytes: int
     served_from: str
-    steps: int
-    loss_first: float
-    loss_last: float
-    step_seconds: float
     data_wait_share: float
     pictures: tuple[str, ...]
-    seconds: float
-
-    def to_json(self) -> str:
-        """The report as JSON, for machines."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text, in the order of the path."""
@@ -97,29 +117,16 @@ def run_demo(
         raw = simulate(out / "raw", chains, say)
     job = featurize(raw, out / "dataset", say)
     served, training, pictures = serve_and_train(out, steps, say)
-    losses = training["losses"]
-    quarter = len(losses) // 4  # chains differ more than a step changes: one step says little
     report = DemoReport(
         input=str(raw),
         **job,
         **served,
-        steps=len(losses),
-        loss_first=float(np.mean(losses[:quarter])),
-        loss_last=float(np.mean(losses[-quarter:])),
-        step_seconds=training["step_seconds"],
-        data_wait_share=training["data_wait_share"],
-        device=training["device"],
+        **training,
         pictures=tuple(str(picture) for picture in pictures),
         raw_bytes=sum(p.stat().st_size for p in raw.rglob("*") if p.is_file()),
         seconds=time.perf_counter() - began,
     )
-    (out / "report.json").write_text(report.to_json())
-    if not report.loss_last < report.loss_first:
-        raise EvofeedError(
-            f"the loss did not fall: {report.loss_first:.3f} to {report.loss_last:.3f} in "
-            f"{report.steps} steps; the report is kept",
-            path=str(out / "report.json"),
-        )
+    report.write(out / "report.json")
     return report
 
 
@@ -219,8 +226,12 @@ def train_preset(
     )
     train(config, dataset, out=out, show=show)
     figures = make_report(out)
+    losses = [line["terms"]["unscaled_loss"] for line in read_steps(out)]
+    quarter = max(1, len(losses) // 4)  # chains differ more than a step changes
     return {
-        "losses": [line["terms"]["unscaled_loss"] for line in read_steps(out)],
+        "steps": len(losses),
+        "loss_first": float(np.mean(losses[:quarter])),
+        "loss_last": float(np.mean(losses[-quarter:])),
         "step_seconds": figures["figures"]["step_seconds"]["p50"],
         "data_wait_share": figures["data_wait"]["share"],
         "device": figures["run"]["device"],
