@@ -84,7 +84,7 @@ class Boundary(torch.autograd.Function):
         return None, None, *gradients
 
 
-def through(marks: Marks, name: str, value: Any) -> Any:
+def with_boundary(marks: Marks, name: str, value: Any) -> Any:
     """`value` with every tensor that has a gradient sent through one boundary."""
     leaves, spec = tree_flatten(value)
     at = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.requires_grad]
@@ -100,12 +100,12 @@ def mark_parts(model: nn.Module, marks: Marks) -> None:
     def hooks(name: str) -> tuple[Any, Any]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             # Backward leaves the part when the gradients of what came in are there.
-            new = through(marks, marks.inside[-1], (args, kwargs))
+            new = with_boundary(marks, marks.inside[-1], (args, kwargs))
             marks.enter(name)
             return new
 
         def after(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-            result = through(marks, name, result)
+            result = with_boundary(marks, name, result)
             marks.leave()
             return result
 
@@ -132,9 +132,9 @@ class MarkedStep(Step):
 
     def _marked(self, name: str, function: Any) -> Any:
         def marked(outputs: Any, batch: Any) -> Any:
-            outputs = through(self.marks, self.marks.inside[-1], outputs)
+            outputs = with_boundary(self.marks, self.marks.inside[-1], outputs)
             self.marks.enter(name)
-            found = through(self.marks, name, function(outputs, batch))
+            found = with_boundary(self.marks, name, function(outputs, batch))
             self.marks.leave()
             return found
 

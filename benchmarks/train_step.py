@@ -401,7 +401,7 @@ def command(script: str) -> str:
 
 
 def forget(device: torch.device) -> None:
-    """Memory of earlier cases is given back, and the peak counted anew."""
+    """Memory of earlier cases is given back, and the peak is counted from here."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -39,9 +39,9 @@ from tests.trainer.synthetic_records import write_dataset
 from evofeed.errors import InputError, TrainerError
 from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.tune.search import (
-    Found,
     Settings,
     Trial,
+    TuneResult,
     alternatives,
     applied,
     ratio,
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def regret(
-    found: Found,
+    found: TuneResult,
     values: Mapping[str, Sequence[Any]],
     measure: Callable[[Settings], Trial],
     report: Callable[[Settings, Trial], None],

@@ -22,7 +22,12 @@ from evofeed.featurize.stockholm import parse_stockholm
 from evofeed.featurize.structure import Structure
 from evofeed.featurize.structure_files import parse_structure
 from evofeed.featurize.template_library import TemplateLibrary, template_library
-from evofeed.featurize.templates import Query, Template, featurize_templates, template_fields
+from evofeed.featurize.templates import (
+    Template,
+    TemplateQuery,
+    featurize_templates,
+    template_fields,
+)
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.shapes import Float, UInt8
 
@@ -251,7 +256,7 @@ def _templates(
             hits += parse_hhr(data, path=ref.path, old_hhr=config.old_hhr, caps=config.caps)
         else:
             hits += parse_hmmsearch(data, target.sequence, path=ref.path, caps=config.caps)
-    query = Query(target.sequence, source.entry_id, target.release_date)
+    query = TemplateQuery(target.sequence, source.entry_id, target.release_date)
     templates, dropped = featurize_templates(hits, query, library, config)
     inputs.dropped += dropped
     return templates

@@ -25,7 +25,7 @@ from evofeed.featurize.alignment_db import read_index
 from evofeed.featurize.caches import read_duplicates
 from evofeed.featurize.collector import paused_gc
 from evofeed.featurize.explicit_places import refuse_unfit
-from evofeed.featurize.layouts import Beside, first_file, folders
+from evofeed.featurize.layouts import SideFiles, first_file, folders
 from evofeed.featurize.reading import plain
 from evofeed.featurize.roads.af2_multimer import chain_folders, from_target
 from evofeed.featurize.roads.complexes import SUFFIXES as JOB_FILES
@@ -93,7 +93,7 @@ def discover(
     faults: list[InputError] = []
     home = home_of(root)
     alignments = layouts.first_dir(root if root.is_dir() else root.parent, _ALIGNMENT_DIRS)
-    beside = Beside.find(
+    beside = SideFiles.find(
         home,
         structure_dir=_given(structure_dir),
         template_mmcif_dir=_given(template_mmcif_dir),
@@ -147,7 +147,7 @@ def home_of(root: Path) -> Path:
     return home
 
 
-def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainSource]:
+def _sources(root: Path, alignments: Path | None, beside: SideFiles) -> list[ChainSource]:
     if root.is_file():
         return _of_file(root, beside)
     indices = (i for name in _DB_DIRS for i in sorted((root / name).glob("*.index")))
@@ -174,7 +174,7 @@ def _sources(root: Path, alignments: Path | None, beside: Beside) -> list[ChainS
 
 
 def _each(
-    files: Iterable[Path], road: Callable[[Path, Beside], list[ChainSource]], beside: Beside
+    files: Iterable[Path], road: Callable[[Path, SideFiles], list[ChainSource]], beside: SideFiles
 ) -> list[ChainSource]:
     """The chains of several files; one that cannot be read hides no other."""
     sources = []
@@ -186,20 +186,20 @@ def _each(
     return sources
 
 
-def _numbered_chains(root: Path, beside: Beside) -> list[ChainSource]:
+def _numbered_chains(root: Path, beside: SideFiles) -> list[ChainSource]:
     """Protenix's alignments, a folder for each number, with the sequences of its index."""
     here = layouts.first_dir(root, PROTENIX_FOLDERS)
     sources = layouts.from_chain_folders(here, beside) if here else []
     return with_sequences(root, sources, beside) if sources else []
 
 
-def _from_named_folder(folder: Path | None, beside: Beside) -> list[ChainSource]:
+def _from_named_folder(folder: Path | None, beside: SideFiles) -> list[ChainSource]:
     # What is in `alignments/` is a chain even if it is empty; `pdb/` may hold structures.
     every = folder is not None and folder.name == "alignments"
     return layouts.from_chain_folders(folder, beside, every=every) if folder else []
 
 
-def _chains_here(root: Path, beside: Beside) -> list[ChainSource]:
+def _chains_here(root: Path, beside: SideFiles) -> list[ChainSource]:
     if chain_folders(root):
         return from_target(root, beside)
     layouts.refuse_one_chain(root)
@@ -207,7 +207,7 @@ def _chains_here(root: Path, beside: Beside) -> list[ChainSource]:
     return layouts.from_chain_folders(root, beside) + a3m
 
 
-def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
+def _of_file(path: Path, beside: SideFiles) -> list[ChainSource]:
     name = plain(path.name)
     if name.endswith(".index"):
         return layouts.from_db(read_index(str(path)), beside)
@@ -227,7 +227,7 @@ def _of_file(path: Path, beside: Beside) -> list[ChainSource]:
 
 
 def _duplicates(
-    sources: list[ChainSource], path: str, beside: Beside, *, chosen: bool
+    sources: list[ChainSource], path: str, beside: SideFiles, *, chosen: bool
 ) -> list[ChainSource]:
     known = {source.chain_id: source for source in sources}
     copies = []

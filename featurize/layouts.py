@@ -44,7 +44,7 @@ _COLABFOLD_MODEL: Final = re.compile(r"_(?:un)?relaxed_rank_0*1_")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SideFiles:
     """What is beside the alignments of a data set.
 
     Attributes:
@@ -78,7 +78,7 @@ class Beside:
         obsolete_pdbs: str | None,
         is_distillation: bool,
         faults: list[InputError],
-    ) -> Beside:
+    ) -> SideFiles:
         """Look into the folders given, or into those of usual names."""
         structures = folders(structure_dir, root, STRUCTURE_DIRS)
         templates = folders(template_mmcif_dir, root, _TEMPLATE_DIRS) or structures
@@ -154,7 +154,7 @@ def refuse_one_chain(root: Path) -> None:
             )
 
 
-def from_chain_folders(root: Path, beside: Beside, *, every: bool = False) -> list[ChainSource]:
+def from_chain_folders(root: Path, beside: SideFiles, *, every: bool = False) -> list[ChainSource]:
     """Chain folders, flattened or as OpenProteinSet ships them.
 
     Args:
@@ -219,7 +219,7 @@ def _inner_structure(inner: Iterable[os.DirEntry[str]]) -> str | None:
     return found[min(found)] if found else None
 
 
-def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
+def from_db(index: Mapping[str, DbEntry], beside: SideFiles) -> list[ChainSource]:
     """The chains of an alignment_db."""
     sources = []
     for chain_id, entry in index.items():
@@ -231,7 +231,7 @@ def from_db(index: Mapping[str, DbEntry], beside: Beside) -> list[ChainSource]:
     return sources
 
 
-def from_a3m_files(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
+def from_a3m_files(paths: Iterable[Path], beside: SideFiles) -> list[ChainSource]:
     """ColabFold results: `<name>.a3m`, the best model beside it as its structure.
 
     Also the same as tables: Boltz's `.csv`, Chai's `.aligned.pqt`.
@@ -265,7 +265,7 @@ def _colabfold_model(folder: Path, name: str) -> str | None:
     return str(best[0]) if best else None
 
 
-def from_fasta(path: Path, beside: Beside) -> list[ChainSource]:
+def from_fasta(path: Path, beside: SideFiles) -> list[ChainSource]:
     """Sequences of a FASTA file; alignments are `<name>/` or `<name>.a3m` beside it.
 
     Headers may be Boltz's or Chai's, which say what kind of molecule each is and where its
@@ -323,7 +323,7 @@ def _alignments_of(
     return {"alignments": (ref,) if ref else ()}
 
 
-def from_structures(paths: Iterable[Path], beside: Beside) -> list[ChainSource]:
+def from_structures(paths: Iterable[Path], beside: SideFiles) -> list[ChainSource]:
     """Every protein chain of structure files; the files are parsed to know them."""
     sources = []
     files = list(paths)

@@ -29,7 +29,7 @@ _MAX_CA_STEP: Final = 150.0
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class TemplateQuery:
     """The chain templates are for.
 
     Attributes:
@@ -69,7 +69,10 @@ class Template:
 
 
 def featurize_templates(
-    hits: Sequence[TemplateHit], query: Query, library: TemplateLibrary, config: FeaturizeConfig
+    hits: Sequence[TemplateHit],
+    query: TemplateQuery,
+    library: TemplateLibrary,
+    config: FeaturizeConfig,
 ) -> tuple[list[Template], list[str]]:
     """The best templates among the hits, and what was passed over, in words.
 
@@ -112,7 +115,7 @@ def featurize_templates(
     return list(templates.values()), dropped
 
 
-def template_cutoff(query: Query, config: FeaturizeConfig) -> str:
+def template_cutoff(query: TemplateQuery, config: FeaturizeConfig) -> str:
     """Latest ISO release date a template of this query may have."""
     if config.released_before_days is None or not query.release_date:
         return config.max_template_date
@@ -125,7 +128,11 @@ def template_cutoff(query: Query, config: FeaturizeConfig) -> str:
 
 
 def prefilter(
-    hit: TemplateHit, query: Query, library: TemplateLibrary, cutoff: str, config: FeaturizeConfig
+    hit: TemplateHit,
+    query: TemplateQuery,
+    library: TemplateLibrary,
+    cutoff: str,
+    config: FeaturizeConfig,
 ) -> str:
     """Why a hit is out before its structure is read; '' if it is not."""
     name = _HIT_NAME.match(hit.name)
@@ -148,7 +155,11 @@ def prefilter(
 
 
 def _template(
-    hit: TemplateHit, query: Query, library: TemplateLibrary, cutoff: str, config: FeaturizeConfig
+    hit: TemplateHit,
+    query: TemplateQuery,
+    library: TemplateLibrary,
+    cutoff: str,
+    config: FeaturizeConfig,
 ) -> Template:
     name = _HIT_NAME.match(hit.name)
     assert name is not None

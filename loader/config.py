@@ -188,6 +188,6 @@ class LoaderConfig(Config):
         fields = dataclasses.asdict(self)
         for name in ("batch_size", "global_batch_size", "max_bad_chains", "outage_seconds"):
             del fields[name]
-        if self.assemblies is None:  # as it was before there were any
+        if self.assemblies is None:  # of chains alone: the digest has no such field
             del fields["assemblies"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -63,7 +63,7 @@ def assembly_schema() -> pa.Schema:
     )
 
 
-class Kept(NamedTuple):
+class KeptAssemblies(NamedTuple):
     """Complexes of a snapshot that another set of its chains still has.
 
     Attributes:
@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     dropped: tuple[dict[str, Any], ...]
 
 
-def kept_assemblies(base: Dataset, table: pa.Table) -> Kept:
+def kept_assemblies(base: Dataset, table: pa.Table) -> KeptAssemblies:
     """The complexes whose chains are all among those of `table`, with the same sequences.
 
     Args:
@@ -114,7 +114,7 @@ def kept_assemblies(base: Dataset, table: pa.Table) -> Kept:
         MEMBERS: index_bytes(canonical([members])),
     }
     entries = tuple(_of(base.manifest.shards, shards))
-    return Kept(files if kept else {}, len(kept), entries, tuple(dropped))
+    return KeptAssemblies(files if kept else {}, len(kept), entries, tuple(dropped))
 
 
 def _of(entries: Iterable[ShardEntry], names: set[str]) -> list[ShardEntry]:

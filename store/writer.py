@@ -22,7 +22,7 @@ from evofeed.store.shard import read_part, shard_bytes, store_shard
 from evofeed.store.storage import Storage
 
 if TYPE_CHECKING:
-    from evofeed.store.assemblies import Kept
+    from evofeed.store.assemblies import KeptAssemblies
 
 MoveRef = Callable[[Storage, str, str, str | None], object]
 """Moves a ref to a digest if it is at the expected one, as `evofeed.store.refs.move_ref` does."""
@@ -117,7 +117,7 @@ class DatasetWriter:
 
     def _kept_assemblies(
         self, parent: str | None, table: pa.Table, settings: dict[str, Any]
-    ) -> Kept | None:
+    ) -> KeptAssemblies | None:
         """The parent's complexes, where it has any; tells `settings` which of them are not kept."""
         from evofeed.store.assemblies import kept_assemblies
         from evofeed.store.dataset import Dataset

@@ -12,7 +12,7 @@ from evofeed.featurize.reading import file_ref, read_bytes
 from evofeed.featurize.sources import is_alignment
 
 if TYPE_CHECKING:
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 _MAP: Final = "chain_id_map.json"
@@ -37,7 +37,7 @@ def chain_folders(target: Path) -> list[Path]:
     ]
 
 
-def from_target(target: Path, beside: Beside) -> list[ChainSource]:
+def from_target(target: Path, beside: SideFiles) -> list[ChainSource]:
     """The chains of a target, `<name>_A` and so on; chains of one sequence have one folder.
 
     Their sequences are those of `chain_id_map.json`, without it the alignments' queries.
@@ -59,7 +59,7 @@ def from_target(target: Path, beside: Beside) -> list[ChainSource]:
     return sources
 
 
-def _chain_id_map(path: Path, beside: Beside) -> dict[str, dict[str, str]]:
+def _chain_id_map(path: Path, beside: SideFiles) -> dict[str, dict[str, str]]:
     """Sequence and description of each chain; empty without the file."""
     if not path.is_file():
         return {}

@@ -21,7 +21,7 @@ from evofeed.featurize.reading import FileRef, file_ref, plain, read_bytes, read
 from evofeed.featurize.structure_files import parse_structure
 
 if TYPE_CHECKING:
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 _HEAD_BYTES: Final = 4096
@@ -66,7 +66,7 @@ def assembly_in(path: Path) -> Assembly | None:
 
 
 def from_complex(
-    path: Path, assembly: Assembly, model: str | None, beside: Beside
+    path: Path, assembly: Assembly, model: str | None, beside: SideFiles
 ) -> list[ChainSource]:
     """The different chains of a complex, `<name>_A` and so on; a homomer's only one is `<name>`.
 

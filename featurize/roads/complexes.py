@@ -20,7 +20,7 @@ from evofeed.featurize.roads.molecules import Molecule, no_protein
 from evofeed.featurize.roads.tables import alignment_named
 
 if TYPE_CHECKING:
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -39,7 +39,7 @@ def is_job(path: Path) -> bool:
     return bool(_IS_JOB.search(read_head(file_ref(path), _HEAD_BYTES)))
 
 
-def from_job(path: Path, beside: Beside) -> list[ChainSource]:
+def from_job(path: Path, beside: SideFiles) -> list[ChainSource]:
     """The proteins of a job file; faults for what cannot be understood in it."""
     sources = []
     for number, job in enumerate(_jobs(path)):
@@ -98,7 +98,7 @@ def _jobs(path: Path) -> list[dict[str, Any]]:
 
 
 def _proteins(
-    molecules: list[dict[str, Any]], entry: str, number: int, path: Path, beside: Beside
+    molecules: list[dict[str, Any]], entry: str, number: int, path: Path, beside: SideFiles
 ) -> Iterator[ChainSource]:
     taken = 0
     proteins, others = [], []
@@ -154,7 +154,7 @@ def _ids(body: Mapping[str, Any], taken: int) -> list[str]:
 
 
 def _alignments(
-    body: Mapping[str, Any], number: int, index: int, chain_id: str, path: Path, beside: Beside
+    body: Mapping[str, Any], number: int, index: int, chain_id: str, path: Path, beside: SideFiles
 ) -> tuple[tuple[FileRef, ...], list[str]]:
     """The alignments of a protein, and what else is there for it, in words."""
     notes = []

@@ -9,7 +9,7 @@ from evofeed.errors import InputError
 from evofeed.featurize.reading import FileRef, file_ref, read_bytes, read_head
 
 if TYPE_CHECKING:
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 
@@ -19,7 +19,7 @@ def index_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.ffindex") if not path.name.endswith(other))
 
 
-def from_ffindex(index: Path, beside: Beside) -> list[ChainSource]:
+def from_ffindex(index: Path, beside: SideFiles) -> list[ChainSource]:
     """The entries of a database as chains, each with its alignment.
 
     Raises:

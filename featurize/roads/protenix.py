@@ -13,14 +13,16 @@ from evofeed.featurize.reading import file_ref, read_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 FOLDERS: Final = ("mmcif_msa_template", "mmcif_msa", "msa", "msas")
 _INDEX: Final = "seq_to_pdb_index.json"
 
 
-def with_sequences(root: Path, sources: Sequence[ChainSource], beside: Beside) -> list[ChainSource]:
+def with_sequences(
+    root: Path, sources: Sequence[ChainSource], beside: SideFiles
+) -> list[ChainSource]:
     """The chains with the sequences that the index gives for their numbers, if there is one.
 
     Args:

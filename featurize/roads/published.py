@@ -26,7 +26,7 @@ from evofeed.featurize.packed_arrays import Npz, npz_names, unpickle
 from evofeed.featurize.reading import FileRef, file_ref, plain, read_bytes, read_head
 
 if TYPE_CHECKING:
-    from evofeed.featurize.layouts import Beside
+    from evofeed.featurize.layouts import SideFiles
     from evofeed.featurize.sources import ChainSource
 
 _HEAD: Final = 1 << 16
@@ -35,7 +35,7 @@ _BOLTZ_LETTERS: Final = np.frombuffer(b"X-ARNDCQEGHILKMFPSTWYVX", np.uint8)
 _NO_CLUSTER: Final = (-1, "-1", "", None)
 
 
-def published_set(root: Path, beside: Beside) -> list[ChainSource]:
+def published_set(root: Path, beside: SideFiles) -> list[ChainSource]:
     """The chains of a published set in a folder; none if there is no such set."""
     for road in (_boltz, _openfold3, _openfold3_queries, _protenix):
         try:
@@ -110,7 +110,7 @@ def _openfold3_rows(table: Mapping[str, Any]) -> bytes:
 # Boltz
 
 
-def _boltz(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
+def _boltz(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
     targets = _boltz_targets(root)
     if targets is None:
         return
@@ -181,7 +181,7 @@ def boltz_clusters(found: Any) -> list[list[str]] | None:
 # OpenFold3
 
 
-def _openfold3(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
+def _openfold3(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
     caches = (p for p in sorted(root.glob("*.json")) if b'"structure_data"' in _head(p))
     cache = next(caches, None)
     if cache is None:
@@ -215,7 +215,7 @@ def _openfold3(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
             )
 
 
-def _openfold3_queries(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
+def _openfold3_queries(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
     """Chains of a `query.json` whose alignments are arrays."""
     path = root / "query.json"
     if not path.is_file() or b'"queries"' not in _head(path):
@@ -262,7 +262,7 @@ def _array_files(root: Path, taken: set[Path]) -> dict[str, Path]:
     return found | {p.parent.name: p for p in root.glob("*/*/alignment.npz")}
 
 
-def _openfold3_alignments(file: Path, beside: Beside) -> tuple[FileRef, ...]:
+def _openfold3_alignments(file: Path, beside: SideFiles) -> tuple[FileRef, ...]:
     """The alignments in an archive; a fault, and one that fails later, if it is none."""
     try:
         names = npz_names(file)
@@ -277,7 +277,7 @@ def _openfold3_alignments(file: Path, beside: Beside) -> tuple[FileRef, ...]:
 # Protenix
 
 
-def _protenix(root: Path, beside: Beside) -> Iterator[ChainSource | None]:
+def _protenix(root: Path, beside: SideFiles) -> Iterator[ChainSource | None]:
     entries = next((p for p in sorted(root.glob("*bioassembly*")) if p.is_dir()), None)
     lists = sorted([*root.glob("indices/*.csv*"), *root.glob("*indices*.csv*")])
     if entries is None or not lists:

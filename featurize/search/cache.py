@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS failures (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedResult:
     """A result in the cache: where it is, the digest of its text, what it cost to make."""
 
     ref: FileRef
@@ -87,9 +87,9 @@ class SearchCache:
             self._pack.close()
             self._pack = None
 
-    def find(self, keys: Iterable[str]) -> dict[str, Found]:
+    def find(self, keys: Iterable[str]) -> dict[str, CachedResult]:
         """Those of the keys that are there."""
-        found: dict[str, Found] = {}
+        found: dict[str, CachedResult] = {}
         wanted = list(dict.fromkeys(keys))
         columns = "key, pack, offset, nbytes, suffix, sha256, seconds"
         with self._one_line():
@@ -102,10 +102,10 @@ class SearchCache:
                 ):
                     path = str(self.folder / "packs" / pack)
                     ref = FileRef(f"result{suffix}.zst", path, offset, size)
-                    found[key] = Found(ref, digest, seconds)
+                    found[key] = CachedResult(ref, digest, seconds)
         return found
 
-    def read(self, found: Found) -> bytes:
+    def read(self, found: CachedResult) -> bytes:
         """The text of a result.
 
         Raises:

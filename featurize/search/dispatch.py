@@ -14,7 +14,7 @@ from evofeed.featurize.job.executors import ExecutorGone
 from evofeed.featurize.job.worker import UnitLost
 from evofeed.featurize.search.executors import SearchExecutor, open_executor
 from evofeed.featurize.search.options import SearchOptions
-from evofeed.featurize.search.plan import Schedule, Unit, cost_of, cut_up, make_units
+from evofeed.featurize.search.plan import Schedule, SearchUnit, cost_of, cut_up, make_units
 from evofeed.featurize.search.work import DatabaseInfo, SearchResult, SearchTask
 
 TICK: Final = 0.5
@@ -39,16 +39,16 @@ Why = dict[str, Any]
 class Book(Protocol):
     """Who asked for the units: says what a unit is, and takes down what comes of it."""
 
-    def task(self, unit: Unit) -> SearchTask:
+    def task(self, unit: SearchUnit) -> SearchTask:
         """What a worker needs to know of a unit."""
 
-    def info_of(self, unit: Unit) -> DatabaseInfo:
+    def info_of(self, unit: SearchUnit) -> DatabaseInfo:
         """The database of a unit."""
 
-    def keep(self, unit: Unit, result: SearchResult) -> None:
+    def keep(self, unit: SearchUnit, result: SearchResult) -> None:
         """A unit ended, with these results."""
 
-    def fail(self, unit: Unit, key: str, strikes: int, why: Why) -> None:
+    def fail(self, unit: SearchUnit, key: str, strikes: int, why: Why) -> None:
         """A sequence of a unit failed, for the `strikes`th time."""
 
     def tell(self, done: int = 0) -> None:
@@ -126,7 +126,7 @@ class Dispatch:
             self._book.tell(unit.cost - sum(map(cost_of, left)))
         return reasons
 
-    def _blamed(self, unit: Unit, lost: UnitLost) -> list[str]:
+    def _blamed(self, unit: SearchUnit, lost: UnitLost) -> list[str]:
         """Keys of the sequences that a lost worker counts against: one or none.
 
         Raises:
@@ -146,11 +146,11 @@ class Dispatch:
             )
         return []
 
-    def outcomes(self, schedule: Schedule) -> Iterator[tuple[Unit, Any, str]]:
+    def outcomes(self, schedule: Schedule) -> Iterator[tuple[SearchUnit, Any, str]]:
         """Units as they end, with their outcome and the node they were on."""
-        flying: dict[str, tuple[Unit, str]] = {}
+        flying: dict[str, tuple[SearchUnit, str]] = {}
         resting: dict[str, float] = {}  # nodes that lost a unit: Ray may not know yet that one died
-        ended: list[tuple[Unit, Any, str]] = []
+        ended: list[tuple[SearchUnit, Any, str]] = []
         orphaned = time.monotonic()
         while schedule or flying or ended:
             nodes = self.executor.nodes()
@@ -188,7 +188,7 @@ class Dispatch:
                 raise failed[0]
             self._book.tell()
 
-    def _wait(self, schedule: Schedule, flying: dict[str, tuple[Unit, str]]) -> list[Any]:
+    def _wait(self, schedule: Schedule, flying: dict[str, tuple[SearchUnit, str]]) -> list[Any]:
         """Outcomes that are there. Where a private Ray died, a new one does what was in work."""
         try:
             return self.executor.wait(TICK)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evofeed.errors import InputError
 from evofeed.featurize.discovery import discover, fasta_files, once
-from evofeed.featurize.layouts import Beside, from_fasta
+from evofeed.featurize.layouts import SideFiles, from_fasta
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.job import run_search
 from evofeed.featurize.search.options import SearchOptions, SearchProgress
@@ -70,7 +70,7 @@ def read_sequences(fasta: str, problems: list[InputError] | None = None) -> list
         raise InputError("no such file or folder", path=fasta)
     files = fasta_files(root) if root.is_dir() else [root]
     faults: list[InputError] = []
-    nothing = Beside({}, {}, {}, None, None, None, False, faults)
+    nothing = SideFiles({}, {}, {}, None, None, None, False, faults)
     found = [source for path in files for source in from_fasta(path, nothing)]
     sources = once(found, faults, fasta)
     if problems is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from evofeed.errors import InputError, JobError
 from evofeed.featurize.config import FeaturizeConfig
-from evofeed.featurize.search.cache import Found
+from evofeed.featurize.search.cache import CachedResult
 from evofeed.featurize.search.config import Database
 from evofeed.featurize.search.searchers import suffix_of
 from evofeed.featurize.search.work import DatabaseInfo
@@ -53,7 +53,7 @@ def write_index(
     chains: Iterable[ChainSource],
     databases: Sequence[Database],
     infos: Sequence[DatabaseInfo],
-    found: dict[tuple[str, int], Found],
+    found: dict[tuple[str, int], CachedResult],
     broken: dict[str, dict[str, Any]],
 ) -> None:
     """The chains with all their results, as spans of the cache's packs."""

@@ -20,7 +20,7 @@ _MOST: Final[dict[Kind, int]] = {"fasta": 16, "shards": 16, "part": 16, "hh": 4,
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SearchUnit:
     """Sequences searched together. `database` is its place in the list of databases."""
 
     unit_id: str
@@ -47,7 +47,7 @@ def cost_of(query: Query) -> int:
 
 def make_units(
     database: int, kind: Kind, queries: Iterable[Query], slots: int, avoid: str = ""
-) -> list[Unit]:
+) -> list[SearchUnit]:
     """Units of about equal cost, the most expensive sequences first.
 
     Args:
@@ -72,24 +72,24 @@ def make_units(
     return [_unit(database, tuple(unit), avoid) for unit in units]
 
 
-def cut_up(unit: Unit, parts: int) -> list[Unit]:
+def cut_up(unit: SearchUnit, parts: int) -> list[SearchUnit]:
     """A unit as up to `parts` smaller ones; one that is a single sequence stays as it is."""
     each = -(-len(unit.queries) // parts)
     starts = range(0, len(unit.queries), each)
     return [_unit(unit.database, unit.queries[n : n + each], unit.avoid) for n in starts]
 
 
-def _unit(database: int, queries: tuple[Query, ...], avoid: str) -> Unit:
+def _unit(database: int, queries: tuple[Query, ...], avoid: str) -> SearchUnit:
     name = hashlib.sha256("\n".join([str(database), *(q.key for q in queries)]).encode())
-    return Unit(name.hexdigest(), database, queries, sum(map(cost_of, queries)), avoid)
+    return SearchUnit(name.hexdigest(), database, queries, sum(map(cost_of, queries)), avoid)
 
 
 class Schedule:
     """Units waiting for nodes. A node works through one database before it takes the next."""
 
-    def __init__(self, databases: Sequence[Database], units: Iterable[Unit] = ()) -> None:
+    def __init__(self, databases: Sequence[Database], units: Iterable[SearchUnit] = ()) -> None:
         self.databases = databases
-        self.waiting: list[deque[Unit]] = [deque() for _ in databases]
+        self.waiting: list[deque[SearchUnit]] = [deque() for _ in databases]
         self._at: dict[str, int] = {}
         for unit in units:
             self.put(unit)
@@ -97,11 +97,11 @@ class Schedule:
     def __bool__(self) -> bool:
         return any(self.waiting)
 
-    def put(self, unit: Unit) -> None:
+    def put(self, unit: SearchUnit) -> None:
         """One more unit to do."""
         self.waiting[unit.database].append(unit)
 
-    def take(self, node: Node, nodes: Sequence[Node]) -> Unit | None:
+    def take(self, node: Node, nodes: Sequence[Node]) -> SearchUnit | None:
         """The next unit for a node, None if there is none that it can do."""
         order = list(range(len(self.databases)))
         at = self._at.get(node.node_id, 0)

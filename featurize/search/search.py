@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from evofeed.errors import InputError, JobError
-from evofeed.featurize.search.cache import Found, SearchCache, result_key
+from evofeed.featurize.search.cache import CachedResult, SearchCache, result_key
 from evofeed.featurize.search.config import Database, SearchConfig
 from evofeed.featurize.search.dispatch import REST, TICK, Dispatch, Why
 from evofeed.featurize.search.executors import SearchExecutor
 from evofeed.featurize.search.options import SearchOptions, SearchProgress, SearchReport
-from evofeed.featurize.search.plan import Schedule, Unit, make_units
+from evofeed.featurize.search.plan import Schedule, SearchUnit, make_units
 from evofeed.featurize.search.searchers import Query, kind_of, profile_key, suffix_of
 from evofeed.featurize.search.shards import join_shards
 from evofeed.featurize.search.work import (
@@ -59,7 +59,7 @@ class Search:
         self._places = [part for database in databases for part in database.parts()]
         self._whole = [n for n, database in enumerate(databases) for _ in database.parts()]
         self._place_infos: list[DatabaseInfo] = []
-        self._starts: dict[int, dict[str, Found]] = {}
+        self._starts: dict[int, dict[str, CachedResult]] = {}
         self._last_report = 0.0
         self._cost = [0, 0, 0]  # of this stage: in all, done, in this run
 
@@ -67,7 +67,7 @@ class Search:
         """Stop the workers, if it started some."""
         self.dispatch.close()
 
-    def known(self) -> dict[tuple[str, int], Found] | None:
+    def known(self) -> dict[tuple[str, int], CachedResult] | None:
         """All results by sequence and database, if there is nothing left to search.
 
         Raises:
@@ -75,7 +75,7 @@ class Search:
         """
         self.infos = [look_at(database, self.config) for database in self.databases]
         later = self._later()
-        found: dict[tuple[str, int], Found] = {}
+        found: dict[tuple[str, int], CachedResult] = {}
         for number in [n for n in range(len(self.databases)) if n not in later] + later:
             starts = self._starts_of(number, found) if number in later else {}
             if number in later and len(starts) < len(self.sequences):
@@ -87,14 +87,14 @@ class Search:
             found |= {(s, number): there[key] for s, key in keys.items()}
         return found
 
-    def run(self) -> tuple[dict[tuple[str, int], Found], dict[str, dict[str, Any]]]:
+    def run(self) -> tuple[dict[tuple[str, int], CachedResult], dict[str, dict[str, Any]]]:
         """Results by sequence and database, and the sequences that have not all of them."""
         self._place_infos = [self._look(place) for place in range(len(self._places))]
         self.infos = [
             joined(database, [self._place_infos[place] for place in self._places_of(number)])
             for number, database in enumerate(self.databases)
         ]
-        found: dict[tuple[str, int], Found] = {}
+        found: dict[tuple[str, int], CachedResult] = {}
         broken: dict[str, dict[str, Any]] = {}
         later = self._later()
         plain = [number for number in range(len(self.databases)) if number not in later]
@@ -132,7 +132,9 @@ class Search:
             later += [number] if database.is_template or is_next else []
         return later
 
-    def _starts_of(self, number: int, found: dict[tuple[str, int], Found]) -> dict[str, Found]:
+    def _starts_of(
+        self, number: int, found: dict[tuple[str, int], CachedResult]
+    ) -> dict[str, CachedResult]:
         """What the search of each sequence in a later database starts from."""
         known = {s: found[s, self._first] for s in self.sequences if (s, self._first) in found}
         if self.infos[number].kind != "mmseqs":
@@ -141,7 +143,7 @@ class Search:
         there = self.cache.find(keys.values())
         return {s: there[key] for s, key in keys.items() if key in there}
 
-    def key(self, number: int, sequence: str, start: Found | None = None) -> str:
+    def key(self, number: int, sequence: str, start: CachedResult | None = None) -> str:
         """The name of a result in the cache."""
         database, info = self.databases[number], self.infos[number]
         parts: dict[str, Any] = {
@@ -176,7 +178,7 @@ class Search:
             return look_at(database, self.config)
         if not self.options.ray_address:
             kind_of(database)  # which raises
-        schedule = Schedule(self._places, [Unit(f"look-{place}", place, (), 0)])
+        schedule = Schedule(self._places, [SearchUnit(f"look-{place}", place, (), 0)])
         for _, outcome, _ in self.dispatch.outcomes(schedule):
             if isinstance(outcome, SearchResult) and outcome.info:
                 return outcome.info
@@ -186,7 +188,7 @@ class Search:
     def _stage(
         self,
         keys: dict[tuple[str, int], str],
-        found: dict[tuple[str, int], Found],
+        found: dict[tuple[str, int], CachedResult],
         broken: dict[str, dict[str, Any]],
     ) -> None:
         """Have every key in the cache; what cannot be is `broken`."""
@@ -242,11 +244,11 @@ class Search:
 
     # what the dispatch asks
 
-    def info_of(self, unit: Unit) -> DatabaseInfo:
+    def info_of(self, unit: SearchUnit) -> DatabaseInfo:
         """The database of a unit."""
         return self._place_infos[unit.database]
 
-    def task(self, unit: Unit) -> SearchTask:
+    def task(self, unit: SearchUnit) -> SearchTask:
         """What a worker needs to know of a unit."""
         queries, database = unit.queries, self._places[unit.database]
         if starts := self._starts.get(self._whole[unit.database]):
@@ -266,7 +268,7 @@ class Search:
             stage=self.options.stage,
         )
 
-    def keep(self, unit: Unit, result: SearchResult) -> None:
+    def keep(self, unit: SearchUnit, result: SearchResult) -> None:
         """Put the results of a unit into the cache, and its cost into the account."""
         number, info = self._whole[unit.database], self._place_infos[unit.database]
         suffix = suffix_of(info.kind, self.databases[number].is_template)
@@ -276,7 +278,7 @@ class Search:
             self.searched[number] += len(unit.queries)
         self._cost[2] += unit.cost
 
-    def fail(self, unit: Unit, key: str, strikes: int, why: Why) -> None:
+    def fail(self, unit: SearchUnit, key: str, strikes: int, why: Why) -> None:
         """Enter why a sequence has no result yet."""
         self.cache.fail(key, self._places[unit.database].name, strikes, why)
 
@@ -305,7 +307,7 @@ class Search:
 
     def report(
         self,
-        found: dict[tuple[str, int], Found],
+        found: dict[tuple[str, int], CachedResult],
         broken: list[dict[str, Any]],
         num_chains: int,
     ) -> SearchReport:

@@ -147,7 +147,7 @@ class FusedProtenixBlock(Recordable):
 # --- which ----------------------------------------------------------------------------------------
 
 
-class Form(NamedTuple):
+class BlockForm(NamedTuple):
     """A block that a fused forward knows.
 
     Attributes:
@@ -168,24 +168,24 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form(
+    BlockForm(
         FusedBoltzPairBlock, frozenset({"transition_z"}), ("z", "pair_mask"), "transition_z",
         False, {"dropout": float},
     ),
-    Form(
+    BlockForm(
         FusedBoltzPairformerBlock,
         frozenset({"transition_z", "pre_norm_s", "attention", "transition_s", "s_post_norm"}),
         ("s", "z", "mask", "pair_mask"), "transition_z", False, {"dropout": float},
     ),
-    Form(
+    BlockForm(
         FusedPairBlock, frozenset({"pair_transition", "ps_dropout_row_layer"}),
         ("z", "pair_mask|mask"), "pair_transition", True, {},
     ),
-    Form(
+    BlockForm(
         FusedProtenixBlock, frozenset({"pair_transition", "dropout_row"}),
         ("s", "z", "pair_mask"), "pair_transition", True, {"c_s": int},
     ),
-    Form(
+    BlockForm(
         FusedProtenixBlock,
         frozenset(
             {"pair_transition", "dropout_row", "attention_pair_bias", "single_transition"}
@@ -205,7 +205,7 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     return _trouble(module, found) or found.fused
 
 
-def _trouble(module: Any, form: Form) -> str | None:
+def _trouble(module: Any, form: BlockForm) -> str | None:
     trouble = signature_trouble(module, *form.arguments)
     if trouble:
         return trouble
@@ -227,6 +227,6 @@ def _trouble(module: Any, form: Form) -> str | None:
     return None
 
 
-def _turns_its_bias(block: Any, form: Form) -> bool:
+def _turns_its_bias(block: Any, form: BlockForm) -> bool:
     z = torch.zeros(1, 2, 2, pair_layer(block.tri_att_end).weight.shape[-1])
     return form.fused is FusedPairBlock and passes_turned_bias(block, z, z[..., 0]) is True

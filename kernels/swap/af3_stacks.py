@@ -20,7 +20,7 @@ class FusedBlock(Recordable):
     """A block of fused parts: its own forward calls them."""
 
 
-class Form(NamedTuple):
+class StackForm(NamedTuple):
     """A block's parts that must be fused, others that it may have, and its arguments."""
 
     parts: frozenset[str]
@@ -29,19 +29,19 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form(  # OpenFold3's PairFormerBlock
+    StackForm(  # OpenFold3's PairFormerBlock
         frozenset({"pair_stack", "attn_pair_bias", "single_transition"}), frozenset(),
         ("s", "z", "single_mask", "pair_mask"),
     ),
-    Form(  # OpenFold3's MSAModuleBlock
+    StackForm(  # OpenFold3's MSAModuleBlock
         frozenset({"msa_att_row", "msa_transition", "outer_product_mean", "pair_stack"}),
         frozenset({"msa_dropout_layer"}), ("m", "z", "msa_mask", "pair_mask"),
     ),
-    Form(  # its last
+    StackForm(  # its last
         frozenset({"outer_product_mean", "pair_stack"}), frozenset(),
         ("m", "z", "msa_mask", "pair_mask"),
     ),
-    Form(  # Boltz's MSALayer
+    StackForm(  # Boltz's MSALayer
         frozenset(
             {"pair_weighted_averaging", "msa_transition", "outer_product_mean",
              "pairformer_layer"}

@@ -13,7 +13,7 @@ from evofeed.loader.assembly.reading import AssemblySlab
 from evofeed.loader.assembly.reading import Member as Record
 from evofeed.loader.config import LoaderConfig
 from evofeed.loader.counter_rng import Purpose, stream_key
-from evofeed.loader.fused.complex_words import Complex, Entity, Member
+from evofeed.loader.fused.complex_words import Complex, EntityWords, MemberWords
 from evofeed.loader.fused.filling import sample_words
 from evofeed.loader.fused.sample_words import INT32, Recycle, Sample
 from evofeed.loader.transforms.crop import Crop
@@ -67,14 +67,14 @@ class _Members:
     config: LoaderConfig
     facts: Facts
     start: int
-    words: list[tuple[Member, Sample, tuple[int, ...]]]
+    words: list[tuple[MemberWords, Sample, tuple[int, ...]]]
     stored: int = 0
     deletion_rows: int = 0
     atoms: int = 0
 
     def add(
         self, record: Record, *, own_first: int = 0, templates: tuple[int, ...] = ()
-    ) -> tuple[Member, Sample]:
+    ) -> tuple[MemberWords, Sample]:
         length, rows, deletions, _ = record.sizes
         facts = self.facts
         sample = sample_words(
@@ -92,7 +92,7 @@ class _Members:
         )._replace(out_residues=length)
         structures = _structures(sample)
         blocks = -(-rows // PLACED) + structures * -(-(length + 1) // UNPACKED)
-        member = Member(blocks, self.stored, self.deletion_rows, self.atoms, own_first)
+        member = MemberWords(blocks, self.stored, self.deletion_rows, self.atoms, own_first)
         self.stored += rows
         self.deletion_rows += deletions
         self.atoms += structures * (length + 1) * 37
@@ -134,8 +134,8 @@ def plan_complex(slab: AssemblySlab, config: LoaderConfig, facts: Facts) -> Comp
 
 
 def _with_structure(
-    words: tuple[Member, Sample, tuple[int, ...]],
-) -> tuple[Member, Sample, tuple[int, ...]]:
+    words: tuple[MemberWords, Sample, tuple[int, ...]],
+) -> tuple[MemberWords, Sample, tuple[int, ...]]:
     member, sample, templates = words
     blocks = member.blocks + -(-(sample.residues + 1) // UNPACKED)
     return member._replace(blocks=blocks), sample, templates
@@ -143,7 +143,7 @@ def _with_structure(
 
 def _entities(
     slab: AssemblySlab, members: _Members, slots: int
-) -> list[tuple[Entity, tuple[int, ...]]]:
+) -> list[tuple[EntityWords, tuple[int, ...]]]:
     """Words of each entity and its structures of the sample's templates, 0 where it has none."""
     found = []
     own, first_row = 0, slab.paired
@@ -152,7 +152,7 @@ def _entities(
         there = [n for n in members.facts.templates if n < min(chain.sizes[3], slots)]
         member, words = members.add(chain, own_first=own, templates=tuple(there))
         pair, pair_words = members.add(pairing, own_first=own) if pairing else (member, words)
-        entity = Entity(
+        entity = EntityWords(
             length=chain.sizes[0],
             own_first=own,
             first_row=first_row,
@@ -209,7 +209,7 @@ def _complex(
         paired=slab.paired,
         paired_at=4 * num_res + slab.kept,
         entities=len(slab.chains),
-        entity_words=len(Entity._fields) + config.max_templates,
+        entity_words=len(EntityWords._fields) + config.max_templates,
         rows=rows,
         own_width=sum(chain.sizes[0] for chain in slab.chains),
         pitch=num_res + -num_res % 16,
@@ -233,11 +233,11 @@ def _packed(
     sample: Sample,
     whole: Complex,
     recycles: Sequence[Recycle],
-    entities: Sequence[tuple[Entity, tuple[int, ...]]],
+    entities: Sequence[tuple[EntityWords, tuple[int, ...]]],
     atoms: int,
 ) -> ComplexPlan:
     slots = members.config.max_templates
-    stride = _even(len(Member._fields) + len(Sample._fields) + slots)
+    stride = _even(len(MemberWords._fields) + len(Sample._fields) + slots)
     count = len(members.words) + 1
     sample_at = count * stride
     head = _even(len(Sample._fields) + slots)
@@ -246,11 +246,11 @@ def _packed(
         rows=0,
         deletions=0,
         max_rows=whole.count_pitch,
-        recycles_at=sample_at + head - (count - 1) * stride - len(Member._fields),
+        recycles_at=sample_at + head - (count - 1) * stride - len(MemberWords._fields),
         template_exceptions=0,
         truth_exceptions=0,
     )
-    records = [*members.words, (Member(shuffling, 0, 0, 0, 0), last, ())]
+    records = [*members.words, (MemberWords(shuffling, 0, 0, 0, 0), last, ())]
     words: list[int] = []
     for member, own, templates in records:
         words += _filled([*member, *own, *templates], stride)
@@ -294,7 +294,7 @@ def _filled(words: list[int], length: int) -> list[int]:
 def complex_words_nbytes(place: AssemblyPlace, config: LoaderConfig) -> int:
     """Bytes that a complex's words need at most, in whole cache lines."""
     slots, count = config.max_templates, len(place.chains)
-    stride = _even(len(Member._fields) + len(Sample._fields) + slots)
+    stride = _even(len(MemberWords._fields) + len(Sample._fields) + slots)
     words = (2 * count + 3) * stride + (config.max_recycling_iters + 1) * len(Recycle._fields)
-    words += len(Complex._fields) + count * (len(Entity._fields) + slots) + 2
+    words += len(Complex._fields) + count * (len(EntityWords._fields) + slots) + 2
     return 8 * words + -8 * words % 64 + 64

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from evofeed.loader.fused.complex_words import Complex, Entity, Member
+from evofeed.loader.fused.complex_words import Complex, EntityWords, MemberWords
 from evofeed.loader.fused.loads import word
 
 
@@ -15,12 +15,12 @@ def of_complex(names):
 
 def of_entity(names):
     """Numbers of words of an entity."""
-    return tuple(tl.constexpr(Entity._fields.index(name)) for name in names.split())
+    return tuple(tl.constexpr(EntityWords._fields.index(name)) for name in names.split())
 
 
 def of_member(names):
     """Numbers of words of a member."""
-    return tuple(tl.constexpr(Member._fields.index(name)) for name in names.split())
+    return tuple(tl.constexpr(MemberWords._fields.index(name)) for name in names.split())
 
 
 _NUM_RES, _ENTITY_WORDS, _ROWS, _PAIRED, _OWN_WIDTH, _ASKS_GAPS = of_complex(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.complex_loads import entity_of, of_complex, of_entity, of_member, value
-from evofeed.loader.fused.complex_words import Member
+from evofeed.loader.fused.complex_words import MemberWords
 from evofeed.loader.fused.coordinates import add_exceptions
 from evofeed.loader.fused.loads import integer, of_recycle, of_sample, packed_code, recycle, word
 from evofeed.loader.fused.stages import unpack_and_shuffle
@@ -20,7 +20,7 @@ from evofeed.residues import GAP
 _BLOCKS, _STORED_AT, _DELETION_ROW_AT, _XYZ_AT, _OWN_FIRST = of_member(
     "blocks stored_at deletion_row_at xyz_at own_first"
 )
-_MEMBER = tl.constexpr(len(Member._fields))
+_MEMBER = tl.constexpr(len(MemberWords._fields))
 _NUM_RES, _PAIRED, _PAIRED_AT, _ENTITIES = of_complex("num_res paired paired_at entities")
 _ALL_ROWS, _OWN_WIDTH, _WHOLE_PITCH, _COUNT_PITCH = of_complex("rows own_width pitch count_pitch")
 _LENGTH, _ENTITY_OWN, _FIRST_ROW = of_entity("length own_first first_row")

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from evofeed.loader.fused.complex_loads import entity_of, of_complex, of_entity, value
-from evofeed.loader.fused.complex_words import Entity
+from evofeed.loader.fused.complex_words import EntityWords
 from evofeed.loader.fused.loads import integer, of_sample, packed_code, word
 from evofeed.loader.fused.sample_words import Sample
 from evofeed.loader.fused.structure import (
@@ -24,7 +24,7 @@ _OUT_RESIDUES, _OUT_TEMPLATES, _SAMPLE = of_complex("out_residues out_templates 
 _TRUTH_AT, _NUM_CHAINS, _CHOSEN = of_complex("truth_at num_chains chosen")
 _LENGTH, _OWN_FIRST, _XYZ_AT = of_entity("length own_first xyz_at")
 _TEMPLATE_AT, _TEMPLATE_PITCH = of_entity("template_aatype_at template_aatype_pitch")
-_SLOTS = tl.constexpr(len(Entity._fields))
+_SLOTS = tl.constexpr(len(EntityWords._fields))
 _UNKNOWN, _GAP = tl.constexpr(UNKNOWN), tl.constexpr(GAP)
 _PROFILE_EPS = tl.constexpr(1e-4)
 

@@ -2,7 +2,7 @@
 
 In their order: a block for each *member* (chains, rows to pair, the whole with its coordinates,
 and last one that has only rows to shuffle), the whole complex's `Sample` with its recycles, then
-`Complex` and an `Entity` for each sequence. Places in scratch memory are counted in values.
+`Complex` and an `EntityWords` for each sequence. Places in scratch memory are counted in values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Member(NamedTuple):
+class MemberWords(NamedTuple):
     """Before the `Sample` of one record of a complex."""
 
     blocks: int
@@ -59,7 +59,7 @@ class Complex(NamedTuple):
     """Templates; their numbers are those of the whole's `Sample`."""
 
 
-class Entity(NamedTuple):
+class EntityWords(NamedTuple):
     """Words of one distinct sequence; a structure number for each template slot follows."""
 
     length: int

@@ -16,7 +16,7 @@ from evofeed.featurize.pdb import parse_pdb
 from evofeed.featurize.proteinnet import parse_proteinnet
 from evofeed.featurize.sources import role_of
 from evofeed.featurize.structure import Chain, Structure
-from evofeed.featurize.templates import Query, featurize_templates, prefilter
+from evofeed.featurize.templates import TemplateQuery, featurize_templates, prefilter
 from evofeed.residues import ATOM_ORDER
 
 OURS, THEIRS = FeaturizeConfig(), FeaturizeConfig.openfold()
@@ -244,14 +244,14 @@ def changed(step: float, atoms: int) -> Structure:
 )
 def test_entries_that_make_no_sense_are_passed_over(step: float, atoms: int, why: str) -> None:
     shelf = Shelf({"1abc": changed(step, atoms)})
-    templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    templates, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
     assert len(templates) == (not why)
     assert why in "".join(dropped)
 
 
 def test_fewer_than_five_atoms_on_the_query_are_no_template() -> None:
     shelf = Shelf({"1abc": changed(3.8, 1)})
-    templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    templates, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
     assert not templates and "no atom faces the query" in dropped[0]
 
 
@@ -262,19 +262,19 @@ def test_equal_hits_stay_in_the_files_order_and_a_cap_ends_the_search() -> None:
     hits = [hit(f"{name}_A", letters=entries[name].sequences["A"]) for name in names]
     for cap in (2, 3):
         config = OURS.replace(max_templates=cap)
-        templates, _ = featurize_templates(hits, Query(QUERY), Shelf(entries), config)
+        templates, _ = featurize_templates(hits, TemplateQuery(QUERY), Shelf(entries), config)
         assert [template.name for template in templates] == [f"{n}_A" for n in names[:cap]]
 
 
 def test_a_date_that_is_known_is_looked_at_before_and_one_that_is_not_after() -> None:
     shelf = Shelf({"1abc": structure({"A": PIECE}, date="2030-01-01")})
-    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == ""
-    _, dropped = featurize_templates([hit()], Query(QUERY), shelf, OURS)
+    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == ""
+    _, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, OURS)
     assert "released too late" in dropped[0]
     shelf.release_dates["1abc"] = "2021-10-11"
-    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == "released too late"
+    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == "released too late"
     shelf.release_dates["1abc"] = "2021-10-10"  # the bound is inclusive
-    assert prefilter(hit(), Query(QUERY), shelf, "2021-10-10", OURS) == ""
+    assert prefilter(hit(), TemplateQuery(QUERY), shelf, "2021-10-10", OURS) == ""
 
 
 def test_an_obsolete_entry_is_replaced_unless_its_date_is_known() -> None:

@@ -16,7 +16,7 @@ from evofeed.featurize.structure import Chain, Structure
 from evofeed.featurize.template_library import TemplateLibrary
 from evofeed.featurize.template_match import match_hit
 from evofeed.featurize.templates import (
-    Query,
+    TemplateQuery,
     featurize_templates,
     prefilter,
     template_cutoff,
@@ -139,7 +139,7 @@ def test_repeats_are_placed_by_the_files_numbers_where_openfold_takes_the_first(
 )
 def test_the_prefilter_says_why(changes: dict[str, str], reason: str) -> None:
     made = hit(**changes)  # type: ignore[arg-type]
-    query = Query(QUERY, entry_id="9QUE")
+    query = TemplateQuery(QUERY, entry_id="9QUE")
     got = prefilter(made, query, Shelf({}), "2021-10-10", CONFIG)
     assert reason in got and bool(reason) == bool(got)
     few = dataclasses.replace(made, aligned_cols=1)
@@ -151,11 +151,13 @@ def test_the_prefilter_says_why(changes: dict[str, str], reason: str) -> None:
 
 
 def test_templates_are_older_than_the_query_by_sixty_days() -> None:
-    assert template_cutoff(Query(QUERY, release_date="2000-03-01"), CONFIG) == "2000-01-01"
-    assert template_cutoff(Query(QUERY, release_date="2030-03-01"), CONFIG) == "2021-10-10"
-    assert template_cutoff(Query(QUERY), CONFIG) == "2021-10-10"
+    assert template_cutoff(TemplateQuery(QUERY, release_date="2000-03-01"), CONFIG) == "2000-01-01"
+    assert template_cutoff(TemplateQuery(QUERY, release_date="2030-03-01"), CONFIG) == "2021-10-10"
+    assert template_cutoff(TemplateQuery(QUERY), CONFIG) == "2021-10-10"
     openfold = FeaturizeConfig.openfold()
-    assert template_cutoff(Query(QUERY, release_date="2000-03-01"), openfold) == "2021-10-10"
+    assert (
+        template_cutoff(TemplateQuery(QUERY, release_date="2000-03-01"), openfold) == "2021-10-10"
+    )
 
 
 def test_what_is_passed_over_is_counted_with_its_reason() -> None:
@@ -168,7 +170,7 @@ def test_what_is_passed_over_is_counted_with_its_reason() -> None:
     hits = [
         hit(f"{name}_A", sum_probs=float(p)) for p, name in enumerate((*entries, "5not", "4gap"))
     ]
-    templates, dropped = featurize_templates(hits, Query(QUERY), Shelf(entries), CONFIG)
+    templates, dropped = featurize_templates(hits, TemplateQuery(QUERY), Shelf(entries), CONFIG)
     assert [t.name for t in templates] == ["4gap_A"]  # the best of equal sequences
     text = "\n".join(dropped)
     for reason in ("too late", "when it was released", "no structure file", "same aligned"):
@@ -186,7 +188,7 @@ def test_a_deposition_date_does_not_pass_a_cut_off_on_release_dates() -> None:
     shelf = Shelf({"1abc": entry})
 
     def found() -> tuple[list[str], str]:
-        templates, dropped = featurize_templates([hit()], Query(QUERY), shelf, CONFIG)
+        templates, dropped = featurize_templates([hit()], TemplateQuery(QUERY), shelf, CONFIG)
         return [template.release_date for template in templates], "\n".join(dropped)
 
     dates, why = found()

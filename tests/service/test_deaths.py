@@ -70,7 +70,7 @@ def test_a_job_that_dies_again_and_again_at_one_place_is_left(world: World) -> N
     assert f"{MAX_DEATHS} times in a row without getting any further" in world.view()["error"]
     assert world.client.post(f"/v1/jobs/{world.job}/retry").status_code == 202
     states = [world.run(-11, good=7) for _ in range(MAX_DEATHS)]
-    assert states == ["queued"] * (MAX_DEATHS - 1) + ["failed"], "its owner's retry begins anew"
+    assert states == ["queued"] * (MAX_DEATHS - 1) + ["failed"], "its owner's retry begins at 0"
 
 
 def test_what_others_do_to_a_job_is_not_counted_against_it(world: World) -> None:

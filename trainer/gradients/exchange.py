@@ -106,7 +106,7 @@ class Bfloat16(Exchange):
         torch.div(low.float(), self.between.size, out=part)
 
 
-class Keeping(Exchange):
+class WithResidual(Exchange):
     """What modes with a residual share: the sum of all that was sent and of the residual's mean
     over hosts is the sum of all mean gradients.
     """

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from evofeed.trainer.gradients.exchange import Keeping, Span
+from evofeed.trainer.gradients.exchange import Span, WithResidual
 from evofeed.trainer.gradients.hosts import Hosts
 
 
-class LowRank(Keeping):
+class LowRank(WithResidual):
     """Averages low-rank factors; see the module."""
 
     def __init__(
@@ -39,7 +39,7 @@ class LowRank(Keeping):
         """Binds it to a buffer.
 
         Args:
-            hosts, spans, size, device: see `Keeping`.
+            hosts, spans, size, device: see `WithResidual`.
             rank: of the factors.
             warmup: first steps, which are exact.
         """

@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evofeed.trainer.gradients.exchange import Keeping, padded
+from evofeed.trainer.gradients.exchange import WithResidual, padded
 
 BLOCK = 128
 """Neighbours that share a scale: a parameter begins at a multiple of it."""
 
 
-class Quantized(Keeping):
+class Quantized(WithResidual):
     """Averages in 8 bits; see the module."""
 
     def _send(self, part: Tensor, kept: dict[str, Tensor], step: int) -> Tensor:

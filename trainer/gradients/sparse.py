@@ -16,13 +16,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from evofeed.trainer.gradients.exchange import Keeping, Span, padded
+from evofeed.trainer.gradients.exchange import Span, WithResidual, padded
 from evofeed.trainer.gradients.hosts import Hosts
 
 _BLOCK = 1 << 16
 
 
-class Sparse(Keeping):
+class Sparse(WithResidual):
     """Averages the largest entries; see the module."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Sparse(Keeping):
         """Binds it to a buffer.
 
         Args:
-            hosts, spans, size, device: see `Keeping`.
+            hosts, spans, size, device: see `WithResidual`.
             density: share of the entries that is sent after the warm-up.
             momentum: of what waits; 0: the gradient itself waits, and none of it is ever lost.
             warmup: steps of the warm-up.

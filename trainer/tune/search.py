@@ -66,7 +66,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Found:
+class TuneResult:
     """What the search did.
 
     Attributes:
@@ -131,7 +131,7 @@ def search(
     ranks: int = 1,
     rounds: int = 3,
     report: Callable[[Settings, Trial], None] = lambda settings, trial: None,
-) -> Found:
+) -> TuneResult:
     """The fastest settings that coordinate descent finds, confirmed beside the default.
 
     Args:
@@ -143,7 +143,7 @@ def search(
         report: called after every trial.
     """
     default = Settings.of(config)
-    found = Found(default, default)
+    found = TuneResult(default, default)
     known: dict[Settings, Trial] = {}
 
     def take(settings: Settings) -> Trial:

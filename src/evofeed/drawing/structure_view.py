@@ -22,7 +22,7 @@ _BREAK = 4.2  # ångström between neighbours of a trace beyond which nothing jo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class DrawnTrace:
     """A line through points `[n, 3]`, drawn in the style of a class."""
 
     kind: str
@@ -30,7 +30,7 @@ class Trace:
 
 
 def trace_view(
-    title: str, note: str, traces: Sequence[Trace], legend: str, *, by_depth: bool = False
+    title: str, note: str, traces: Sequence[DrawnTrace], legend: str, *, by_depth: bool = False
 ) -> str:
     """A panel with traces that belong together, in the principal axes of all their points.
 
@@ -90,8 +90,8 @@ def pair_view(pred: np.ndarray, true: np.ndarray, title: str, run: int = 0) -> s
     rmsd = float(np.sqrt(((pred - true) ** 2).sum(axis=1).mean()))
     step = -(-len(true) // _WIDEST)
     traces = [
-        Trace(kind="true", points=true[::step]),
-        Trace(kind="pred", points=pred[::step]),
+        DrawnTrace(kind="true", points=true[::step]),
+        DrawnTrace(kind="pred", points=pred[::step]),
     ]
     body = trace_view(
         title,
@@ -163,7 +163,7 @@ def complex_view(ca: np.ndarray, chain: np.ndarray, names: Sequence[str], title:
     return f'<figure class="structure">{body}</figure>' if body else ""
 
 
-def _pieces(ca: np.ndarray, colour: np.ndarray, step: int) -> list[Trace]:
+def _pieces(ca: np.ndarray, colour: np.ndarray, step: int) -> list[DrawnTrace]:
     """A chain's trace, every `step`-th residue, cut where it is broken or its colour changes."""
     at = np.flatnonzero(np.isfinite(ca).all(axis=1))[::step]
     far = np.linalg.norm(np.diff(ca[at], axis=0), axis=1) > _BREAK * step
@@ -174,7 +174,7 @@ def _pieces(ca: np.ndarray, colour: np.ndarray, step: int) -> list[Trace]:
             continue
         joined = i < len(at) and not broken[i - 1]  # the next colour begins where this one ends
         points = ca[at[first : i + joined]]
-        traces.append(Trace(kind=f"part{colour[at[first]]}", points=points))
+        traces.append(DrawnTrace(kind=f"part{colour[at[first]]}", points=points))
         first = i
     return traces
 
