@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def compare(folder: Path, colabfold: Path) -> dict[str, Any]:
-    from tests.featurize.search_programs import cluster_db, family, mmseqs_db
+    from tests.featurize.search.family import cluster_db, family, mmseqs_db
 
     families = [family(seed, 40, 80 + 10 * seed) for seed in range(12)]
     records = [

@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8479)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/msa_server.json"))
     args = parser.parse_args()
-    from tests.featurize.search_programs import family
+    from tests.featurize.search.family import family
 
     families = [family(seed, 8, 70) for seed in range(_FAMILIES)]
     with tempfile.TemporaryDirectory(prefix="evofeed-msa-") as name:
@@ -138,7 +138,7 @@ def _spread(answers: list[dict[str, Any]], is_boltz: bool) -> dict[str, Any]:
 
 def _environment(folder: Path, families: list[list[str]]) -> dict[str, str]:
     """Databases made of the families, and the service's settings that name them."""
-    from tests.featurize.search_programs import cluster_db, hh_db, mmseqs_db
+    from tests.featurize.search.family import cluster_db, hh_db, mmseqs_db
 
     rows = [
         (f"UniRef100_F{f}N{n} Thing n=1 Tax=Some TaxID={n + 1} RepID=X", s)

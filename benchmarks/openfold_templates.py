@@ -220,7 +220,7 @@ def _chains_of(folder: Path) -> dict[str, str]:
 
 
 def _template_databases(folder: Path, chains: dict[str, str]) -> dict[str, str]:
-    from tests.featurize.search_programs import hh_db
+    from tests.featurize.search.family import hh_db
 
     seqres = folder / "pdb_seqres.txt"
     lines = (f">{n} mol:protein length:{len(s)}  NAME\n{s}\n" for n, s in chains.items())

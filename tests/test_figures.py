@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from benchmarks import af3_tables
+from benchmarks import af3_tables, measured
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("measured", ROOT / "benchmarks" / "measured.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MEASURED = loaded()
 
 
 def text(page: str) -> str:
@@ -31,13 +18,13 @@ def text(page: str) -> str:
 
 def test_the_page_of_figures_is_printed_from_the_results() -> None:
     page = (ROOT / "docs" / "measured.md").read_text()
-    assert page == MEASURED.page() + "\n", "run: python benchmarks/measured.py > docs/measured.md"
+    assert page == measured.page() + "\n", "run: python benchmarks/measured.py > docs/measured.md"
 
 
 def test_the_page_of_scale_is_simulated_from_the_results() -> None:
     from benchmarks.scale import page, predict
 
-    found = MEASURED.result("scale")
+    found = measured.result("scale")
     again = "run: python benchmarks/scale/predict.py --out benchmarks/results/scale.json"
     assert found["predictions"] == predict.measured_runs(), again
     assert found["speedups"] == predict.speedups(), again
@@ -50,21 +37,21 @@ def test_every_row_of_the_readmes_table_is_a_row_of_that_page() -> None:
     section = (ROOT / "README.md").read_text().partition("\n## Measured\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .*\|$", section, re.MULTILINE)[2:]  # below the head and its line
     assert len(rows) >= 4
-    assert set(rows) <= set(MEASURED.table(MEASURED.rows()))
+    assert set(rows) <= set(measured.table(measured.rows()))
 
 
 def sentences() -> list[tuple[str, str]]:
     """Page and words: what is said in prose from a result."""
-    loader = MEASURED.result("loader_h200")["presets"]
+    loader = measured.result("loader_h200")["presets"]
     tensors = [
         loader[preset]["step_50_ms_openfold_dataloader"]["mb_per_sample"]
         for preset in ("initial_training", "finetuning")
     ]
-    ratio = MEASURED.result("store")["ratio"]["evofeed"]
-    curve = MEASURED.result("overfit_h200_recipe")
+    ratio = measured.result("store")["ratio"]["evofeed"]
+    curve = measured.result("overfit_h200_recipe")
     lddt = {line["step"]: line["lddt_ca"] for line in curve["metrics"]}
     other = curve["predicted_from_other_rows"]["lddt_ca"]
-    complexes = MEASURED.result("multimer_h200")
+    complexes = measured.result("multimer_h200")
     ours, theirs = complexes["step"][0], complexes["openfold_step"]
     flow = loader["initial_training"]["step_50_ms"]["mb_per_sample"]
     return [
@@ -104,7 +91,7 @@ def test_every_result_is_described() -> None:
 
 
 def test_the_sanitizer_found_nothing_and_missed_no_kernel() -> None:
-    found = MEASURED.result("sanitize_kernels_h200")
+    found = measured.result("sanitize_kernels_h200")
     verdicts = [verdict for run in found["runs"] for verdict in run["cases"].values()]
     assert set(verdicts) == {"clean"}
     assert not any(found["never_launched"].values())

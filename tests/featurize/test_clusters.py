@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.featurize.search_programs import family, fasta, require_programs
+from tests.featurize.search.family import family, fasta, require_programs
 
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, check_input

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.realign import by_kalign, chains, edited
 from tests.featurize.golden import INPUTS
-from tests.featurize.search_programs import require_programs
+from tests.featurize.search.family import require_programs
 from tests.featurize.test_templates import CONFIG, hit, structure
 
 from evofeed.errors import TemplateError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.featurize.search_programs import family, hh_db, require_programs
+from tests.featurize.search.family import family, hh_db, require_programs
 from tests.featurize.test_roads import A, B, write
 
 from evofeed.errors import InputError

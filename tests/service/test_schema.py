@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.featurize.search_programs import fasta, require_programs
+from tests.featurize.search.family import fasta, require_programs
 from tests.service.conftest import Start, open_client
 from tests.service.test_runs import make_run
 

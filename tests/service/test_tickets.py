@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.featurize.golden import INPUTS
-from tests.featurize.search_programs import (
+from tests.featurize.search.family import (
     cluster_db,
     family,
     fasta,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmarks import overfit
 
 from evofeed.featurize import discover, featurize_chain
 
@@ -19,18 +17,7 @@ TOLERANCE = 2e-3
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def overfit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("overfit", ROOT / "benchmarks" / "overfit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["overfit"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_first_steps_repeat_the_committed_curve(golden: Path, overfit: ModuleType) -> None:
+def test_the_first_steps_repeat_the_committed_curve(golden: Path) -> None:
     recorded = json.loads(CURVE.read_text())
     records = [featurize_chain(s) for s in discover(str(golden / "data" / "inputs"))]
     named = overfit.samples(records)

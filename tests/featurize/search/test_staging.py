@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.search.family import family, fasta
 
 from evofeed.errors import JobError
 from evofeed.featurize import ChainSource, SearchConfig, SearchOptions, run_search

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.search.family import family, fasta
 
 from evofeed.chain_record import ChainRecord
 from evofeed.errors import InputError

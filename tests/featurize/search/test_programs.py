@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.featurize.golden import INPUTS
-from tests.featurize.search_programs import family, fasta, hh_db, mmseqs_db, require_programs
+from tests.featurize.search.family import family, fasta, hh_db, mmseqs_db, require_programs
 
 from evofeed.errors import InputError
 from evofeed.featurize import ChainSource, SearchConfig, search_fasta

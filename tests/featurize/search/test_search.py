@@ -14,7 +14,7 @@ import pytest
 from tests.featurize.golden import INPUTS, openfold_record, sources
 from tests.featurize.job.stage import on_stage
 from tests.featurize.job.test_ray import a_cluster
-from tests.featurize.search_programs import family, fasta, require_programs
+from tests.featurize.search.family import family, fasta, require_programs
 
 from evofeed.errors import InputError, JobError
 from evofeed.featurize import (

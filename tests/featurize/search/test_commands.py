@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.search.family import family, fasta
 
 from evofeed.errors import InputError
 from evofeed.featurize import search_fasta

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.featurize.search_programs import family, fasta
+from tests.featurize.search.family import family, fasta
 
 from evofeed.errors import JobError
 from evofeed.featurize import SearchConfig, SearchOptions

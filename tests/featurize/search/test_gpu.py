@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.featurize.search_programs import mmseqs_db, require_programs
+from tests.featurize.search.family import mmseqs_db, require_programs
 
 from evofeed.errors import InputError, SearchFailed
 from evofeed.featurize import SearchConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.featurize.golden import INPUTS
-from tests.featurize.search_programs import (
+from tests.featurize.search.family import (
     add_taxa,
     call,
     cluster_db,
