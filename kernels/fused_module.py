@@ -6,9 +6,12 @@ class with another `forward`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from evofeed.kernels.graphs.recorded import run
 
@@ -75,3 +78,24 @@ def _fused_class(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> ty
 def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Module:
     fused = _fused_class(cls, mixin, recorded)
     return fused.__new__(fused)
+
+
+def tried(
+    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor
+) -> Any | None:
+    """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
+
+    Neither the module nor the random generator changes.
+
+    Args:
+        module: as it is, wherever its weights are.
+        filled: gives what stands in for a weight of a name and shape.
+        inputs: by position.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    weights = {name: filled(name, tensor.shape) for name, tensor in named}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return functional_call(module, weights, inputs)
+    except Exception:  # another's code, which may need more than a forward does
+        return None

@@ -15,10 +15,11 @@ from evofeed.featurize.config import CropConfig, FeaturizeConfig
 from evofeed.featurize.job import tables as states
 from evofeed.featurize.job.account import Account
 from evofeed.featurize.job.blame import Blame
-from evofeed.featurize.job.executors import Executor, ExecutorGone, Outcome, open_executor
+from evofeed.featurize.job.executors import Executor, ExecutorGone, Outcome
 from evofeed.featurize.job.host import JobHost, broken_entries, note_entries
 from evofeed.featurize.job.inputs import KnownInputs, Stamp, path_of
 from evofeed.featurize.job.ledger import Ledger
+from evofeed.featurize.job.open_executor import open_executor
 from evofeed.featurize.job.options import JobOptions
 from evofeed.featurize.job.places import relative
 from evofeed.featurize.job.publish import drop_joined, missing_shards, publish

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, runtime_checkable
 
-from evofeed.featurize.job import executors
+from evofeed.featurize.job import open_executor as job_executor
 from evofeed.featurize.search.options import SearchOptions
 from evofeed.featurize.search.plan import Node
 from evofeed.featurize.search.work import SearchTask
@@ -84,7 +84,7 @@ def open_executor(options: SearchOptions) -> Iterator[SearchExecutor]:
         JobError: Ray cannot be started or joined.
     """
     local, deadline = options.executor == "local", options.deadline + _GRACE
-    executor = executors.open_executor(
+    executor = job_executor.open_executor(
         local, deadline, options.num_workers, options.workers, options.ray_address
     )
     with contextlib.closing(executor):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, drop_in
+from evofeed.kernels.fused_module import Fused, drop_in, tried
 from evofeed.kernels.ops.layer_norm.op import fused_layer_norm, layer_norm, supported
 
 
@@ -56,5 +57,24 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     if cls.__name__ == "LayerNorm":  # OpenFold's and our trainer's own
         parts = [getattr(module, name, None) for name in ("weight", "bias")]
         if all(isinstance(part, Tensor) and part.ndim == 1 for part in parts):
-            return FusedLayerNorm if hasattr(module, "eps") else "has no eps"
+            if not hasattr(module, "eps"):
+                return "has no eps"
+            return FusedLayerNorm if _is_one(module) else "computes no layer norm of the last axis"
     return None
+
+
+def _is_one(module: Any) -> bool:
+    """Whether its forward, run on the CPU, is one of the last axis: not of channels first, say."""
+    random = torch.Generator().manual_seed(0)
+    made: dict[str, Tensor] = {}
+
+    def filled(name: str, shape: torch.Size) -> Tensor:
+        made[name] = torch.randn(shape, generator=random)
+        return made[name]
+
+    x = torch.randn(2, 3, *module.weight.shape, generator=random)
+    found = tried(module, filled, x)
+    if not isinstance(found, Tensor) or not {"weight", "bias"} <= made.keys():
+        return False
+    want = F.layer_norm(x, module.weight.shape, made["weight"], made["bias"], module.eps)
+    return found.shape == want.shape and torch.allclose(found.float(), want, atol=1e-2)

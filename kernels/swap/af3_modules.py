@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, Recordable
+from evofeed.kernels.fused_module import Fused, Recordable, tried
 from evofeed.kernels.ops.outer_product_mean.op import (
     OuterWeights,
     outer_product_mean,
@@ -34,7 +34,6 @@ from evofeed.kernels.swap.forms import (
     linear_trouble,
     norm_trouble,
     signature_trouble,
-    tried,
 )
 from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from evofeed.kernels.fused_module import Fused
+from evofeed.kernels.fused_module import Fused, tried
 
 # These pick another implementation of the same maths, or how much of it is done at once.
 IGNORED = re.compile(
@@ -108,27 +107,6 @@ def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:
     result = tried(block, lambda name, shape: torch.zeros(shape), *inputs)
     hook.remove()
     return None if result is None else said == [True]
-
-
-def tried(
-    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor
-) -> Any | None:
-    """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
-
-    Neither the module nor the random generator changes.
-
-    Args:
-        module: as it is, wherever its weights are.
-        filled: gives what stands in for a weight of a name and shape.
-        inputs: by position.
-    """
-    named = (*module.named_parameters(), *module.named_buffers())
-    weights = {name: filled(name, tensor.shape) for name, tensor in named}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return functional_call(module, weights, inputs)
-    except Exception:  # another's code, which may need more than a forward does
-        return None
 
 
 def linear_trouble(

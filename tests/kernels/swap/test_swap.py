@@ -150,3 +150,23 @@ def test_public_names_stay_what_they_are_when_every_module_is_imported() -> None
         name for name in kernels.__all__ if isinstance(getattr(kernels, name), types.ModuleType)
     ]
     assert hidden == [], f"importing a module of the same name hides {hidden}"
+
+
+def test_a_layer_norm_of_other_axes_stays_whatever_it_is_called() -> None:
+    class LayerNorm(nn.Module):
+        """ConvNeXt's: of the channels, which come first."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(channels))
+            self.bias = nn.Parameter(torch.zeros(channels))
+            self.eps = 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(1, keepdim=True)
+            x = x / torch.sqrt(x.square().mean(1, keepdim=True) + self.eps)
+            return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+    module, report = LayerNorm(16), SwapReport()
+    to_fused(module, report)
+    assert type(module) is LayerNorm and "last axis" in report.kept[""]
