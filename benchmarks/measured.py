@@ -308,15 +308,16 @@ def other_models() -> list[Row]:
     ]
 
 
-TRUNKS = ("af3_trunk_h200",)
+TRUNKS = ("af3_trunks_h200", "af3_trunk_h200")
 PROJECTS = {"openfold3": "OpenFold3", "boltz2": "Boltz-2", "protenix": "Protenix"}
 
 
 def trunks(name: str) -> list[Row]:
     """A training step of each trunk of one run."""
     found: dict[str, dict[str, Any]] = {}
-    for row in result(name)["rows"]:
-        found.setdefault(row["project"], {})[row["how"]] = row
+    for run in result(name).get("runs", [result(name)]):
+        for row in run["rows"]:
+            found.setdefault(row["project"], {})[row["how"]] = row
     return [
         (
             f"{PROJECTS[project]}'s own trunk at a crop of 384, random weights, a training step",
