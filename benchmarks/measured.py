@@ -305,7 +305,25 @@ def other_models() -> list[Row]:
             name,
         ),
         *(row for name in TRUNKS for row in trunks(name)),
+        inference_of_trunks(),
     ]
+
+
+def inference_of_trunks() -> Row:
+    """A forward pass of 1,024 residues."""
+    name = "af3_infer_h200"
+    rows = [row for run in result(name)["runs"] for row in run["rows"] if row["length"] == 1024]
+    seconds = {
+        how: " / ".join(f"{r['step_ms'][0] / 1e3:.2f}" for r in rows if r["how"] == how)
+        for how in ("fused", "cuequivariance")
+    }
+    projects = dict.fromkeys(PROJECTS[row["project"]] for row in rows)
+    return (
+        f"... in inference, 1,024 residues: {', '.join(projects)}",
+        f"{seconds['fused']} s",
+        f"cuEquivariance {seconds['cuequivariance']}, same run",
+        name,
+    )
 
 
 TRUNKS = ("af3_trunks_h200", "af3_trunk_h200")
