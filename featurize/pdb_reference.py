@@ -35,16 +35,7 @@ def parse_pdb_as_openfold(
     is_distillation: bool = False,
     by_column: bool = True,
 ) -> Structure:
-    """The chains of a legacy PDB file, first model.
-
-    Args:
-        data, file_id, path, config, is_distillation: as for `parse_pdb`.
-        by_column: read plain files without Biopython; the result is the same.
-
-    Raises:
-        MmcifError: not a PDB file, no protein in it, or, with `strict_pdb`, something
-            that OpenFold does not support.
-    """
+    """As `parse_pdb`; `by_column`: read plain files without Biopython, with the same result."""
     chains = _plain_chains(data, path, config, is_distillation) if by_column else None
     if chains is None:
         chains = _chains_of_biopython(data, path, config, is_distillation)

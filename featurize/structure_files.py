@@ -46,24 +46,24 @@ def parse_structure(
     """
     # Parsers are imported with their first file: numba takes half a second.
     stem, suffix = entry_of(name), name.rpartition(".")[2]
-    about: dict[str, Any] = {"path": path, "config": config}
+    about: dict[str, Any] = {"path": path, "config": config, "is_distillation": is_distillation}
     if suffix in ("bcif", "cif", "mmcif"):
         from evofeed.featurize.mmcif import parse_bcif, parse_mmcif
 
         parse = parse_bcif if suffix == "bcif" else parse_mmcif
-        return parse(data, file_id=stem, is_distillation=is_distillation, **about)
+        return parse(data, file_id=stem, **about)
     if suffix in ("pdb", "ent"):
         from evofeed.featurize.pdb import parse_pdb
 
-        return parse_pdb(data, file_id=stem, is_distillation=is_distillation, **about)
+        return parse_pdb(data, file_id=stem, **about)
     if suffix in ("npz", "pkl"):
         from evofeed.featurize.atom_arrays import parse_atom_arrays
 
-        return parse_atom_arrays(data, name, is_distillation=is_distillation, **about)
+        return parse_atom_arrays(data, name, **about)
     if suffix == "core":
         from evofeed.featurize.proteinnet import parse_proteinnet
 
-        return parse_proteinnet(data, file_id=stem, **about)
+        return parse_proteinnet(data, file_id=stem, path=path, config=config)
     raise MmcifError(
         f"{name!r} is no structure file: expected one of {', '.join(SUFFIXES)}", path=path or None
     )

@@ -48,38 +48,35 @@ def lease_name(job_id: str) -> str:
     return job_id[:16]
 
 
+@dataclasses.dataclass(eq=False)
 class Driver:
     """A job on its way from its present state to its end."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        job: JobRow,
-        plan: Plan,
-        unusable: list[dict[str, Any]],
-        templates: dict[str, Stamp],
-        known: KnownInputs,
-        config: FeaturizeConfig,
-        crop: CropConfig | None,
-        options: JobOptions,
-        clusters: Mapping[str, int] | None,
-        progress: Progress | None,
-        lease: Lease,
-        host: JobHost,
-    ) -> None:
-        self.ledger, self.job, self.plan, self.options = ledger, job, plan, options
-        self.config, self.crop, self.progress = config, crop, progress
-        self.lease, self.known, self.clusters, self.host = lease, known, clusters, host
-        self.templates = templates  # files that done units were made of, by `template_key`
-        self.units = {unit.unit_id: unit for unit in plan.units}
+    ledger: Ledger
+    job: JobRow
+    plan: Plan
+    unusable: list[dict[str, Any]]
+    templates: dict[str, Stamp]
+    """Files that done units were made of, by `template_key`."""
+    known: KnownInputs
+    config: FeaturizeConfig
+    crop: CropConfig | None
+    options: JobOptions
+    clusters: Mapping[str, int] | None
+    progress: Progress | None
+    lease: Lease
+    host: JobHost
+
+    def __post_init__(self) -> None:
+        self.units = {unit.unit_id: unit for unit in self.plan.units}
         self.run_id = secrets.token_hex(8)
         self.flying: set[str] = set()
-        self.blame = Blame(ledger, job.job_id, options.deadline)
+        self.blame = Blame(self.ledger, self.job.job_id, self.options.deadline)
         self._last_report = 0.0
-        for unit_id in missing_shards(ledger, job):
-            ledger.give_back(job.job_id, unit_id)
-        self.account = Account(ledger, job, len(plan.sources), unusable)
-        host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
+        for unit_id in missing_shards(self.ledger, self.job):
+            self.ledger.give_back(self.job.job_id, unit_id)
+        self.account = Account(self.ledger, self.job, len(self.plan.sources), self.unusable)
+        self.host.found(broken_entries(self.account.broken()) + note_entries(self.account.notes()))
 
     def run(self) -> JobReport:
         """From its present state to its end."""

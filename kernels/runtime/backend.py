@@ -15,24 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "HAS_GLUON",
-    "HAS_TRITON",
-    "INTERPRETER",
-    "barrier",
-    "compute_dtype",
-    "cp",
-    "gl",
-    "gluon",
-    "hopper",
-    "interpreted",
-    "on_hopper",
-    "sm_count",
-    "tl",
-    "triton",
-    "usable",
-]
-
 
 class _Absent:
     """Replaces a Triton name; a kernel is defined with it, never run."""
