@@ -45,11 +45,18 @@ def measured_runs() -> list[Row]:
             stage, with_, groups=cards, mean_gradient=mean_gradient(cards), recycles=recycles
         ).step
 
+    rung = costs.result("ladder_h200")["recorded"][-1]["step_ms"]["median"]
+    (one, *_) = costs.result("trainer_batches_h200")["cells"]
+    row(
+        "`evofeed train` on 1 H200, no recycling", "trainer_batches_h200",
+        one["step_ms"]["median"] / 1e3, simulated(costs.taking(initial, rung), 1, (0,), loader),
+    )  # fmt: skip
+    then = costs.result("reported_h100")["step_ms"]["1 H200, the same kernels"]
     for cards in (1, 2):
         name = f"trainer_h200.initial_training.bf16_fused_graph.x{cards}.r0"
         mean = costs.result(name)["figures"]["step_seconds"]["mean"]
-        what = f"`evofeed train` on {cards} H200{'s' * (cards > 1)}, no recycling"
-        row(what, name, mean, simulated(initial, cards, (0,), loader))
+        what = f"`evofeed train` on {cards} H200{'s' * (cards > 1)}, kernels of 22 November"
+        row(what, name, mean, simulated(costs.taking(initial, then), cards, (0,), loader))
     name = "trainer_h200.initial_training.bf16_fused_graph.x4.r0"
     found = costs.result(name)
     lines = found["steps_seconds"][8:]
@@ -61,7 +68,7 @@ def measured_runs() -> list[Row]:
         "the first rank's forward, backward and update are this run's own",
     )  # fmt: skip
     reported = costs.result("reported_h100")["step_ms"]
-    h100 = costs.as_reported(initial)
+    h100 = costs.taking(initial, reported["1 card"])
     one = "the one-card step is the same report's"
     row(
         "`evofeed train` on 4 H100s, no recycling", "reported_h100", reported["4 cards"] / 1e3,
