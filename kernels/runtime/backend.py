@@ -63,13 +63,14 @@ try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
+    from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
     # called thread_barrier before Triton 3.7
     barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     HAS_GLUON = True
 except ImportError:  # before Triton 3.6
     HAS_GLUON = False
-    gluon, gl, hopper, cp, barrier = (_Absent() for _ in range(5))
+    gluon, gl, hopper, cp, barrier, mma_v2 = (_Absent() for _ in range(6))
 
 INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 _interpreting = False

@@ -8,6 +8,7 @@ from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
+from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 
 POINTERS = "Q K V BIAS TERM OUT DO DQ DK DV".split()
 
@@ -52,5 +53,6 @@ TEXTS = [
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3, WIDE=True),
     compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16),
     compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16, HAS_MASK=False),
+    compile_kernel(short_backward_kernel, 4),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -30,7 +30,7 @@ from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
 
 
 @gluon.jit
-def _store_extra(tile, lses, deltas, inverse):
+def store_extra(tile, lses, deltas, inverse):
     """16 columns of a query tile that the keys' extra columns are multiplied with.
 
     0 to 2: -lse / factor, the sum of three 16-bit numbers; 3: one; 4 to 6: -delta likewise.
@@ -53,7 +53,7 @@ def _store_extra(tile, lses, deltas, inverse):
 
 
 @gluon.jit
-def _key_extra(
+def key_extra(
     term, ROWS: gl.constexpr, FROM: gl.constexpr, layout: gl.constexpr,
     dtype: gl.constexpr, HAS_MASK: gl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def backward_kernel(
     barrier()
     inverse = gl.where(factor == 0.0, 0.0, 1.0 / factor)
     for n in gl.static_range(Q_TILES):
-        _store_extra(extra_tiles.index(n), lses.index(n), deltas.index(n), inverse)
+        store_extra(extra_tiles.index(n), lses.index(n), deltas.index(n), inverse)
     shift = gl.where(factor == 0.0, -gl.log2(N.to(gl.float32)), 0.0)
     hopper.fence_async_shared()
     barrier()
@@ -158,8 +158,8 @@ def backward_kernel(
         term = 0.0
         if HAS_MASK:
             term = terms.index(kb).load(gl.SliceLayout(1, of_logits))
-        key_s = _key_extra(term, BLOCK_K, 0, of_logits, dtype, HAS_MASK)
-        key_d = _key_extra(term, BLOCK_K, 4, of_logits, dtype, False)
+        key_s = key_extra(term, BLOCK_K, 0, of_logits, dtype, HAS_MASK)
+        key_d = key_extra(term, BLOCK_K, 4, of_logits, dtype, False)
         dk = hopper.warpgroup_mma_init(gl.full([BLOCK_K, BLOCK_D], 0.0, gl.float32, k_mma))
         dv = hopper.warpgroup_mma_init(gl.full([BLOCK_K, BLOCK_D], 0.0, gl.float32, k_mma))
         for qb in range(Q_TILES):

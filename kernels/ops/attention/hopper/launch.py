@@ -15,6 +15,7 @@ from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
+from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
@@ -101,7 +102,7 @@ def run_forward(
 ) -> Tensor:
     """As `attention.run_forward`."""
     B, R, N, H, D = q.shape
-    if tiles is None and bias is None and 0 < N - SHORT <= LATE:
+    if tiles is None and bias is None and _is_short(N):
         return _run_short_forward(q, k, v, mask, scale, out)
     tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
     if _forward_bytes(N, D, tile) > SHARED_BYTES:
@@ -139,9 +140,25 @@ def _run_short_forward(
 def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Tensor | None:
     """As `attention.run_backward`."""
     N, D = inputs.q.shape[2], inputs.q.shape[-1]
+    if tiles is None and inputs.bias is None and _is_short(N) and D <= 32:
+        _run_short_backward(inputs)  # registers are too few for wider heads
+        return None
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
     run_backward_of_rows(inputs, tiles.backward)
     return None if inputs.bias is None else run_bias_gradient(inputs, tiles)
+
+
+def _run_short_backward(inputs: BackwardInputs) -> None:
+    B, R, N, H, D = inputs.q.shape
+    term, factor = inputs.mask or (None, None)
+    launch(
+        short_backward_kernel, (B * R, H),
+        (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
+         *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
+         _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
+        {"D": D, "BLOCK_D": padded(D), "HAS_MASK": term is not None,
+         "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": 4},
+    )  # fmt: skip
 
 
 def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
@@ -192,6 +209,10 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
          "maxnreg": 128 if tile.warps >= 8 else None},
     )  # fmt: skip
     return partial[:, 0] if splits == 1 else partial.sum(1)
+
+
+def _is_short(N: int) -> bool:
+    return 0 < N - SHORT <= LATE
 
 
 def _sizes(tile: Tile, D: int) -> dict[str, Any]:
