@@ -118,7 +118,7 @@ def extrapolated(known: dict[int, float]) -> dict[int, float]:
 
 def stage(preset: str, samples: int) -> Stage:
     """A stage on an H200, its activations kept."""
-    name = "train_step_h200" + ("_finetuning" if preset == "finetuning" else "")
+    name = "train_step_h200_" + ("finetuning" if preset == "finetuning" else "recorded")
     once = case(name, "graph", 0)
     known = axial_times(preset)
     return Stage(
