@@ -1,12 +1,12 @@
-"""The projects' own classes, swapped and equal to themselves, where they are installed.
+"""The projects' own classes, swapped and equal to themselves.
 
-`pip install --no-deps boltz openfold3 protenix`, and what their models import. CI has none of
-them: there the recorded cases stand for them.
+`pip install --no-deps -r tests/kernels/af3/projects.txt` installs them, as CI does.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +19,7 @@ from evofeed.kernels.fused_module import Fused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 N = 9
+MISSING = "pip install --no-deps -r tests/kernels/af3/projects.txt"
 NEAR = 2e-5  # in float32: some of their classes take no float64
 
 
@@ -43,7 +44,7 @@ def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("project", sorted(trunks.BLOCKS))
 @pytest.mark.slow
 def test_a_trunk(project: str, device: str) -> None:
-    pytest.importorskip(project.rstrip("2"))
+    pytest.importorskip(project.rstrip("2"), reason=MISSING)
     report = SwapReport()
     module = trunks.build(project, blocks=1, msa_blocks=1).train()
     to_fused(copy.deepcopy(module), report)
@@ -59,7 +60,8 @@ def test_a_trunk(project: str, device: str) -> None:
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
-    layers = pytest.importorskip("openfold3.core.model.layers.diffusion_transformer")
+    pytest.importorskip("openfold3", reason=MISSING)
+    layers = importlib.import_module("openfold3.core.model.layers.diffusion_transformer")
     module = layers.DiffusionTransformer(
         c_a=32, c_s=40, c_z=16, c_hidden=16, no_heads=2, no_blocks=2, n_transition=2,
         n_query=None, n_key=None, inf=1e9,
