@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist works
 # Where this is set, every process that starts compiles all of torch again: two seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-gpu check fix setup bench clean
+.PHONY: help demo projects test test-fast test-gpu check fix setup bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -23,6 +23,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+projects: .projects ## Boltz, OpenFold3 and Protenix, whose own classes a test swaps
+
+.projects: tests/kernels/af3/projects.txt | setup
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
 demo: setup ## files -> shards -> service -> training, with a report
@@ -54,4 +60,4 @@ bench: setup ## what a CPU can measure; benchmarks/README.md has the rest
 	$(BIN)/python benchmarks/service.py
 
 clean: ## remove .venv and builds
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .projects build dist *.egg-info

@@ -98,7 +98,7 @@ def _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP: gl.constexpr):
         at = (rows // drop_1) * drop_rows + (rows // drop_2) % drop_rows
     else:
         at = (first // drop_1) * drop_rows + (first // drop_2) % drop_rows + (rows - first) * STEP
-    return at.to(gl.int64)[:, None]
+    return at
 
 
 @gluon.jit
@@ -107,7 +107,7 @@ def load_drop(
 ):
     """Each row's row of the shared dropout mask, in the layout that `rows` is a slice of."""
     c = gl.arange(0, COLS, gl.SliceLayout(0, rows.type.layout.parent))
-    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP)
+    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP).to(gl.int64)[:, None]
     return gl.load(DROP + (at * stride + c[None, :]), mask=(rows < M)[:, None], other=0.0)
 
 
@@ -117,7 +117,7 @@ def copy_drop(tile, DROP, first, M, drop_1, drop_2, drop_rows, STEP: gl.constexp
     layout: gl.constexpr = lines_of(tile.shape[1], gl.num_warps())
     rows = first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     c = gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP)
+    at = _drop_rows(rows, first, drop_1, drop_2, drop_rows, STEP).to(gl.int64)[:, None]
     cp.async_copy_global_to_shared(
         tile, DROP + (at * tile.shape[1] + c[None, :]), mask=(rows < M)[:, None]
     )

@@ -11,7 +11,7 @@ from tests.featurize.job.stage import checksums, run
 
 from evofeed.errors import JobError
 from evofeed.featurize import discover
-from evofeed.featurize.job import JobReport, Ledger, driver
+from evofeed.featurize.job import JobReport, Ledger, open_executor
 from evofeed.featurize.job.executors import ExecutorGone, Outcome
 from evofeed.featurize.job.work import UnitTask, run_unit
 from evofeed.featurize.job.worker import UnitLost
@@ -46,7 +46,7 @@ class Fateful:
 
 def fated(raw: Path, dataset: Path, fate: Fate, **changes: Any) -> JobReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "LocalExecutor", lambda workers, deadline: Fateful(fate))
+        patch.setattr(open_executor, "LocalExecutor", lambda workers, deadline: Fateful(fate))
         return run(raw, dataset, **changes)
 
 

@@ -1,13 +1,16 @@
 """The projects' own classes, swapped and equal to themselves.
 
-`pip install --no-deps -r tests/kernels/af3/projects.txt` installs them, as CI does.
+`make projects` installs them, as CI does: in a folder of their own, because one of them has a
+package called `tests`.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +22,14 @@ from evofeed.kernels.fused_module import Fused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 N = 9
-MISSING = "pip install --no-deps -r tests/kernels/af3/projects.txt"
+PROJECTS = Path(__file__).parents[3] / ".projects"
 NEAR = 2e-5  # in float32: some of their classes take no float64
+
+
+@pytest.fixture(autouse=True)
+def projects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found while these tests run."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROJECTS)])
 
 
 def _compare(module: nn.Module, run: Callable[[nn.Module], list[Tensor]], device: str) -> None:
@@ -44,7 +53,7 @@ def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("project", sorted(trunks.BLOCKS))
 @pytest.mark.slow
 def test_a_trunk(project: str, device: str) -> None:
-    pytest.importorskip(project.rstrip("2"), reason=MISSING)
+    pytest.importorskip(project.rstrip("2"), reason="make projects")
     report = SwapReport()
     module = trunks.build(project, blocks=1, msa_blocks=1).train()
     to_fused(copy.deepcopy(module), report)
@@ -60,7 +69,7 @@ def test_a_trunk(project: str, device: str) -> None:
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_openfold3s_diffusion_transformer(copies: bool, device: str) -> None:
-    pytest.importorskip("openfold3", reason=MISSING)
+    pytest.importorskip("openfold3", reason="make projects")
     layers = importlib.import_module("openfold3.core.model.layers.diffusion_transformer")
     module = layers.DiffusionTransformer(
         c_a=32, c_s=40, c_z=16, c_hidden=16, no_heads=2, no_blocks=2, n_transition=2,
