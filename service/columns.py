@@ -8,6 +8,7 @@ words, where they are.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import threading
 from dataclasses import dataclass
@@ -48,6 +49,26 @@ class Columns:
         self._owned: dict[str, pa.ChunkedArray] = {}
         self._ids: _Texts | None = None
         self._lock = threading.Lock()
+        self._preparing = False
+
+    def prepare(self) -> None:
+        """Make ready all that filters may compare, once, in a thread of its own."""
+        if self._preparing:  # without the lock, which whoever makes a column holds for long
+            return
+        with self._lock:
+            begun, self._preparing = self._preparing, True
+        if not begun:
+            threading.Thread(target=self._prepare, name="evofeed-columns", daemon=True).start()
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(OSError, pa.ArrowException):  # whoever asks next is told
+            for name in self.kinds:
+                ready = self.comparable(name)
+                line = ready.line if isinstance(ready, Ranks) else ready
+                if line is not None:
+                    line.prepare()
+            if self.ordered:
+                self._texts()
 
     def json(self, names: list[str], rows: Rows) -> bytes:
         """Rows as a JSON array of objects: dates as text, no NaN, float32 in its own digits."""

@@ -158,6 +158,11 @@ class Numbers:
             return lambda rows: (values[rows] < first) | (values[rows] >= last)
         return lambda rows: (values[rows] >= first) & (values[rows] < last)
 
+    def prepare(self) -> None:
+        """Make ready at once what a larger set needs."""
+        if self._line is self.values:  # booleans need nothing
+            self._bucketed()
+
     def _bucketed(self) -> _Buckets:
         if self._buckets is None:  # two threads may make them: they are the same
             require_thread()

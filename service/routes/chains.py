@@ -243,6 +243,8 @@ def page_of(
     found = chains.page(
         table, search.where, columns, start, search.limit, ready=ready, counted=search.count
     )
+    if search.where is not None:  # who filters goes on filtering
+        ready.prepare()
     more = found.next_row
     rest = {
         "snapshot": digest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 
 import numpy as np
 import orjson
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from evofeed.service.columns import Columns, _Texts
+from evofeed.service.spans import Numbers
 
 NAMES = [f"{i:03d}_{'é' if i == 7 else 'A'}" for i in range(20)]
 TABLE = pa.table(
@@ -65,3 +67,17 @@ def test_a_chain_is_found_by_halving(kind: str) -> None:
     assert [columns.find(name) for name in ("", "000", "000_B", "zzz", "007_e")] == [-1] * 5
     assert columns.place("007_e") == (7, 7) and columns.place("010_A") == (10, 11)
     assert _Texts(pa.chunked_array([], pa.string())).find(b"x") == -1
+
+
+def test_columns_are_made_ready_once_in_a_thread_of_their_own() -> None:
+    columns = Columns(TABLE, ordered=True)
+    columns.prepare()
+    columns.prepare()
+    threads = [t for t in threading.enumerate() if t.name == "evofeed-columns"]
+    assert len(threads) <= 1
+    for thread in threads:
+        thread.join()
+    assert set(columns._comparable) == set(columns.kinds)
+    ready = columns.comparable("num_res")
+    assert isinstance(ready, Numbers) and ready._buckets is not None
+    assert columns._ids is not None
