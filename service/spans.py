@@ -160,7 +160,7 @@ class Numbers:
 
     def prepare(self) -> None:
         """Make ready at once what a larger set needs."""
-        if self._line is self.values:  # booleans need nothing
+        if self._line is self.values and len(self.values):  # booleans need nothing
             self._bucketed()
 
     def _bucketed(self) -> _Buckets:

@@ -69,8 +69,9 @@ def test_a_chain_is_found_by_halving(kind: str) -> None:
     assert _Texts(pa.chunked_array([], pa.string())).find(b"x") == -1
 
 
-def test_columns_are_made_ready_once_in_a_thread_of_their_own() -> None:
-    columns = Columns(TABLE, ordered=True)
+@pytest.mark.parametrize("rows", [0, 20])
+def test_columns_are_made_ready_once_in_a_thread_of_their_own(rows: int) -> None:
+    columns = Columns(TABLE.slice(0, rows), ordered=True)
     columns.prepare()
     columns.prepare()
     threads = [t for t in threading.enumerate() if t.name == "evofeed-columns"]
@@ -79,5 +80,5 @@ def test_columns_are_made_ready_once_in_a_thread_of_their_own() -> None:
         thread.join()
     assert set(columns._comparable) == set(columns.kinds)
     ready = columns.comparable("num_res")
-    assert isinstance(ready, Numbers) and ready._buckets is not None
+    assert isinstance(ready, Numbers) and (ready._buckets is not None) == (rows > 0)
     assert columns._ids is not None
