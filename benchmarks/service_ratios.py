@@ -175,8 +175,8 @@ def main() -> None:
         help="these rows of the first table and the loader, nothing else",
     )  # fmt: skip
     parser.add_argument(
-        "--ways", nargs="*", default=["tokens", "tokens_workers_2", "postgresql_tokens", "workers_2"],
-        help="further tables",
+        "--ways", nargs="*", help="further tables",
+        default=["tokens", "tokens_workers_2", "postgresql_tokens", "workers_2"],
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=9200)
     options = parser.parse_args()
