@@ -49,15 +49,11 @@ class Columns:
         self._owned: dict[str, pa.ChunkedArray] = {}
         self._ids: _Texts | None = None
         self._lock = threading.Lock()
-        self._preparing = False
+        self._preparing = threading.Lock()  # whoever gets it prepares; it is never let go
 
     def prepare(self) -> None:
         """Make ready all that filters may compare, once, in a thread of its own."""
-        if self._preparing:  # without the lock, which whoever makes a column holds for long
-            return
-        with self._lock:
-            begun, self._preparing = self._preparing, True
-        if not begun:
+        if self._preparing.acquire(blocking=False):
             threading.Thread(target=self._prepare, name="evofeed-columns", daemon=True).start()
 
     def _prepare(self) -> None:
