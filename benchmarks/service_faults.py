@@ -46,6 +46,7 @@ from typing import Any
 import httpx
 
 from evofeed.files import write_atomic
+from evofeed.service import runner
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.synth import write_synthetic
 
@@ -178,7 +179,7 @@ class Service:
             words = cmdline(pid)
             if b"spawn_main" in words and parent(pid) == self.process.pid:
                 found.setdefault("leader" if lock in files(pid) else "worker", []).append(pid)
-            elif b"service.runner" in words:
+            elif runner.__name__.encode() in words:
                 found.setdefault("driver", []).append(pid)
                 found.setdefault("job_worker", []).extend(descendants(pid))
             elif b"resource_tracker" not in words:

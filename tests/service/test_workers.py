@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from evofeed.service import runner
 from evofeed.service.buckets import SharedBuckets
 from evofeed.service.leader import Leader
 from evofeed.service.limits import RateLimiter
@@ -136,7 +137,8 @@ def test_two_workers_are_one_service_whichever_of_them_is_killed(
             body = {"dataset": "out", "input_uri": str(tmp_path / "raw"), "executor": "local"}
             job = client.post("/v1/jobs", json=body | {"workers": 1}).json()["id"]
         (leader,) = service.leaders()
-        until(lambda: any(b"service.runner" in cmdline(pid) for pid in children(leader)))
+        named = runner.__name__.encode()
+        until(lambda: any(named in cmdline(pid) for pid in children(leader)))
         os.kill(leader, signal.SIGKILL)
         until(lambda: service.leaders() - {leader})
         ended = service.ended(job)
