@@ -55,3 +55,12 @@ def test_a_package_in_an_archive_has_its_names_too(package: str, tmp_path: Path)
 def test_what_is_not_there_is_said_by_name() -> None:
     with pytest.raises(AttributeError, match=r"'evofeed.store' has no attribute 'nothing'"):
         names_from("evofeed.store")("nothing")
+
+
+def test_what_breaks_in_a_module_is_said_and_not_that_its_name_is_missing(package: str) -> None:
+    (Path(package) / "lazy_package" / "inside.py").write_text("import os\none = os.of_old\n")
+    code = "from lazy_package import one"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=package)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: lazy_package.inside cannot be imported: module 'os' has no attribute 'of_old'"
+    )

@@ -25,7 +25,11 @@ def names_from(package: str) -> Callable[[str], Any]:
             homes.update(_imports(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name], package), name)
+        try:
+            home = importlib.import_module(homes[name], package)
+        except AttributeError as error:  # "cannot import name", Python would say, and not why
+            raise ImportError(f"{homes[name]} cannot be imported: {error}") from error
+        return getattr(home, name)
 
     return get
 
