@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import af3_tables, measured
+from benchmarks.claims.results import result
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +25,7 @@ def test_the_page_of_figures_is_printed_from_the_results() -> None:
 def test_the_page_of_scale_is_simulated_from_the_results() -> None:
     from benchmarks.scale import page, predict
 
-    found = measured.result("scale")
+    found = result("scale")
     again = "run: python benchmarks/scale/predict.py --out benchmarks/results/scale.json"
     for row, now in zip(found["predictions"], predict.measured_runs(), strict=True):
         assert row["measured_ms"] == now["measured_ms"], again
@@ -44,16 +45,16 @@ def test_every_row_of_the_readmes_table_is_a_row_of_that_page() -> None:
 
 def sentences() -> list[tuple[str, str]]:
     """Page and words: what is said in prose from a result."""
-    loader = measured.result("loader_h200")["presets"]
+    loader = result("loader_h200")["presets"]
     tensors = [
         loader[preset]["step_50_ms_openfold_dataloader"]["mb_per_sample"]
         for preset in ("initial_training", "finetuning")
     ]
-    ratio = measured.result("store")["ratio"]["evofeed"]
-    curve = measured.result("overfit_h200_recipe")
+    ratio = result("store")["ratio"]["evofeed"]
+    curve = result("overfit_h200_recipe")
     lddt = {line["step"]: line["lddt_ca"] for line in curve["metrics"]}
     other = curve["predicted_from_other_rows"]["lddt_ca"]
-    complexes = measured.result("multimer_h200")
+    complexes = result("multimer_h200")
     ours, theirs = complexes["step"][0], complexes["openfold_step"]
     flow = loader["initial_training"]["step_50_ms"]["mb_per_sample"]
     return [
@@ -93,7 +94,7 @@ def test_every_result_is_described() -> None:
 
 
 def test_the_sanitizer_found_nothing_and_missed_no_kernel() -> None:
-    found = measured.result("sanitize_kernels_h200")
+    found = result("sanitize_kernels_h200")
     verdicts = [verdict for run in found["runs"] for verdict in run["cases"].values()]
     assert set(verdicts) == {"clean"}
     assert not any(found["never_launched"].values())

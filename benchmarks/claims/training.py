@@ -1,0 +1,140 @@
+"""Whole training steps and long chains, beside OpenFold's."""
+
+from __future__ import annotations
+
+from benchmarks.claims.results import EARLIER, Row, age, result
+
+
+def step_ms(name: str, how: str, recycles: int, recomputed: bool = False) -> str:
+    """Median of a training step."""
+    ms = [
+        case["step_ms"]["median"]
+        for case in result(name)["cases"]
+        if (case["how"], case["recycles"], case["checkpointing"]) == (how, recycles, recomputed)
+        and case["precision"].startswith("bf16")
+    ]
+    assert len(ms) == 1, f"{name}: {len(ms)} cases are {how}, {recycles}, {recomputed}"
+    return f"{ms[0]:.0f} ms" if ms[0] < 1000 and how == "graph" else f"{ms[0] / 1e3:.2f} s"
+
+
+def training() -> list[Row]:
+    """Whole steps."""
+    fused, plain, peer = "train_step_h200", "train_step_h200_plain", "openfold_step_h200"
+    recorded, recorded_tuning = "train_step_h200_recorded", "train_step_h200_finetuning_recorded"
+    tuning, plain_tuning, peer_tuning = (
+        "train_step_h200_finetuning",
+        "train_step_h200_finetuning_plain",
+        "openfold_step_h200_finetuning",
+    )
+    ds4sci = step_ms(peer_tuning, "eager, DS4Sci attention", 0, True)
+    return [
+        (
+            "full training step, no recycling",
+            f"{step_ms(recorded, 'graph', 0)} (fused, CUDA graph), {step_ms(fused, 'eager', 0)} "
+            f"(fused, eager{age(result(fused)['machine']['date'])}), "
+            f"{step_ms(plain, 'eager', 0)} (plain)",
+            f"OpenFold {step_ms(peer, 'eager', 0)}, compiled blocks "
+            f"{step_ms(peer, 'compiled', 0)} ({EARLIER})",
+            f"{recorded} {fused} {plain} {peer}",
+        ),
+        (
+            "... three recycles",
+            f"{step_ms(recorded, 'graph', 3)}, {step_ms(plain, 'eager', 3)} (plain)",
+            f"OpenFold {step_ms(peer, 'eager', 3, True)}, compiled blocks "
+            f"{step_ms(peer, 'compiled', 3, True)}, both recomputing activations ({EARLIER})",
+            f"{recorded} {plain} {peer}",
+        ),
+        (
+            "... finetuning shapes, no recycling",
+            f"{step_ms(recorded_tuning, 'graph', 0)}, {step_ms(tuning, 'eager', 0, True)} "
+            f"recomputing activations{age(result(tuning)['machine']['date'])}, "
+            f"{step_ms(plain_tuning, 'eager', 0, True)} (plain)",
+            f"OpenFold {step_ms(peer_tuning, 'eager', 0, True)}, {ds4sci} with DS4Sci attention, "
+            f"recomputing ({EARLIER})",
+            f"{recorded_tuning} {tuning} {plain_tuning} {peer_tuning}",
+        ),
+        *(real_runs(ranks) for ranks in (1, 2, 4)),
+        *pieces(),
+    ]
+
+
+def real_runs(ranks: int) -> Row:
+    """The whole step with real loaders, gradients averaged."""
+    name = f"trainer_h200.initial_training.bf16_fused_graph.x{ranks}.r0"
+    found = result(name)
+    return (
+        f"... no recycling, `evofeed train` on {ranks} GPU{'s' if ranks > 1 else ''}"
+        f"{age(found['run']['date'])}",
+        f"{found['figures']['step_seconds']['mean'] * 1e3:.0f} ms a step, "
+        f"{found['speed']['samples_per_second']:.1f} samples/s",
+        "",
+        name,
+    )
+
+
+def pieces() -> list[Row]:
+    """The step in another precision, piece by piece, and that of complexes."""
+    cells = {cell["cell"]: cell for cell in result("trainer_cells_h200")["cells"]}
+    ms, memory = (
+        {name: cell[key] for name, cell in cells.items()} for key in ("step_ms", "peak_gib")
+    )
+    ladder = result("ladder_h200")
+    climbed, first = (
+        ", ".join(f"{r['name']} {r['step_ms']['median']:.0f}" for r in rows)
+        for rows in (ladder["recorded"][1:], ladder.get("eager", []))
+    )
+    batches = {cell["samples_a_step"]: cell for cell in result("trainer_batches_h200")["cells"]}
+    of_complexes = result("complexes_step_h200")["step"]
+    waits = sorted(of_complexes["data_wait_ms"][2:])
+    return [
+        (
+            "... `precision: fp16`, earlier kernels",
+            f"{ms['fp16:fused']['median']:.1f} ms, {memory['fp16:fused']:.1f} GiB",
+            f"bf16 {ms['bf16:fused']['median']:.1f} ms, {memory['bf16:fused']:.1f} GiB, same run",
+            "trainer_cells_h200",
+        ),
+        *(
+            (
+                f"... {n} samples a card at once, `evofeed train`"
+                + (", recomputing activations" if ":ckpt" in batches[n]["cell"] else ""),
+                f"{batches[n]['samples_per_second']:.2f} samples/s, "
+                f"{batches[n]['peak_gib']:.0f} GiB",
+                f"one at a time {batches[1]['samples_per_second']:.2f}, "
+                f"{batches[1]['peak_gib']:.0f} GiB, same run",
+                "trainer_batches_h200",
+            )
+            for n in sorted(batches)
+            if n > 1
+        ),
+        (
+            "... piece by piece, activations kept, in CUDA graphs",
+            f"{climbed} ms",
+            f"plain PyTorch in a CUDA graph {ladder['recorded'][0]['step_ms']['median']:.0f} ms"
+            + (f" ({first} ms eager)" if first else "")
+            + ", same run",
+            "ladder_h200",
+        ),
+        (
+            "step of a complex (crop 640, 508 + 2,048 rows), recomputing, behind the loader",
+            f"{of_complexes['step_ms']['median'] / 1e3:.2f} s, "
+            f"{waits[len(waits) // 2]:.2f} ms of waiting for data",
+            "",
+            "complexes_step_h200",
+        ),
+        long_chains(),
+    ]
+
+
+def long_chains() -> Row:
+    """The longest chain that was timed."""
+    shared, alone = result("long_chains_h200_x2")["runs"]
+    (row,) = shared["rows"]
+    one = next(r for r in alone["rows"] if r["residues"] == row["residues"])
+    before = next(r for r in result("long_chains_h200")["rows"] if r["residues"] == row["residues"])
+    return (
+        f"a pass over {row['residues']:,} residues with templates, {shared['cards']} GPUs",
+        f"{row['seconds']:.1f} s, {row['peak_gib']:.1f} GiB a GPU ({one['peak_gib']:.1f} on one)",
+        f"one GPU, before predictions were made in parts, {before['seconds']:.1f} s, "
+        f"{before['peak_gib']:.0f} GiB ({EARLIER})",
+        "long_chains_h200_x2 long_chains_h200",
+    )
