@@ -2,7 +2,8 @@
 
 A few batches are held on every rank and repeated, so data costs nothing, and the learning rate is
 next to nothing, so every case does the same work. What a step takes longer with words than without
-is what communication exposes; waiting for a slower rank is in both.
+is what communication exposes; waiting for a slower rank is in both. The two take turns, round by
+round, all ranks beginning each together, so that a clock that drifts is in both, too.
 
 Source: the method is High-Flyer's (backward on N cards minus backward on one, data taken out).
 """
@@ -16,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 
 from evofeed.errors import TrainerError
 from evofeed.trainer.config import TrainConfig
+from evofeed.trainer.gradients.exchange import Exchange
 from evofeed.trainer.gradients.modes import exchange_of
 from evofeed.trainer.run.build import build_loader, build_model, set_precision
 from evofeed.trainer.run.distributed import World
@@ -40,6 +42,7 @@ def measure(
     batches: int = 8,
     hosts: int = 0,
     gbit: float = 0.0,
+    gbit_steps: int = 0,
     slow: float = 0.0,
     tell: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
@@ -50,12 +53,13 @@ def measure(
         dataset: or its URI: what the batches are made of.
         world: who takes part.
         modes: of `gradients`, each a case of its own.
-        steps: of each case, after a round to warm up; rounded up to whole rounds.
+        steps: of each case, after some to warm up; rounded up to whole rounds.
         batches: in a round; each brings its own number of recycles.
         hosts: pretend that the ranks are on so many; 0: as torchrun says.
         gbit: pretend that a host's link to the others takes so many gigabits a second: after a
             collective between hosts everything waits for as long as its bytes would take.
             0: no such thing. `unthrottled` is then the machine's own link, in mode `none`.
+        gbit_steps: of a case over such a link, which takes long; 0: `steps`.
         slow: a last case, `slowed`: mode `none`, the last rank's step longer by this share;
             `lost` is what everybody's step takes longer, over that.
         tell: given what is known after every case, on the first rank.
@@ -72,7 +76,8 @@ def measure(
     still = replace(config.optim, learning_rate=1e-12, warmup_steps=0, decay_after=1 << 60)
     config = config.replace(optim=still, fixed_batches=batches, steps=1 << 60, overlap=False)
     rounds = max(2, math.ceil(steps / batches))
-    bench = _Bench(config, dataset, world, rounds, warm)
+    fewer = max(2, math.ceil(gbit_steps / batches)) if gbit_steps else rounds
+    bench = _Bench(config, dataset, world, warm)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
         "torch": torch.__version__,
@@ -86,41 +91,60 @@ def measure(
         "batches": batches,
         "modes": {},
     }
-    if world.is_first:
-        found["alone"] = bench.case(None, World())
+    bench.warm_up()
     world.barrier()
-    found["together"] = bench.case(None, world)
-    found["recycles"] = bench.recycles
-    for mode, rate in [("none", 0.0)] * bool(gbit) + [(mode, gbit) for mode in modes]:
-        case = bench.case(mode, world, rate)
-        exposed = case["step_ms"] - found["together"]["step_ms"]
+    if world.is_first:
+        (found["alone"],) = bench.cases([bench.case(None, World())], World(), rounds)
+    world.barrier()
+    own = [bench.case(mode, world) for mode in (None, *(["none"] if gbit else modes))]
+    together, *others = bench.cases(own, world, rounds)
+    found |= {"together": together, "recycles": bench.recycles}
+
+    def add(mode: str, case: dict[str, Any], where: dict[str, Any]) -> None:
+        exposed = case["step_ms"] - together["step_ms"]
         case |= {"exposed_ms": exposed, "exposed_share": exposed / case["step_ms"]}
         if world.is_first:
             case["linear_scaling"] = found["alone"]["step_ms"] / case["step_ms"]
-        if gbit and not rate:
-            found["unthrottled"] = case
-        else:
-            found["modes"][mode] = case
+        where[mode] = case
         if world.is_first:
             tell(found)
+
+    for mode, case in zip(["unthrottled"] if gbit else modes, others, strict=True):
+        add(mode, case, found if gbit else found["modes"])
+    for mode in modes if gbit else []:
+        (case,) = bench.cases([bench.case(mode, world, gbit)], world, fewer)
+        add(mode, case, found["modes"])
     if slow:
-        longer = slow * found["together"]["step_ms"]
-        usual = found.get("unthrottled") or bench.case("none", world)
-        case = bench.case("none", world, pause=longer / 1e3)
+        longer = slow * together["step_ms"]
+        both = [bench.case("none", world), bench.case("none", world, pause=longer / 1e3)]
+        usual, case = bench.cases(both, world, fewer)
         lost = (case["step_ms"] - usual["step_ms"]) / longer
-        found["slowed"] = case | {"by": slow, "lost": lost}
+        found["slowed"] = case | {"by": slow, "usual_ms": usual["step_ms"], "lost": lost}
         if world.is_first:
             tell(found)
     return found
 
 
+@dataclass(slots=True)
+class _Case:
+    """Who talks how, and what its rounds took.
+
+    Attributes:
+        world: who the loop thinks takes part: this rank alone where nothing is said.
+        exchange: of the gradient.
+        seconds: mean of a step, round by round.
+    """
+
+    world: World
+    exchange: Exchange
+    seconds: list[float] = field(default_factory=list)
+
+
 class _Bench:
     """One model and its batches, for case after case."""
 
-    def __init__(
-        self, config: TrainConfig, dataset: Any, world: World, rounds: int, first: int
-    ) -> None:
-        self.config, self.world, self.rounds = config, world, rounds
+    def __init__(self, config: TrainConfig, dataset: Any, world: World, first: int) -> None:
+        self.config, self.world = config, world
         set_precision(config)
         self.model, self.loss = build_model(config, world.device, None, world.axis)
         self.loader = build_loader(config, dataset, world)
@@ -134,66 +158,73 @@ class _Bench:
                 world=World(device=world.device),
             )  # fmt: skip
 
-    def case(
-        self, mode: str | None, who: World, gbit: float = 0.0, pause: float = 0.0
-    ) -> dict[str, Any]:
-        """Median time of a round's steps on the slowest of these ranks.
-
-        Mode None: every rank for itself. The last rank pauses so many seconds in every step.
-        """
-        self.loop.exchange.kept.clear()  # of the case before: its memory
-        gc.collect()
-        self.loop.world = self.world if mode is not None else World(device=self.world.device)
-        optimizer, world = self.loop.optimizer, self.loop.world
-        exchange = self.loop.exchange = exchange_of(
+    def case(self, mode: str | None, world: World, gbit: float = 0.0, pause: float = 0.0) -> _Case:
+        """Every rank for itself (None), or in a mode; the last pauses so many seconds a step."""
+        device = self.world.device
+        talking = world if mode is not None else World(device=device)
+        optimizer = self.loop.optimizer
+        exchange = exchange_of(
             replace(self.config.gradients, mode=mode or "none"), optimizer.spans.values(),
-            optimizer.grad.numel(), rank=world.rank, ranks=world.size, device=world.device,
+            optimizer.grad.numel(), rank=talking.rank, ranks=talking.size, device=device,
         )  # fmt: skip
         if gbit and exchange.between.size > 1:
             # A ring of all ranks crosses a host's link once, parts of it side by side each.
             share = 1 if mode == "none" else exchange.inside.size
-            wait, rate = _wait(self.world.device), gbit / share
+            wait, rate = _wait(device), gbit / share
             exchange.between.after = lambda nbytes: wait(nbytes * 8e-9 / rate)
         if pause and world.rank == world.size - 1:
-            wait = _wait(self.world.device)
+            wait = _wait(device)
             exchange.between.after = lambda _: wait(pause)
-        rounds = self._rounds(self.loop)
-        seconds = [max(ranks) for ranks in zip(*who.collect(rounds), strict=True)]
-        steps = len(rounds) * self.config.fixed_batches
-        return {
-            "step_ms": 1e3 * statistics.median(seconds),
-            "fastest_ms": 1e3 * min(seconds),
-            "slowest_ms": 1e3 * max(seconds),
-            "bytes_between": self._sent[0] / steps,
-            "bytes_inside": self._sent[1] / steps,
-        }
+        return _Case(talking, exchange)
 
-    def _rounds(self, loop: Loop) -> list[float]:
-        """Mean seconds of a step, round by round; after a round to warm up, or several."""
+    def warm_up(self) -> None:
+        """Whole rounds, so that all ranks go on with the same batch, each for itself."""
+        # A step to compile, one to record each pass and one to be sure, where that is done.
+        least = 3 if self.world.device.type == "cuda" else 1
         batches = self.config.fixed_batches
-        exchange = loop.exchange
-        # A step to compile, one to record and one to be sure, where that is done.
-        warm = 3 if self.world.device.type == "cuda" else 1
-        seconds: list[float] = []
-        for turn in range(-math.ceil(warm / batches), self.rounds):
-            if turn == 0:
-                before = exchange.between.sent, exchange.inside.sent
-            if loop.world.device.type == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(batches):
-                loop.step(self.step)
-                self.step += 1
-            if loop.world.device.type == "cuda":
-                torch.cuda.synchronize()
-            if turn >= 0:
-                seconds.append((time.perf_counter() - began) / batches)
-        self._sent = [
-            now - then
-            for now, then in zip((exchange.between.sent, exchange.inside.sent), before, strict=True)
-        ]
+        alone = World(device=self.world.device)
+        self._round(self.case(None, alone), alone, batches * math.ceil(least / batches))
+
+    def cases(self, cases: Sequence[_Case], who: World, rounds: int) -> list[dict[str, Any]]:
+        """Each warmed up, then in turn; medians of the slowest of these ranks in every round."""
+        gc.collect()  # what cases before kept
+        batches = self.config.fixed_batches
+        for case in cases:
+            self._round(case, who, 1)
+        sent = [(case.exchange.between.sent, case.exchange.inside.sent) for case in cases]
+        for _ in range(rounds):
+            for case in cases:
+                case.seconds.append(self._round(case, who, batches))
         self.recycles = [int(batch["msa_feat"].shape[0]) - 1 for batch in self.loader.batches()]  # type: ignore[attr-defined]
-        return seconds
+        found = []
+        for case, (between, inside) in zip(cases, sent, strict=True):
+            seconds = [max(ranks) for ranks in zip(*who.collect(case.seconds), strict=True)]
+            found.append(
+                {
+                    "step_ms": 1e3 * statistics.median(seconds),
+                    "fastest_ms": 1e3 * min(seconds),
+                    "slowest_ms": 1e3 * max(seconds),
+                    "steps": rounds * batches,
+                    "bytes_between": (case.exchange.between.sent - between) / (rounds * batches),
+                    "bytes_inside": (case.exchange.inside.sent - inside) / (rounds * batches),
+                }
+            )
+            case.exchange.kept.clear()  # its memory
+        return found
+
+    def _round(self, case: _Case, who: World, steps: int) -> float:
+        """Mean seconds of so many steps, begun by all of `who` at once."""
+        self.loop.world, self.loop.exchange = case.world, case.exchange
+        who.barrier()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.loop.step(self.step)
+            self.step += 1
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / steps
 
 
 def _wait(device: torch.device) -> Callable[[float], None]:

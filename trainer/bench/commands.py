@@ -36,6 +36,9 @@ def bench_comm(
     gbit: Annotated[
         float, typer.Option(min=0, help="Pretend a host's link is so slow, by waiting; 0: no.")
     ] = 0.0,
+    gbit_steps: Annotated[
+        int, typer.Option(min=0, help="Of a case over that link; 0: as many as of the others.")
+    ] = 0,
     slow: Annotated[
         float, typer.Option(min=0, help="At last make the last rank slower by this share; 0: no.")
     ] = 0.0,
@@ -65,7 +68,7 @@ def bench_comm(
     with join_world(device or None, settings.axial) as world:
         found = measure(
             settings, dataset, world, modes=mode, steps=steps, batches=batches, hosts=hosts,
-            gbit=gbit, slow=slow, tell=save,
+            gbit=gbit, gbit_steps=gbit_steps, slow=slow, tell=save,
         )  # fmt: skip
         if world.is_first:
             typer.echo(json.dumps(found) if as_json else "\n".join(table(found)))
