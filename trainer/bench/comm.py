@@ -186,11 +186,12 @@ class _Bench:
         self._round(self.case(None, alone), alone, batches * math.ceil(least / batches))
 
     def cases(self, cases: Sequence[_Case], who: World, rounds: int) -> list[dict[str, Any]]:
-        """Each warmed up, then in turn; medians of the slowest of these ranks in every round."""
+        """In turn; medians of what each round took the slowest of these ranks."""
         gc.collect()  # what cases before kept
         batches = self.config.fixed_batches
         for case in cases:
-            self._round(case, who, 1)
+            if who.size > 1:  # the same for all ranks, so that they stay with the same batch
+                self._round(case, who, 1)
         sent = [(case.exchange.between.sent, case.exchange.inside.sent) for case in cases]
         for _ in range(rounds):
             for case in cases:
