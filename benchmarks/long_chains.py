@@ -9,7 +9,9 @@
 One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`. The model is `evofeed
 predict`'s: fused, in parts above 1,024 residues, with `--cards` shared by as many. Sizes go one
 after the other in one process; where it dies the next size gets a new one. The peak of memory
-does not depend on the number of blocks: `--blocks 2` finds the longest chain in little time.
+does not depend on the number of blocks: `--blocks 3` finds the longest chain in little time.
+`block_seconds` are those of the Evoformer's blocks, one by one, where the chain is in parts;
+`whole_seconds` is what all 48 would take: the pass and the last block's seconds for each left out.
 
 `--openfold`: OpenFold's model in its settings for long chains (`long_sequence_inference`: small
 chunks, low-memory attention, offloading to the CPU), in float32 with TF32 as its script has it, or
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import subprocess
@@ -43,7 +46,7 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer import AlphaFold, initial_training, tiny
-from evofeed.trainer.parallel import rows
+from evofeed.trainer.parallel import rows, stacks
 from evofeed.trainer.predict.prediction import spread
 from evofeed.trainer.run.distributed import World, join_world
 
@@ -53,6 +56,7 @@ from tests.trainer.synthetic_batch import synthetic_batch
 
 WARM = 1100  # residues: what long chains run, in little time
 OPENFOLD_WARM = 128  # it compiles nothing
+ALL_BLOCKS = 48  # of AF2's Evoformer
 SHORT = 6.0  # seconds: a pass as short is repeated
 ROWS = {"initial_training": (512, 1024, 4), "tiny": (8, 16, 2)}
 FOUND = "found "
@@ -106,6 +110,28 @@ def ours(options: argparse.Namespace, world: World) -> Callable[[int], Callable[
         return run
 
     return prepare
+
+
+class Blocks:
+    """Seconds of each block of the Evoformer in the last pass, by the device's own clock."""
+
+    def __init__(self, no_blocks: int) -> None:
+        self.no_blocks = no_blocks
+        self.ends: list[torch.cuda.Event] = []
+        block = stacks.msa_block
+
+        def timed_block(*given: Any, **named: Any) -> Any:
+            found = block(*given, **named)
+            self.ends.append(torch.cuda.Event(enable_timing=True))
+            self.ends[-1].record()
+            return found
+
+        stacks.msa_block = timed_block
+
+    def seconds(self) -> list[float]:
+        """Those since the last call; after a synchronization."""
+        last, self.ends = self.ends[-self.no_blocks - 1 :], []
+        return [round(a.elapsed_time(b) / 1e3, 3) for a, b in itertools.pairwise(last)]
 
 
 def theirs(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
@@ -206,10 +232,14 @@ def child(options: argparse.Namespace) -> None:
                 say(found)
             return
         prepare = (theirs if options.openfold else ours)(options, world)
+        timed_blocks = world.device.type == "cuda" and not options.openfold
+        blocks = Blocks(config_of(options).evoformer.no_blocks) if timed_blocks else None
         least = OPENFOLD_WARM if options.openfold else WARM
         first, _ = timed(prepare(min(options.one[0], least)), world.device)  # compiles
         for size in options.one:
             try:
+                if blocks:
+                    blocks.seconds()  # of what came before
                 found = once(size, prepare, world.device, options.once)
             except torch.OutOfMemoryError as error:
                 say({"residues": size, "error": str(error).splitlines()[0]})
@@ -217,7 +247,13 @@ def child(options: argparse.Namespace) -> None:
                     raise  # the others wait for this one
                 continue
             found |= {"first_seconds": round(first, 2)} if size == options.one[0] else {}
-            found |= {"evoformer_blocks": options.blocks} if options.blocks else {}
+            if blocks and (each := blocks.seconds()):
+                found["block_seconds"] = each
+            if options.blocks:
+                found["evoformer_blocks"] = options.blocks
+                if "block_seconds" in found:
+                    left = ALL_BLOCKS - options.blocks
+                    found["whole_seconds"] = round(found["seconds"] + left * each[-1], 1)
             say(found)
 
 
