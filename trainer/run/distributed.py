@@ -116,6 +116,8 @@ def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[Wor
     axial = size if axial is None else axial
     check_divides(size, axial)
     place = torch.device(device) if device else _default_device()
+    if place == torch.device("cuda"):  # this rank's own, not everybody's first
+        place = _own_gpu()
     if size == 1 or dist.is_initialized():
         yield _world(place, axial) if dist.is_initialized() else World(device=place)
         return
@@ -145,8 +147,10 @@ def _world(device: torch.device, axial: int) -> World:
 
 
 def _default_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
+    return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _own_gpu() -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise TrainerError(

@@ -16,7 +16,7 @@ from evofeed.run_files import NONFINITE
 from evofeed.trainer.config import OptimConfig, TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.run.checkpoint import CHECKPOINTS
-from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.distributed import World, join_world
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.nonfinite import read_step
 
@@ -202,3 +202,16 @@ def test_forgotten_or_repeated_averages_are_errors(
     with pytest.raises(TrainerError, match=message):
         run.run()
     assert run.optimizer.updates.item() == 0
+
+
+def test_cuda_means_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with join_world("cuda") as world:
+        assert world.device == torch.device("cuda", 1)
+    with join_world("cuda:0") as world:
+        assert world.device == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    message = "local rank 2 has no GPU of its own: 2 there"
+    with pytest.raises(TrainerError, match=message), join_world("cuda"):
+        pass
