@@ -25,7 +25,7 @@ _KERNEL = b"""
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry fill(.param .u64 to, .param .u32 value, .param .u32 words)
+.visible .entry memset_kernel(.param .u64 to, .param .u32 value, .param .u32 words)
 {
     .reg .pred %p;
     .reg .b32 %r<5>;
@@ -151,7 +151,7 @@ def _function(device: int) -> int:
     """The kernel, on a device that is the current one."""
     module, function = c_void_p(), c_void_p()
     _call("cuModuleLoadData", byref(module), _KERNEL)
-    _call("cuModuleGetFunction", byref(function), module, b"fill")
+    _call("cuModuleGetFunction", byref(function), module, b"memset_kernel")
     assert function.value is not None
     return function.value
 
