@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.runtime.ahead import compiled_ahead
     from evofeed.kernels.runtime.one_pass import OnePass
     from evofeed.kernels.runtime.peer_memory import PeerMemory
+    from evofeed.kernels.swap.pair_ops import drop_mask
     from evofeed.kernels.swap.shards import (
         attention_of,
         global_attention_of,
@@ -57,6 +58,7 @@ __all__ = [
     "compiled_ahead",
     "conditioned_attention",
     "conditioned_transition",
+    "drop_mask",
     "gated_attention",
     "global_attention_of",
     "layer_norm",

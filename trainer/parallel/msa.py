@@ -21,11 +21,11 @@ from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced, send
 from evofeed.trainer.parallel.pairs import (
     added,
-    drop_mask,
     kept,
     pair_stack,
     plain_attention,
     transition,
+    whole_drop_mask,
 )
 from evofeed.trainer.parallel.rows import rows_at_once
 
@@ -45,7 +45,7 @@ def msa_block(
         new, _ = _outer_product_mean(block.outer_product_mean, m_columns, z, msa_mask, axis)
         z = kept(z, new, axis)
         del new, m_columns
-    drop = drop_mask(block.msa_dropout_layer, m)
+    drop = whole_drop_mask(block.msa_dropout_layer, m)
     m, z = _attend_rows(block.msa_att_row, m, z, axis.part(msa_mask, -2), drop, axis)
     m = exchange(m, axis, split=-2, join=-3, length=S)  # [*, S, n, C]
     if block.msa_att_col is not None:

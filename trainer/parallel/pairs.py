@@ -5,13 +5,15 @@ Letters: N residues, n of them here, C channels, H heads, E hidden channels.
 
 from __future__ import annotations
 
-from typing import Any, cast
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evofeed.kernels import (
     attention_of,
+    drop_mask,
     pair_bias_of,
     transition_of,
     triangle_attention_of,
@@ -30,9 +32,11 @@ def pair_stack(
     """`PairStack` on rows `[*, n, N, C]`; the mask is whole."""
     drop = stack.ps_dropout_row_layer
     for module in (stack.tri_mul_out, stack.tri_mul_in):
-        z = kept(z, _multiply(module, z, pair_mask, drop_mask(drop, z), axis), axis)
-    z = kept(z, _attend_start(stack.tri_att_start, z, pair_mask, drop_mask(drop, z), axis), axis)
-    z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, drop_mask(drop, z), axis), axis)
+        z = kept(z, _multiply(module, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
+    z = kept(
+        z, _attend_start(stack.tri_att_start, z, pair_mask, whole_drop_mask(drop, z), axis), axis
+    )
+    z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
     mask = axis.part(pair_mask, -2) if mask_trans else None
     return kept(z, transition(stack.pair_transition, z, mask), axis)
 
@@ -43,14 +47,16 @@ def template_block(
     """`TemplatePairStackBlock` on rows `[*, T, n, N, C]`; the mask is whole, for all templates."""
 
     def attend(t: Tensor) -> Tensor:
-        drop = drop_mask(block.dropout_row, t)
+        drop = whole_drop_mask(block.dropout_row, t)
         t = kept(t, _attend_start(block.tri_att_start, t, mask, drop, axis), axis)
-        drop = drop_mask(block.dropout_col, t)
+        drop = whole_drop_mask(block.dropout_col, t)
         return kept(t, _attend_end(block.tri_att_end, t, mask, drop, axis), axis)
 
     def multiply(t: Tensor) -> Tensor:
         for module in (block.tri_mul_out, block.tri_mul_in):
-            t = kept(t, _multiply(module, t, mask, drop_mask(block.dropout_row, t), axis), axis)
+            t = kept(
+                t, _multiply(module, t, mask, whole_drop_mask(block.dropout_row, t), axis), axis
+            )
         return t
 
     t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
@@ -65,16 +71,14 @@ def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
     return z.copy_(new)
 
 
-def drop_mask(layer: Any, x: Tensor) -> Tensor | None:
+def whole_drop_mask(layer: Any, x: Tensor) -> Tensor | None:
     """What one card would draw for the whole that `x` `[*, any, N, C]` is rows of: `[*, N, C]`.
 
     Every rank draws all of it, so all ranks go on alike.
     """
-    if not layer.training or layer.r == 0.0:
-        return None
     *lead, _, N, C = x.shape
-    whole = x.new_empty(1).expand(*lead, N, N, C)
-    return cast(Tensor, layer.sample_mask(whole).reshape(*lead, N, C))
+    found = drop_mask(layer, x.reshape(math.prod(lead), *x.shape[-3:]), N)
+    return None if found is None else found.view(*lead, N, C)
 
 
 def added(x: Tensor, update: Tensor, drop: Tensor | None) -> Tensor:

@@ -298,7 +298,8 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     z = None if z is None else z.contiguous()
     options = (*numbers, compute_dtype(m))
-    return options, m.contiguous(), mask.contiguous(), z, *weights.tensors()
+    mask = once(("contiguous",), (mask,), mask.contiguous)  # else each block counts its own copy
+    return options, m.contiguous(), mask, z, *weights.tensors()
 
 
 def outer_product_mean(
