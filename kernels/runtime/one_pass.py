@@ -8,7 +8,7 @@ and what depends on a mask alone is made once. Values are the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,8 +50,7 @@ class OnePass:
         global _current
         with torch.no_grad():
             for group in _alike(self._kept.values()):
-                parts = [part for kept in group for part in kept.parts]
-                copy_all(parts, [weight for kept in group for weight in kept.sources])
+                copy_all([part for part, _ in group], [weight for _, weight in group])
         self._outer, _current = _current, self
         return self
 
@@ -114,10 +113,14 @@ def apart() -> Iterator[None]:
         _current = before
 
 
-def _alike(all_kept: Any) -> list[list[_Kept]]:
-    """Grouped by types and devices: a launch copies many of one kind."""
-    groups: dict[Any, list[_Kept]] = {}
+def _alike(all_kept: Iterable[_Kept]) -> list[list[tuple[Tensor, nn.Parameter]]]:
+    """Parts and their weights by types and devices, the largest first.
+
+    A launch copies 64 of one kind: beside large ones, small ones would leave the card idle.
+    """
+    groups: dict[Any, list[tuple[Tensor, nn.Parameter]]] = {}
     for each in all_kept:
         source = each.sources[0]
-        groups.setdefault((each.joined.dtype, source.dtype, source.device), []).append(each)
-    return list(groups.values())
+        group = groups.setdefault((each.joined.dtype, source.dtype, source.device), [])
+        group += zip(each.parts, each.sources, strict=True)
+    return [sorted(group, key=lambda pair: -pair[1].numel()) for group in groups.values()]

@@ -69,6 +69,8 @@ class FlatOptimizer:
             parameter.data = view
         self._parameters = self.parameters(module)
         self._grads = [view for _, view in self.views(self.grad)]
+        # A launch takes 64 tensors: beside large ones, small ones would leave the card idle.
+        self._by_size = sorted(range(len(self._grads)), key=lambda n: -self._grads[n].numel())
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
         self.ema = self.param.clone()
@@ -95,9 +97,9 @@ class FlatOptimizer:
         """
         found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
         there = [
-            (view.view(-1), grad.reshape(-1))
-            for view, grad in zip(self._grads, found, strict=True)
-            if grad is not None
+            (self._grads[n].view(-1), grad.reshape(-1))
+            for n in self._by_size
+            if (grad := found[n]) is not None
         ]
         torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
 
