@@ -33,8 +33,8 @@ import pyarrow as pa
 
 from evofeed.chain_record import ChainRecord
 from evofeed.loader import LoaderConfig, plan_samples
-from evofeed.service import chains
-from evofeed.service.columns import Columns
+from evofeed.service.filters.columns import Columns
+from evofeed.service.snapshots import chains
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.store.history import diff_indexes
 from evofeed.store.index import index_schema

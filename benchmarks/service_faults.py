@@ -46,7 +46,7 @@ from typing import Any
 import httpx
 
 from evofeed.files import write_atomic
-from evofeed.service import runner
+from evofeed.service.jobs import runner
 from evofeed.store import Dataset, DatasetWriter
 from evofeed.synth import write_synthetic
 

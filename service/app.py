@@ -10,11 +10,11 @@ from fastapi import FastAPI
 
 from evofeed import __version__
 from evofeed.service.direct import Direct
-from evofeed.service.edge import Edge
-from evofeed.service.openapi import describe_api
 from evofeed.service.pages import ROUTERS as PAGES
 from evofeed.service.pages.page import problem_page
 from evofeed.service.problems import install_problems
+from evofeed.service.requests.edge import Edge
+from evofeed.service.requests.openapi import describe_api
 from evofeed.service.routes import ROUTERS
 from evofeed.service.settings import ServiceSettings
 from evofeed.service.state import Service

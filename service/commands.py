@@ -77,7 +77,7 @@ def _serve(
     if port == 0:
         settings = settings.with_changes(port=0)
     if migrate:
-        from evofeed.service.database import Database
+        from evofeed.service.database.database import Database
 
         database = Database(settings.url)
         database.upgrade()
@@ -92,11 +92,11 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
     logging.basicConfig(level=settings.log_level, format="%(message)s")
     token = _start_token(settings)
     if settings.workers > 1:
-        from evofeed.service.workers import serve_workers
+        from evofeed.service.processes.workers import serve_workers
 
         serve_workers(settings, lambda url: _announce(settings, url, token, as_json))
         return
-    from evofeed.service.server import serving
+    from evofeed.service.processes.server import serving
 
     stop = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -113,8 +113,8 @@ def _run(settings: ServiceSettings, as_json: bool) -> None:
 
 def _start_token(settings: ServiceSettings) -> str:
     """The token to print; empty where none is made."""
-    from evofeed.service.auth import make_start_token, revoke_start_token
-    from evofeed.service.database import Database
+    from evofeed.service.access.auth import make_start_token, revoke_start_token
+    from evofeed.service.database.database import Database
 
     with contextlib.closing(Database(settings.url)) as database:
         if database.is_sqlite:

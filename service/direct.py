@@ -22,11 +22,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from evofeed.service.admission import admit, caller_of
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, SHARD_PATTERN
-from evofeed.service.ranges import immutable_json
+from evofeed.service.requests.admission import admit, caller_of
+from evofeed.service.requests.ranges import immutable_json
+from evofeed.service.requests.routing import mark_of, run_endpoint
 from evofeed.service.routes import chains, plans, refs, shards, snapshots
-from evofeed.service.routing import mark_of, run_endpoint
 from evofeed.service.state import Service
 
 _NAME: Final = NAME_PATTERN.strip("^$")

@@ -22,10 +22,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
-from evofeed.service.audit import record
-from evofeed.service.database import Database
+from evofeed.service.access.audit import record
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import DatasetRow, RunRow
 from evofeed.service.problems import Problem
-from evofeed.service.tables import DatasetRow, RunRow
 from evofeed.store.inner import open_regular
 from evofeed.structure_text import ca_of_mmcif
 

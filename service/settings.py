@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from evofeed.errors import ServiceError
-from evofeed.service.database_url import parse_url
+from evofeed.service.database.url import parse_url
 from evofeed.service.names import is_name
 
 _SECRETS = Path("/run/secrets")  # where Docker and Podman mount secrets

@@ -11,24 +11,24 @@ from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
-from evofeed.service.authority import Authority
-from evofeed.service.catalog import Catalog
+from evofeed.service.access.authority import Authority
+from evofeed.service.access.limits import RateLimiter
 from evofeed.service.cursor import CursorSigner
-from evofeed.service.database import Database
-from evofeed.service.find import Finder
-from evofeed.service.jobs import JobQueue
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import SecretRow
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.leader import Leader
-from evofeed.service.limits import RateLimiter
-from evofeed.service.links import Links
 from evofeed.service.metrics import METRICS, Metrics
-from evofeed.service.noticed import Noticed
-from evofeed.service.packed import Kept
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.refs.noticed import Noticed
 from evofeed.service.settings import ServiceSettings
-from evofeed.service.tables import SecretRow
-from evofeed.service.tickets import Tickets
+from evofeed.service.snapshots.catalog import Catalog
+from evofeed.service.snapshots.find import Finder
+from evofeed.service.snapshots.kept import Kept
+from evofeed.service.snapshots.links import Links
+from evofeed.service.tickets.tickets import Tickets
 from evofeed.service.timings import USUAL, Timings
-from evofeed.service.webhooks import Notifier
+from evofeed.service.webhooks.notifier import Notifier
 from evofeed.service.work import Work
 
 _FAILURES: Final = 2.0  # wrong tokens a second that one address may try

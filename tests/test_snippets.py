@@ -105,7 +105,7 @@ def test_the_service_page_opens_a_dataset(data: Path) -> None:
 
 
 def test_the_service_pages_signature_check_is_right() -> None:
-    from evofeed.service.webhooks import signature
+    from evofeed.service.webhooks.notifier import signature
 
     (snippet,) = [b for b in blocks(ROOT / "docs" / "service.md") if "def is_ours" in b]
     names: dict[str, Any] = {}

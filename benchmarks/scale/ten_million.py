@@ -54,8 +54,8 @@ def index(folder: Path, rows: int) -> Figures:
     import pyarrow as pa
 
     from evofeed.loader import LoaderConfig, plan_samples
-    from evofeed.service import chains
-    from evofeed.service.columns import Columns
+    from evofeed.service.filters.columns import Columns
+    from evofeed.service.snapshots import chains
     from evofeed.store.inner import column_statistics
 
     path = folder / "index.arrow"

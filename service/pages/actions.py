@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from evofeed.service.auth import Principal
-from evofeed.service.body import strict_json
-from evofeed.service.forms import Fields, FormDep, filled
+from evofeed.service.access.auth import Principal
 from evofeed.service.names import NAME_PATTERN, DatasetName, RefName
 from evofeed.service.pages.page import see_other
-from evofeed.service.policies import policies_of
 from evofeed.service.problems import Problem
+from evofeed.service.refs.policies import policies_of
+from evofeed.service.requests.body import strict_json
+from evofeed.service.requests.forms import Fields, FormDep, filled
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes import datasets, jobs, refs
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/ui", tag="pages")

@@ -7,12 +7,12 @@ from typing import Annotated, Any, get_args
 from fastapi import Path, Query, Request
 from starlette.responses import HTMLResponse, Response
 
-from evofeed.service.auth import SCOPES
-from evofeed.service.forms import FormDep, filled
+from evofeed.service.access.auth import SCOPES
 from evofeed.service.pages.page import render, see_other
+from evofeed.service.requests.forms import FormDep, filled
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes import tokens, webhooks
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.webhook_news import Event
+from evofeed.service.webhooks.news import Event
 
 router = make_router("/ui", tag="pages")
 _DAY = 86_400.0

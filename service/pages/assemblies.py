@@ -14,13 +14,13 @@ from markupsafe import Markup
 from pydantic import StringConstraints
 from starlette.responses import HTMLResponse
 
-from evofeed.service import filters
-from evofeed.service.charts import Brush, histogram
+from evofeed.service.filters import evaluator as filters
 from evofeed.service.names import NAME_PATTERN, DatasetName
+from evofeed.service.pages.charts import Brush, histogram
 from evofeed.service.pages.page import FormQuery, address, render
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.assemblies import AssemblyQuery
 from evofeed.service.routes.statistics import digest_of
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.store.inner import column_statistics
 
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")

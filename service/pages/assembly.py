@@ -13,7 +13,6 @@ from starlette.responses import HTMLResponse, Response
 from evofeed import assembly_numbers as numbers
 from evofeed.assembly_record import AssemblyRecord
 from evofeed.drawing.structure_view import chain_colour, complex_view
-from evofeed.service.chains import neighbours
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures
 from evofeed.service.pages.chain import (
@@ -25,8 +24,9 @@ from evofeed.service.pages.chain import (
 )
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.statistics import digest_of
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.snapshots.chains import neighbours
 from evofeed.service.state import Service
 
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")

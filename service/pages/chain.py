@@ -15,15 +15,15 @@ from evofeed.chain_files import to_a3m, to_cif, to_fasta, to_npz
 from evofeed.chain_numbers import ca_trace, superposed
 from evofeed.chain_record import ChainRecord
 from evofeed.drawing.structure_view import chain_view, pair_view
-from evofeed.service import chains
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages import chain_pictures as pictures
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import immutable_response
+from evofeed.service.requests.ranges import immutable_response
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.statistics import digest_of
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.runs import list_runs, read_prediction
+from evofeed.service.snapshots import chains
 from evofeed.service.state import Service
 
 router = make_router("/ui/datasets/{name}/snapshots", tag="pages")

@@ -19,7 +19,7 @@ from evofeed.chain_numbers import (
 from evofeed.chain_record import ChainRecord
 from evofeed.drawing.charts import Curve, chart
 from evofeed.residues import ATOM_ORDER
-from evofeed.service.charts import histogram
+from evofeed.service.pages.charts import histogram
 
 _LINE, _BLOCK = 60, 10  # residues of a line, and of a group in it
 _ROWS, _COLUMNS = 400, 800  # cells of the picture of an alignment, at most

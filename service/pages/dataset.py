@@ -10,19 +10,19 @@ from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from evofeed.service import chains
-from evofeed.service.find import SORTS, Question
-from evofeed.service.history import note_ref, ref_history
 from evofeed.service.names import DIGEST_PATTERN, DatasetName
 from evofeed.service.pages import export
 from evofeed.service.pages.facets import charts_of, facets_of
 from evofeed.service.pages.page import FormQuery, address, render
-from evofeed.service.policies import Policy, policies_of
 from evofeed.service.problems import Problem
+from evofeed.service.refs.history import note_ref, ref_history
+from evofeed.service.refs.policies import Policy, policies_of
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.chains import RefChainQuery
 from evofeed.service.routes.refs import APART_MOST
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.seen import snapshots_of
+from evofeed.service.snapshots import chains
+from evofeed.service.snapshots.find import SORTS, Question
+from evofeed.service.snapshots.seen import snapshots_of
 from evofeed.service.state import Service
 
 router = make_router("/ui/datasets/{name}", tag="pages")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from evofeed.service.charts import Brush, bars, histogram
-from evofeed.service.find import Question
+from evofeed.service.pages.charts import Brush, bars, histogram
+from evofeed.service.snapshots.find import Question
 from evofeed.service.state import Service
 
 if TYPE_CHECKING:

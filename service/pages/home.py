@@ -10,11 +10,11 @@ from fastapi import Request
 from starlette.responses import HTMLResponse
 
 from evofeed.errors import DatasetMissing, EvofeedError
-from evofeed.service import jobs
+from evofeed.service.database.tables import DatasetRow
+from evofeed.service.jobs import queue as jobs
 from evofeed.service.pages.page import render
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import DatasetRow
 
 router = make_router(tag="pages")
 _LOOK_SECONDS: Final = 3.0  # a store may take for its row of the first page

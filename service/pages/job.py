@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import Query, Request
 from starlette.responses import HTMLResponse
 
-from evofeed.service import jobs
+from evofeed.service.jobs import queue as jobs
 from evofeed.service.pages.page import render
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.jobs import JobId, job_log, owned_job
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/ui/jobs", tag="pages")
 _SHOWN = 100

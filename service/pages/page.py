@@ -13,11 +13,11 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
-from evofeed.service import charts
-from evofeed.service.auth import Principal
+from evofeed.service.access.auth import Principal
 from evofeed.service.clock import iso
-from evofeed.service.forms import make_word
+from evofeed.service.pages import charts
 from evofeed.service.problems import Problem
+from evofeed.service.requests.forms import make_word
 
 _HERE: Final = Path(__file__).resolve().parent.parent
 _PAGES: Final = jinja2.Environment(

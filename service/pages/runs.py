@@ -12,11 +12,11 @@ from starlette.responses import HTMLResponse, Response
 from evofeed.drawing.charts import Curve, chart
 from evofeed.drawing.structure_view import pair_view
 from evofeed.service import runs
-from evofeed.service.forms import FormDep, filled
 from evofeed.service.names import NAME_PATTERN
 from evofeed.service.pages.page import render, see_other
+from evofeed.service.requests.forms import FormDep, filled
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes import runs as routes
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/ui/runs", tag="pages")
 

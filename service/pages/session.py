@@ -9,12 +9,12 @@ from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from evofeed.service.admission import refuse
-from evofeed.service.auth import COOKIE, PUBLIC, SESSION_SECONDS, sign_in, sign_out
-from evofeed.service.forms import FormDep
+from evofeed.service.access.auth import COOKIE, PUBLIC, SESSION_SECONDS, sign_in, sign_out
 from evofeed.service.pages.page import render
 from evofeed.service.problems import Problem
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.requests.admission import refuse
+from evofeed.service.requests.forms import FormDep
+from evofeed.service.requests.routing import ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router(tag="pages")

@@ -11,9 +11,9 @@ from starlette.responses import HTMLResponse, Response
 
 from evofeed.service.names import NAME_PATTERN, DatasetName, Digest
 from evofeed.service.pages.page import address, render
-from evofeed.service.ranges import immutable_response
+from evofeed.service.requests.ranges import immutable_response
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.statistics import digest_of
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/ui/datasets/{name}", tag="pages")
 _ROWS: Final = 200  # chains of a page

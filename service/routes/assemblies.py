@@ -8,19 +8,19 @@ from fastapi import Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from evofeed.service import chains
-from evofeed.service.columns import Columns
+from evofeed.service.filters.columns import Columns
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import (
+from evofeed.service.requests.ranges import (
     ARROW,
     NOT_MODIFIED,
     described,
     immutable_json,
     immutable_response,
 )
+from evofeed.service.requests.routing import ServiceDep, make_router, scope
 from evofeed.service.routes.chains import IsoDate, RowQuery, page_of
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.snapshots import chains
 
 router = make_router("/v1/datasets/{name}/snapshots/{digest}", "chains")
 

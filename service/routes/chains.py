@@ -18,13 +18,13 @@ from pydantic import (
 )
 from starlette.responses import Response
 
-from evofeed.service import chains
-from evofeed.service.body import Body
-from evofeed.service.columns import Columns
+from evofeed.service.filters.columns import Columns
 from evofeed.service.names import DatasetName, Digest, NewName
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import NOT_MODIFIED, immutable_json, json_response
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.requests.body import Body
+from evofeed.service.requests.ranges import NOT_MODIFIED, immutable_json, json_response
+from evofeed.service.requests.routing import ServiceDep, make_router, scope
+from evofeed.service.snapshots import chains
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "chains")

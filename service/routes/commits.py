@@ -12,11 +12,10 @@ from fastapi import Request
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from evofeed.errors import RefConflict
-from evofeed.service import commits
-from evofeed.service.audit import record
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body, view_of
-from evofeed.service.history import known_ref
+from evofeed.service.access.audit import record
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.quotas import require_bytes
+from evofeed.service.database.tables import UploadRow
 from evofeed.service.names import (
     SHARD_PATTERN,
     DatasetName,
@@ -25,16 +24,17 @@ from evofeed.service.names import (
     NewName,
     ShardName,
 )
-from evofeed.service.policies import policy_of, require_movable
 from evofeed.service.problems import Problem
-from evofeed.service.quotas import require_bytes
+from evofeed.service.refs.history import known_ref
+from evofeed.service.refs.policies import policy_of, require_movable
+from evofeed.service.requests.body import Body, view_of
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.refs import IfMatch, IfNoneMatch, expected, ref_moved
 from evofeed.service.routes.statistics import digest_of
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.snapshot import StoreView
+from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.service.state import Service
-from evofeed.service.tables import UploadRow
-from evofeed.service.uploads import PATIENCE, Received, received
+from evofeed.service.uploads import commits
+from evofeed.service.uploads.received import PATIENCE, Received, received
 from evofeed.store import Manifest, ShardEntry
 
 router = make_router("/v1/datasets/{name}", "writing")

@@ -8,14 +8,14 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri, require_root
 from evofeed.service.clock import iso
+from evofeed.service.database.tables import DatasetRow
 from evofeed.service.names import NAME_PATTERN, DatasetName, Message, NewName
-from evofeed.service.places import Uri, require_root
 from evofeed.service.problems import Problem
-from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.tables import DatasetRow
+from evofeed.service.requests.body import Body
+from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets", "datasets")
 

@@ -9,12 +9,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from evofeed import __version__
 from evofeed.errors import ServiceError
-from evofeed.service import filters
-from evofeed.service.auth import PUBLIC, SCOPES
-from evofeed.service.job_config import cores
+from evofeed.service.access.auth import PUBLIC, SCOPES
+from evofeed.service.filters import evaluator as filters
+from evofeed.service.jobs.config import cores
 from evofeed.service.metrics import CONTENT_TYPE
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router(tag="health")
 

@@ -10,11 +10,11 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from evofeed.service import jobs
-from evofeed.service.auth import Principal, is_alive
+from evofeed.service.access.auth import Principal, is_alive
+from evofeed.service.jobs import queue as jobs
 from evofeed.service.problems import Problem
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.routes.jobs import JobId, job_view, owned_job
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/jobs", "jobs")

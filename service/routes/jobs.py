@@ -8,9 +8,10 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
 
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body, Instant, view_of
-from evofeed.service.job_config import (
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri, require_root
+from evofeed.service.database.tables import DatasetRow, JobRow
+from evofeed.service.jobs.config import (
     Preset,
     checked_config,
     checked_crop,
@@ -18,12 +19,11 @@ from evofeed.service.job_config import (
     require_within,
 )
 from evofeed.service.names import Message, NewName
-from evofeed.service.places import Uri, require_root
-from evofeed.service.policies import policy_of, require_movable
 from evofeed.service.problems import Problem
-from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.refs.policies import policy_of, require_movable
+from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import DatasetRow, JobRow
 
 router = make_router("/v1/jobs", "jobs")
 Attempt = Annotated[

@@ -12,8 +12,8 @@ from evofeed import loader  # its names load when they are used: no start waits 
 from evofeed.errors import LoaderError
 from evofeed.service.names import DatasetName, Digest
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import NOT_MODIFIED, immutable_json
-from evofeed.service.routing import ServiceDep, make_router, scope
+from evofeed.service.requests.ranges import NOT_MODIFIED, immutable_json
+from evofeed.service.requests.routing import ServiceDep, make_router, scope
 
 router = make_router("/v1/datasets/{name}", "plans")
 

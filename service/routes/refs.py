@@ -14,17 +14,17 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.errors import DatasetMissing, RefConflict
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body, Instant, view_of
-from evofeed.service.history import known_ref, ref_history
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri, require_root
 from evofeed.service.names import DatasetName, DigestValue, Message, NewName, RefName
-from evofeed.service.places import Uri, require_root
-from evofeed.service.policies import Policy, policy_of, require_filters, set_policy
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import matches
-from evofeed.service.refs import move_ref
-from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.snapshot import StoreView
+from evofeed.service.refs.history import known_ref, ref_history
+from evofeed.service.refs.move import move_ref
+from evofeed.service.refs.policies import Policy, policy_of, require_filters, set_policy
+from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.requests.ranges import matches
+from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}/refs", "refs")

@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from evofeed.service import runs
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body, Instant, view_of
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri, canonical_place, require_root
+from evofeed.service.database.tables import RunRow
 from evofeed.service.names import NAME_PATTERN, Message, NewName
-from evofeed.service.places import Uri, canonical_place, require_root
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import RunRow
 
 router = make_router("/v1/runs", "runs")
 RunName = Annotated[str, Path(pattern=NAME_PATTERN, description="run")]

@@ -11,11 +11,11 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
-from evofeed.service.audit import record
-from evofeed.service.body import Body
+from evofeed.service.access.audit import record
 from evofeed.service.clock import iso
 from evofeed.service.names import SHARD_PATTERN, DatasetName, ShardName
-from evofeed.service.ranges import (
+from evofeed.service.requests.body import Body
+from evofeed.service.requests.ranges import (
     ARROW,
     cache_control,
     described,
@@ -23,8 +23,8 @@ from evofeed.service.ranges import (
     json_response,
     matches,
 )
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.snapshot import ShardFile
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.snapshots.snapshot import ShardFile
 
 router = make_router("/v1/datasets/{name}", "shards")
 

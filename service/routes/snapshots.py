@@ -8,17 +8,17 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from evofeed.service.body import Instant, view_of
 from evofeed.service.names import DatasetName, Digest
-from evofeed.service.ranges import (
+from evofeed.service.requests.body import Instant, view_of
+from evofeed.service.requests.ranges import (
     ARROW,
     NOT_MODIFIED,
     described,
     immutable_json,
     immutable_response,
 )
-from evofeed.service.routing import Limit, ServiceDep, make_router, scope
-from evofeed.service.seen import snapshots_of
+from evofeed.service.requests.routing import Limit, ServiceDep, make_router, scope
+from evofeed.service.snapshots.seen import snapshots_of
 from evofeed.store.inner import column_kinds
 
 router = make_router("/v1/datasets/{name}/snapshots", "snapshots")

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from evofeed.service.names import DIGEST_PATTERN, NAME_PATTERN, DatasetName, Digest
-from evofeed.service.ranges import NOT_MODIFIED, immutable_json
-from evofeed.service.routing import Limit, ServiceDep, make_router, scope
+from evofeed.service.requests.ranges import NOT_MODIFIED, immutable_json
+from evofeed.service.requests.routing import Limit, ServiceDep, make_router, scope
 from evofeed.service.state import Service
 
 router = make_router("/v1/datasets/{name}", "statistics")

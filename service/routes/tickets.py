@@ -11,10 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from evofeed.errors import InputError
-from evofeed.service.auth import LOCAL, Principal
+from evofeed.service.access.auth import LOCAL, Principal
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.ticket_queue import COMPLETE, Ticket
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.tickets.queue import COMPLETE, Ticket
 
 router = make_router("", "tickets")
 

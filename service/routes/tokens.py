@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy import select
 from starlette.responses import Response
 
-from evofeed.service.auth import SCOPES, create_token, revoke_token
-from evofeed.service.body import Body, Instant, view_of
+from evofeed.service.access.auth import SCOPES, create_token, revoke_token
+from evofeed.service.access.places import Uri, below, canonical_place
+from evofeed.service.access.quotas import Quotas, family, usage
+from evofeed.service.database.tables import AuditRow, TokenRow
 from evofeed.service.names import NewName
-from evofeed.service.places import Uri, below, canonical_place
 from evofeed.service.problems import Problem
-from evofeed.service.quotas import Quotas, family, usage
-from evofeed.service.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
-from evofeed.service.tables import AuditRow, TokenRow
+from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.requests.routing import Limit, PrincipalDep, ServiceDep, make_router, scope
 
 router = make_router("/v1", "tokens")
 Scope = Literal["read", "publish", "jobs", "admin"]

@@ -11,18 +11,18 @@ from sqlalchemy import select
 from starlette.responses import Response
 
 from evofeed.errors import ServiceError
-from evofeed.service.audit import record
-from evofeed.service.auth import Principal
-from evofeed.service.body import Body, Instant, view_of
+from evofeed.service.access.audit import record
+from evofeed.service.access.auth import Principal
+from evofeed.service.access.places import Uri
+from evofeed.service.database.tables import DeliveryRow, WebhookRow
 from evofeed.service.names import NewName
-from evofeed.service.outbound import check_url
-from evofeed.service.places import Uri
 from evofeed.service.problems import Problem
-from evofeed.service.routing import PrincipalDep, ServiceDep, make_router, scope
+from evofeed.service.requests.body import Body, Instant, view_of
+from evofeed.service.requests.routing import PrincipalDep, ServiceDep, make_router, scope
 from evofeed.service.state import Service
-from evofeed.service.tables import DeliveryRow, WebhookRow
-from evofeed.service.webhook_news import Event, ping
-from evofeed.service.webhooks import add_webhook, enter, send_again
+from evofeed.service.webhooks.news import Event, ping
+from evofeed.service.webhooks.notifier import add_webhook, enter, send_again
+from evofeed.service.webhooks.outbound import check_url
 
 router = make_router("/v1/webhooks", "webhooks")
 DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{24}$", description="message id")]

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
-    "tokens": ("evofeed.service.token_commands", "tokens", "API tokens of the service."),
+    "tokens": ("evofeed.service.access.commands", "tokens", "API tokens of the service."),
     "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
@@ -54,12 +54,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-_REMOTE = "evofeed.service.remote_commands"
+_REMOTE = "evofeed.service.client.commands"
 REMOTE: dict[str, tuple[str, str, str]] = {
     "featurize": (_REMOTE, "featurize", "Raw files to a dataset, by the service."),
     "jobs": (_REMOTE, "jobs", "Its jobs: list, watch, cancel, retry, log, broken chains."),
     "snapshots": (
-        "evofeed.service.remote_snapshots",
+        "evofeed.service.client.snapshot_commands",
         "snapshots",
         "Its snapshots and refs, also written.",
     ),

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from evofeed.chain_record import ChainRecord
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
-from evofeed.service.database import Database
+from evofeed.service.database.database import Database
 from evofeed.service.timings import USUAL, Timings
 from evofeed.store import DatasetWriter
 
@@ -239,8 +239,8 @@ def until_noticed() -> None:
 
 def work_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run what is queued in this process: a child would spend most of the time on imports."""
-    from evofeed.service import runner
-    from evofeed.service.jobs import JobQueue
+    from evofeed.service.jobs import runner
+    from evofeed.service.jobs.queue import JobQueue
 
     settings = start.settings[-1]
     monkeypatch.setenv("EVOFEED_DATABASE_URL", settings.url)

@@ -13,11 +13,11 @@ from sqlalchemy import select
 from tests.service.conftest import Start, work_off
 
 from evofeed.featurize.job import JobHost, run, run_job
-from evofeed.service.job_config import checked_config, cores
-from evofeed.service.jobs import JobQueue
+from evofeed.service.database.tables import AuditRow, JobRow
+from evofeed.service.jobs.config import checked_config, cores
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
-from evofeed.service.scheduler import Scheduler
-from evofeed.service.tables import AuditRow, JobRow
 from evofeed.synth import write_synthetic
 
 

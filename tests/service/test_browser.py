@@ -19,7 +19,7 @@ from tests.service.conftest import Start
 from evofeed.featurize import assembly_sources, discover, featurize_assembly
 from evofeed.featurize.job.run import run_job
 from evofeed.service import serving
-from evofeed.service.auth import make_start_token
+from evofeed.service.access.auth import make_start_token
 from evofeed.store import Dataset, add_assemblies
 from evofeed.synth import write_synthetic
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.service.conftest import Start, until_noticed
 
-from evofeed.service.auth import create_token, revoke_token
+from evofeed.service.access.auth import create_token, revoke_token
 
 _NGINX = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;

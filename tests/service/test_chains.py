@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evofeed.service import chains, filters
-from evofeed.service.columns import Columns
 from evofeed.service.cursor import CursorSigner
+from evofeed.service.filters import evaluator as filters
+from evofeed.service.filters.columns import Columns
+from evofeed.service.filters.row_filter import RowFilter
 from evofeed.service.problems import Problem
-from evofeed.service.row_filter import RowFilter
+from evofeed.service.snapshots import chains
 from evofeed.store import Dataset
 
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 from tests.service.conftest import Start, open_client, publish, until_noticed
 
-from evofeed.service.auth import SCOPES, create_token, revoke_token
-from evofeed.service.changes import Changes
-from evofeed.service.known_places import KnownPlaces
+from evofeed.service.access.auth import SCOPES, create_token, revoke_token
+from evofeed.service.database.changes import Changes
+from evofeed.service.snapshots.known_places import KnownPlaces
 from evofeed.service.timings import USUAL, Timings
 from evofeed.service.work import Work
 from evofeed.store.inner import LocalStorage, delete_ref, is_on_disk, move_ref, resident_ref
@@ -215,7 +215,7 @@ def test_only_short_files_on_a_disk_are_read_at_once(folder, tmp_path: Path) -> 
 def test_a_known_token_costs_no_query_for_as_long_as_nobody_writes(
     start_any: Start, folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evofeed.service import authority
+    from evofeed.service.access import authority
 
     client = start_any(auth="on", datasets={"demo": str(folder[0])}, max_jobs=0)
     text = create_token(start_any.database(), label="x", scopes=["read"])[1]

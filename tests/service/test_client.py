@@ -15,8 +15,8 @@ from tests.service.conftest import Start, work_off
 from evofeed.cli import main
 from evofeed.errors import AccessDenied, RefConflict, ServiceError
 from evofeed.service import Client
-from evofeed.service.auth import create_token
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.access.auth import create_token
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.synth import write_synthetic
 
 

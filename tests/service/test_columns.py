@@ -11,8 +11,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from evofeed.service.columns import Columns, _Texts
-from evofeed.service.spans import Numbers
+from evofeed.service.filters.columns import Columns, _Texts
+from evofeed.service.filters.spans import Numbers
 
 NAMES = [f"{i:03d}_{'é' if i == 7 else 'A'}" for i in range(20)]
 TABLE = pa.table(

@@ -73,7 +73,7 @@ def test_serve_prints_its_url_serves_and_stops_on_a_signal(folder, tmp_path, num
 _SERVE_WITH_A_JOB_THAT_DOES_NOT_STOP = """
 import sys, types
 from evofeed.cli import main
-from evofeed.service import scheduler
+from evofeed.service.jobs import scheduler
 scheduler.sys, scheduler._STOP_SECONDS = types.SimpleNamespace(executable=sys.argv[1]), 3600.0
 main(["serve", "--port", "0", "--json", "--no-auth", "--dataset", "out=" + sys.argv[2]])
 """
@@ -189,6 +189,7 @@ def test_migrate_brings_a_database_up_to_date_and_exits(run: Run, tmp_path) -> N
 
 def test_a_start_loads_nothing_that_only_some_requests_need() -> None:
     heavy = ("numba", "matplotlib", "torch", "alembic", "httpx", "pandas")
-    code = f"import sys, evofeed.service.server; print([n for n in {heavy} if n in sys.modules])"
+    code = "import sys, evofeed.service.processes.server as _; "
+    code += f"print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.service.conftest import Start, publish
 
-from evofeed.service import charts
-from evofeed.service.auth import create_token
+from evofeed.service.access.auth import create_token
+from evofeed.service.pages import charts
 
 EVIL = "<script>alert(1)</script>"
 

@@ -13,10 +13,10 @@ from sqlalchemy import text
 
 from evofeed.errors import ServiceError
 from evofeed.service import ServiceSettings, create_app
-from evofeed.service.catalog import Catalog
-from evofeed.service.database import Database, newest_tables
+from evofeed.service.database.database import Database, newest_tables
+from evofeed.service.database.tables import Base, SecretRow
 from evofeed.service.problems import Problem
-from evofeed.service.tables import Base, SecretRow
+from evofeed.service.snapshots.catalog import Catalog
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -17,9 +17,11 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, work_off
 
 from evofeed.errors import JobError
-from evofeed.service import jobs, refs, runner, scheduler
-from evofeed.service.jobs import MAX_DEATHS, JobQueue
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs import runner, scheduler
+from evofeed.service.jobs.queue import MAX_DEATHS, JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
+from evofeed.service.refs import move as refs
 from evofeed.synth import write_synthetic
 
 
@@ -117,7 +119,7 @@ def test_a_job_taken_up_while_its_first_process_sleeps_waits_for_it_and_ends_wel
         environment = os.environ | {
             "EVOFEED_DATABASE_URL": settings.url, "EVOFEED_HOME": str(settings.home)
         }  # fmt: skip
-        command = [sys.executable, "-m", "evofeed.service.runner", world.job, str(attempt)]
+        command = [sys.executable, "-m", "evofeed.service.jobs.runner", world.job, str(attempt)]
         with (tmp_path / f"{attempt}.log").open("wb") as log:
             processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         return processes[-1]

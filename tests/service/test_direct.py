@@ -14,12 +14,12 @@ import pytest
 from tests.service.conftest import Served, Start, open_client, until_noticed
 
 from evofeed.service import direct
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.catalog import Catalog
-from evofeed.service.columns import Columns
-from evofeed.service.database import Database
-from evofeed.service.packed import Kept
-from evofeed.service.row_filter import RowFilter
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.database.database import Database
+from evofeed.service.filters.columns import Columns
+from evofeed.service.filters.row_filter import RowFilter
+from evofeed.service.snapshots.catalog import Catalog
+from evofeed.service.snapshots.kept import Kept
 from evofeed.service.timings import Timings
 from evofeed.service.work import NeedsThread, Work, run_here
 
@@ -274,7 +274,7 @@ def test_columns_made_ready_are_bounded(
     first = catalog.snapshot("demo", folder[1])
     both = first.columns.nbytes + catalog.snapshot("demo", folder[2]).columns.nbytes
     assert catalog.snapshot("demo", folder[1]) is first
-    monkeypatch.setattr("evofeed.service.catalog._MAX_NBYTES", both - 1)
+    monkeypatch.setattr("evofeed.service.snapshots.catalog._MAX_NBYTES", both - 1)
     catalog.close()
     again = catalog.snapshot("demo", folder[1])
     second = catalog.snapshot("demo", folder[2])

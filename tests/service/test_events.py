@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.service.conftest import Start, open_client, until_noticed
 
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.jobs import CANCELLED, JobQueue
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.jobs.queue import CANCELLED, JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.timings import Timings
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.service.conftest import Start, open_client, publish, work_off
 
-from evofeed.service.auth import SCOPES, create_token
+from evofeed.service.access.auth import SCOPES, create_token
 from evofeed.synth import write_synthetic
 
 DEMO = "/ui/datasets/demo"

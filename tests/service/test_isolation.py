@@ -19,10 +19,10 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start, open_client
 
 from evofeed.service import work
-from evofeed.service.auth import create_token
-from evofeed.service.catalog import Catalog
-from evofeed.service.database import Database
-from evofeed.service.snapshot import StoreView
+from evofeed.service.access.auth import create_token
+from evofeed.service.database.database import Database
+from evofeed.service.snapshots.catalog import Catalog
+from evofeed.service.snapshots.snapshot import StoreView
 from evofeed.service.timings import Timings
 from evofeed.service.work import Work
 from evofeed.store import Dataset

@@ -20,11 +20,13 @@ from sqlalchemy.exc import OperationalError
 from tests.service.conftest import Start
 
 from evofeed.featurize.job import JobProgress
-from evofeed.service import ServiceSettings, jobs, scheduler, serving
-from evofeed.service.database import Database
-from evofeed.service.jobs import JobQueue
-from evofeed.service.runner import _Pulse
-from evofeed.service.tables import JobRow
+from evofeed.service import ServiceSettings, serving
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import JobRow
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs import scheduler
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.runner import _Pulse
 from evofeed.service.timings import Timings
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
@@ -258,8 +260,8 @@ def test_a_full_queue_and_a_service_without_jobs_say_so(start: Start, tmp_path) 
     ).json()["code"] == "no_jobs"  # fmt: skip
     database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
     database.upgrade()
-    from evofeed.service.catalog import Catalog
     from evofeed.service.problems import Problem
+    from evofeed.service.snapshots.catalog import Catalog
 
     dataset = Catalog(database).register("d", "/d")
     queue = JobQueue(database, max_queued=2)
@@ -275,7 +277,7 @@ def test_a_full_queue_and_a_service_without_jobs_say_so(start: Start, tmp_path) 
 
 
 def test_a_job_whose_process_fell_silent_is_queued_again(tmp_path) -> None:
-    from evofeed.service.catalog import Catalog
+    from evofeed.service.snapshots.catalog import Catalog
 
     database = Database(f"sqlite:///{tmp_path / 'q.sqlite3'}")
     database.upgrade()

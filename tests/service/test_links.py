@@ -27,9 +27,9 @@ from tests.service.test_caching import caching_proxy
 
 from evofeed.errors import ServiceError
 from evofeed.service import ServiceSettings
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.database import Database
-from evofeed.service.links import Links
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.database.database import Database
+from evofeed.service.snapshots.links import Links
 from evofeed.store import Dataset, links
 from evofeed.store.http import HttpStorage
 

@@ -9,7 +9,7 @@ import httpx
 from tests.service.conftest import Start, open_client
 from tests.service.front import in_front
 
-from evofeed.service.auth import create_token
+from evofeed.service.access.auth import create_token
 
 
 def test_nginx_sends_the_shards_that_the_service_allows(

@@ -74,7 +74,7 @@ def test_every_body_has_an_example_that_passes(schema) -> None:
 
 
 def test_an_example_job_and_search_are_what_the_service_takes(served) -> None:
-    from evofeed.service.job_config import checked_crop
+    from evofeed.service.jobs.config import checked_crop
 
     (job,) = jobs.NewJob.model_config["json_schema_extra"]["examples"]  # type: ignore
     assert checked_crop(job["crop"]) is not None

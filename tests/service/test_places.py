@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.service.conftest import Start, open_client
 
-from evofeed.service.auth import create_token
-from evofeed.service.places import below, canonical_place
+from evofeed.service.access.auth import create_token
+from evofeed.service.access.places import below, canonical_place
 from evofeed.service.problems import Problem
 
 

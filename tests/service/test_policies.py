@@ -10,8 +10,8 @@ import httpx
 import pytest
 from tests.service.conftest import Start, open_client, publish, work_off
 
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.store import Dataset
 from evofeed.synth import write_synthetic
 

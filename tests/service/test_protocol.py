@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.service.conftest import Start, open_client
 
-from evofeed.service.auth import create_token
+from evofeed.service.access.auth import create_token
 
 
 def test_whatever_answers_get_answers_head(served) -> None:

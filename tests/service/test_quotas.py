@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import update
 from tests.service.conftest import Start, open_client, until_noticed
 
-from evofeed.service import jobs
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.jobs import JobQueue
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.access.quotas import Quotas
+from evofeed.service.database.tables import JobAttempt
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.jobs.scheduler import Scheduler
 from evofeed.service.problems import Problem
-from evofeed.service.quotas import Quotas
-from evofeed.service.scheduler import Scheduler
-from evofeed.service.tables import JobAttempt
 
 
 @pytest.fixture

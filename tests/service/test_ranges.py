@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evofeed.service.problems import Problem
-from evofeed.service.ranges import parse_range
+from evofeed.service.requests.ranges import parse_range
 from evofeed.store import Dataset
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evofeed.service import serving
-from evofeed.service.server import listen
+from evofeed.service.processes.server import listen
 from evofeed.store import Dataset
 
 

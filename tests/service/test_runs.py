@@ -14,7 +14,7 @@ from tests.service.test_forms import Browser
 from evofeed.errors import ServiceError
 from evofeed.run_files import RUN, STEPS, STRUCTURE, parse_steps
 from evofeed.service import Client, runs
-from evofeed.service.auth import create_token
+from evofeed.service.access.auth import create_token
 
 PNG = b"\x89PNG\r\n\x1a\n not much of one"
 

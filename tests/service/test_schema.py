@@ -16,9 +16,9 @@ from tests.featurize.search.family import fasta, require_programs
 from tests.service.conftest import Start, open_client
 from tests.service.test_runs import make_run
 
-from evofeed.service.auth import SCOPES, create_token
-from evofeed.service.jobs import FAILED
-from evofeed.service.scheduler import Scheduler
+from evofeed.service.access.auth import SCOPES, create_token
+from evofeed.service.jobs.queue import FAILED
+from evofeed.service.jobs.scheduler import Scheduler
 
 _CHECKS = (
     "not_a_server_error",

@@ -15,12 +15,12 @@ from tests.service.conftest import Start, until_noticed
 
 from evofeed.errors import AccessDenied
 from evofeed.service import ServiceSettings, create_app
-from evofeed.service.auth import SCOPES, create_token, make_start_token, revoke_token
-from evofeed.service.database import Database
-from evofeed.service.limits import RateLimiter
+from evofeed.service.access.auth import SCOPES, create_token, make_start_token, revoke_token
+from evofeed.service.access.limits import RateLimiter
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import Base, TokenRow
 from evofeed.service.problems import Problem
-from evofeed.service.routing import make_router
-from evofeed.service.tables import Base, TokenRow
+from evofeed.service.requests.routing import make_router
 from evofeed.store import Dataset
 
 

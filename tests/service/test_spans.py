@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evofeed.service import filters
-from evofeed.service.columns import Columns
-from evofeed.service.row_filter import RowFilter
-from evofeed.service.spans import (
+from evofeed.service.filters import evaluator as filters
+from evofeed.service.filters.columns import Columns
+from evofeed.service.filters.row_filter import RowFilter
+from evofeed.service.filters.spans import (
     EVERYTHING,
     NOTHING,
     Numbers,

@@ -27,9 +27,9 @@ from evofeed.cli import main
 from evofeed.errors import InputError
 from evofeed.featurize.search.pairing import pair
 from evofeed.service import Client, ServiceSettings
-from evofeed.service.auth import create_token
-from evofeed.service.database import Database
-from evofeed.service.tickets import Tickets
+from evofeed.service.access.auth import create_token
+from evofeed.service.database.database import Database
+from evofeed.service.tickets.tickets import Tickets
 
 FAMILIES = [family(seed, 6, 60) for seed in range(9)]
 

@@ -24,12 +24,14 @@ import pytest
 from tests.service.conftest import Start, open_client, publish
 
 from evofeed.errors import ServiceError
-from evofeed.service import jobs, outbound, webhooks
-from evofeed.service.auth import create_token, revoke_token
-from evofeed.service.catalog import Catalog
-from evofeed.service.database import Database
-from evofeed.service.jobs import JobQueue
+from evofeed.service.access.auth import create_token, revoke_token
+from evofeed.service.database.database import Database
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.snapshots.catalog import Catalog
 from evofeed.service.timings import Timings
+from evofeed.service.webhooks import notifier as webhooks
+from evofeed.service.webhooks import outbound
 
 PUBLIC = "93.184.215.14"
 

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from evofeed.service import runner
-from evofeed.service.buckets import SharedBuckets
+from evofeed.service.access.buckets import SharedBuckets
+from evofeed.service.access.limits import RateLimiter
+from evofeed.service.jobs import runner
 from evofeed.service.leader import Leader
-from evofeed.service.limits import RateLimiter
 from evofeed.service.problems import Problem
 from evofeed.synth import write_synthetic
 

@@ -17,9 +17,9 @@ from tests.service.conftest import Start, make_record, publish
 from evofeed.cli import main
 from evofeed.errors import AccessDenied, RefConflict, ServiceError, StoreError
 from evofeed.service import Client
-from evofeed.service.auth import create_token
-from evofeed.service.quotas import Quotas
-from evofeed.service.uploading import STALE, collect_stale, folder_of
+from evofeed.service.access.auth import create_token
+from evofeed.service.access.quotas import Quotas
+from evofeed.service.half_uploads import STALE, collect_stale, folder_of
 from evofeed.store import Dataset, DatasetWriter, gc
 
 SCOPES = ["read", "publish", "admin"]

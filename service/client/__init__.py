@@ -1,0 +1,1 @@
+"""The client of a service in Python, and its commands."""

@@ -1,0 +1,18 @@
+"""The tables of evofeed 0.1.0, from which later revisions start.
+
+A new database gets the newest tables of `evofeed.service.database.tables`, and no revision is run
+on it.
+"""
+
+revision = "0005"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Nothing: a database without tables is not upgraded but made."""
+
+
+def downgrade() -> None:
+    """Nothing is older."""

@@ -1,0 +1,1 @@
+"""Which chains of a snapshot: typed filters on the columns of its index."""

@@ -1,0 +1,213 @@
+"""Which chains: a typed filter, evaluated exactly on the Arrow index.
+
+A filter is JSON, never text in a query language:
+
+    {"all": [{"column": "num_res", "op": "<=", "value": 384},
+             {"not": {"column": "method", "op": "in", "value": ["SOLUTION NMR"]}}]}
+
+Logic is two-valued: a comparison with an unknown value (resolution 0, empty
+date, cluster size -1, null) is false; `{"op": "known"}` asks for that itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evofeed.service.filters.columns import ANY_CASE
+from evofeed.service.problems import Problem
+from evofeed.store.inner import column_kinds, is_known, plain_values
+
+MAX_NODES: Final = 200
+MAX_DEPTH: Final = 16
+MAX_VALUES: Final = 10_000
+
+_NAMES: Final = {
+    "==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater",
+    ">=": "greater_equal",
+}  # fmt: skip
+_COMPARE: Final = {op: getattr(pc, name) for op, name in _NAMES.items()}
+OPERATORS: Final = [*_COMPARE, "in", "known", "all", "any", "not"]
+
+
+def match(
+    table: pa.Table | pa.RecordBatch, node: Any, kinds: dict[str, str] | None = None
+) -> pa.ChunkedArray | pa.Array:
+    """A boolean for each row of the index: does the chain pass?
+
+    Args:
+        table: index rows.
+        node: the filter, as parsed JSON; None passes every row.
+        kinds: `column_kinds` of it, from whoever knows it already.
+
+    Raises:
+        Problem: the filter is malformed, too large, or names an unknown column; says where.
+    """
+    if node is None:
+        return pa.repeat(pa.scalar(True), table.num_rows)
+    return Evaluator(table, kinds).node(node, "where", 0)
+
+
+def check(schema: pa.Schema, node: Any) -> None:
+    """Refuse a malformed filter, without rows.
+
+    Raises:
+        Problem: as `match`.
+    """
+    match(schema.empty_table(), node)
+
+
+class Evaluator:
+    """One walk over a filter; counts nodes so that no filter is endless.
+
+    Args:
+        table: index rows.
+        kinds: `column_kinds` of it; None: to be found.
+    """
+
+    def __init__(self, table: pa.Table | pa.RecordBatch, kinds: dict[str, str] | None) -> None:
+        self._table = table
+        self._kinds = column_kinds(table.schema) if kinds is None else kinds
+        self._nodes = 0
+
+    def node(self, node: Any, where: str, depth: int) -> Any:
+        """What a node of the filter comes to."""
+        self._nodes += 1
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise _bad(where, f"more than {MAX_NODES} terms or {MAX_DEPTH} levels")
+        if not isinstance(node, dict):
+            raise _bad(where, f"expected an object, got {_shown(node)}")
+        if set(node) == {"not"}:
+            return self.invert(self.node(node["not"], f"{where}.not", depth + 1))
+        for word, combine, empty in (("all", self.every, True), ("any", self.some, False)):
+            if set(node) == {word}:
+                return self._combine(node[word], combine, empty, f"{where}.{word}", depth)
+        return self._compare(node, where)
+
+    def _combine(self, nodes: Any, combine: Any, empty: bool, where: str, depth: int) -> Any:
+        if not isinstance(nodes, list):
+            raise _bad(where, f"expected a list, got {_shown(nodes)}")
+        masks = [self.node(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(nodes)]
+        if not masks:
+            return self.constant(empty)
+        return combine(masks) if len(masks) > 1 else masks[0]
+
+    def every(self, masks: list[Any]) -> Any:
+        """All of them."""
+        return functools.reduce(pc.and_, masks)
+
+    def some(self, masks: list[Any]) -> Any:
+        """Any of them."""
+        return functools.reduce(pc.or_, masks)
+
+    def invert(self, mask: Any) -> Any:
+        """Not it."""
+        return pc.invert(mask)
+
+    def constant(self, value: bool) -> Any:
+        """The same for all rows."""
+        return pa.repeat(pa.scalar(value), self._table.num_rows)
+
+    def _compare(self, node: dict[str, Any], where: str) -> Any:
+        column, op = node.get("column"), node.get("op")
+        kind = self._kinds.get(column) if isinstance(column, str) else None
+        if kind is None:
+            raise _bad(f"{where}.column", f"{_shown(column)} is none of {sorted(self._kinds)}")
+        if set(node) - {"column", "op", "value"}:
+            raise _bad(where, f"unknown members {sorted(set(node) - {'column', 'op', 'value'})}")
+        if op == "known" and "value" in node:
+            raise _bad(f"{where}.value", "`known` takes no value")
+        if op not in ("known", "in") and (not isinstance(op, str) or op not in _COMPARE):
+            raise _bad(f"{where}.op", f"{_shown(op)} is none of {[*_COMPARE, 'in', 'known']}")
+        value = node.get("value")
+        if op == "in":
+            if not isinstance(value, list) or len(value) > MAX_VALUES:
+                raise _bad(f"{where}.value", f"expected a list of at most {MAX_VALUES} values")
+            value = [_value(item, kind, f"{where}.value[{i}]") for i, item in enumerate(value)]
+        elif op != "known":
+            value = _value(value, kind, f"{where}.value")
+        return self.term(str(column), kind, str(op), _lower(value) if column in ANY_CASE else value)
+
+    def term(self, column: str, kind: str, op: str, value: Any) -> Any:
+        """Which rows pass a comparison that was checked; `value` is a list for `in`."""
+        raw = self._table[column]
+        if isinstance(raw, pa.DictionaryArray) and len(raw) > 2 * len(raw.dictionary):
+            words = pa.record_batch([raw.dictionary], names=[column])
+            passes = Evaluator(words, self._kinds).term(column, kind, op, value)
+            return pc.fill_null(pc.take(passes, raw.indices), False)
+        values = plain_values(raw)
+        known = is_known(values, column, kind)
+        if op == "known":
+            return known
+        values = pc.utf8_lower(values) if column in ANY_CASE else values
+        if op == "in":
+            return pc.and_(known, _in(values, value, kind))
+        left, right = _comparable(values, value, kind)
+        matching = _COMPARE[op](left, right)
+        return pc.and_(known, pc.fill_null(matching, False) if left.null_count else matching)
+
+
+def _in(values: Any, items: list[Any], kind: str) -> Any:
+    if kind == "integer":
+        return pc.is_in(pc.cast(values, pa.float64()), pa.array(items, pa.float64()))
+    if pa.types.is_date(values.type):
+        items = [datetime.date.fromisoformat(item) for item in items]
+    return pc.is_in(values, pa.array(items, values.type))
+
+
+def _value(value: Any, kind: str, where: str) -> Any:
+    if kind in ("integer", "number"):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _bad(where, f"expected a number, got {_shown(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _bad(where, "expected a finite number")
+        if abs(value) >= 2**53:
+            raise _bad(where, f"{_shown(value)} is out of range")
+        return float(value)
+    if kind == "boolean":
+        if not isinstance(value, bool):
+            raise _bad(where, f"expected true or false, got {_shown(value)}")
+        return value
+    if not isinstance(value, str) or len(value) > 256 or not value.isprintable():
+        raise _bad(where, f"expected printable text of at most 256 letters, got {_shown(value)}")
+    if kind == "date":
+        try:
+            return datetime.date.fromisoformat(value).isoformat()
+        except ValueError:
+            raise _bad(where, f"expected an ISO date, got {_shown(value)}") from None
+    return value
+
+
+def _comparable(values: Any, value: Any, kind: str) -> tuple[Any, Any]:
+    if kind == "integer":  # float64 holds them all, and a bound such as 384.5 too
+        return pc.cast(values, pa.float64()), pa.scalar(value, pa.float64())
+    if pa.types.is_date(values.type):
+        return values, pa.scalar(datetime.date.fromisoformat(value), values.type)
+    # In the column's own type: 1.7 asked is the 1.7 that was stored, in float32 as well.
+    return values, pa.scalar(value, values.type)
+
+
+def _lower(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_lower(item) for item in value]
+    return value.lower() if isinstance(value, str) else value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _bad(where: str, what: str) -> Problem:
+    return Problem(
+        422,
+        "bad_filter",
+        f"{where}: {what}",
+        next="GET /v1/config lists the operators, the snapshot's `columns` the columns",
+        errors=[{"where": where, "what": what}],
+    )

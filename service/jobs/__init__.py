@@ -1,0 +1,1 @@
+"""Featurize jobs: their queue, the thread that starts them and the process that runs one."""

@@ -1,0 +1,252 @@
+"""The child process of a job's attempt: `python -m evofeed.service.jobs.runner JOB_ID ATTEMPT`.
+
+The only thing a job ever starts. It takes an id and a number, looks the rest up in the
+database, and reports back there; nothing a client sent is on a command line. Should it sleep for
+so long that another attempt begins, that one waits until it wakes, hears of it and lets go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from sqlalchemy.exc import SQLAlchemyError
+
+from evofeed.errors import EvofeedError
+from evofeed.featurize.job import (
+    Entries,
+    JobHost,
+    JobProgress,
+    JobReport,
+    broken_entries,
+    note_entries,
+    run_job,
+)
+from evofeed.service.access.auth import holder_of
+from evofeed.service.database.database import Database
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs.config import build
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.refs.move import move_ref
+from evofeed.service.settings import ServiceSettings, load_settings
+from evofeed.service.snapshots.catalog import Catalog
+from evofeed.store.inner import Storage
+
+_log = logging.getLogger("evofeed.service.runner")
+_BEAT_SECONDS = 2.0
+_LONG_SECONDS = 10.0  # workers of a process that was killed are gone by then
+_BATCH = 1000  # chains entered in one beat
+
+
+def main(job_id: str, attempt: int | None = None) -> int:
+    """Run a job to its end; 0 if it ended by itself, however, and else `jobs.AWAY` or 1.
+
+    Args:
+        job_id: the job.
+        attempt: which of its runs this is; None: the last that has begun.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _log.setLevel(logging.INFO)
+    settings = load_settings()
+    database = Database(settings.url)
+    queue = JobQueue(database, settings.max_queued_jobs)
+    pulse = _Pulse(queue, job_id, attempt)
+    before = signal.signal(signal.SIGTERM, pulse.on_sigterm)
+    try:
+        return _run_and_say(database, settings, queue, pulse, job_id)
+    except Exception as error:
+        if not _is_away(error):
+            raise
+        _log.warning("the database is away: %s", str(error).splitlines()[0])
+        return jobs.AWAY
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        database.close()
+
+
+def _run_and_say(
+    database: Database, settings: ServiceSettings, queue: JobQueue, pulse: _Pulse, job_id: str
+) -> int:
+    try:
+        _run(database, settings, queue, pulse, job_id)
+    except KeyboardInterrupt:
+        _log.info("stopped: %s", pulse.stop_state)
+        pulse.end(pulse.stop_state)
+    except Exception as error:
+        if _is_away(error):
+            raise
+        if isinstance(error, EvofeedError):
+            _log.error("%s", error)
+            pulse.end(jobs.FAILED, error=str(error), result=pulse.made)
+            return 0
+        _log.exception("unexpected")
+        what = f"{type(error).__name__}: {error}"[:2000]
+        pulse.end(jobs.FAILED, error=what, result=pulse.made)
+        return 1
+    return 0
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether PostgreSQL stopped or cannot be reached; what it refuses is another thing."""
+    while error is not None:
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return (error.sqlstate or "08")[:2] in ("08", "57")  # no connection, shut down
+        error = error.__cause__
+    return False
+
+
+def _run(
+    database: Database, settings: ServiceSettings, queue: JobQueue, pulse: _Pulse, job_id: str
+) -> None:
+    job, dataset = queue.get(job_id)
+    ref, options = job.spec["ref"], job.spec["options"]
+    config, crop = build(job.spec)
+    _log.info("attempt %d: %s into %s", job.attempts, job.spec["input_uri"], dataset.name)
+
+    def move(storage: Storage, name: str, digest: str, expect: str | None) -> object:
+        pulse.made = {"snapshot": digest}
+        _log.info("snapshot %s is written", digest)
+        if ref is None:
+            return None
+        moved = move_ref(
+            Catalog(database),
+            database,
+            dataset=dataset.name,
+            ref=name,
+            digest=digest,
+            expect=expect,
+            principal=holder_of(database, job.charged_to),
+            job_id=job_id,
+            message=job.message,
+        )
+        _log.info("ref %s is moved", name)
+        return moved
+
+    with pulse:
+        report = run_job(
+            job.spec["input_uri"],
+            dataset.uri,
+            config=config,
+            crop=crop,
+            progress=pulse.progress,
+            ledger="" if database.is_sqlite else settings.url,
+            ref=ref or f"job-{job_id}",
+            ray_address=settings.ray_address if options["executor"] != "local" else "",
+            host=JobHost(
+                owner=job_id, retry=job.retry, found=pulse.found, move=move, waits=pulse.waits
+            ),
+            **options,
+        )
+    _log.info("%s: %d good, %d broken", report.state, report.num_good, report.num_broken)
+    _end(pulse, report)
+
+
+def _end(pulse: _Pulse, report: JobReport) -> None:
+    states = {"published": jobs.SUCCEEDED, "cancelled": jobs.CANCELLED}
+    result: dict[str, Any] = {
+        "snapshot": report.snapshot,
+        "num_chains": report.num_chains,
+        "num_good": report.num_good,
+        "num_broken": report.num_broken,
+        "num_shards": report.num_shards,
+        "num_bytes": report.num_bytes,
+        "resumed_units": report.resumed,
+        "lost_workers": report.lost_workers,
+        "seconds": report.seconds,
+        "chains_per_second": report.chains_per_second,
+    }
+    state = states.get(report.state, jobs.FAILED)
+    chains = broken_entries(report.broken) + note_entries(report.notes)
+    pulse.end(state, error=report.message, result=result, chains=chains)
+
+
+class _Pulse:
+    """Tells the queue that we live, and stops the driver when asked to.
+
+    The heartbeat is a thread, since one chain may keep the driver busy for long;
+    the driver itself is stopped where it reports progress, in its own thread.
+    """
+
+    def __init__(self, queue: JobQueue, job_id: str, attempt: int | None = None) -> None:
+        self._queue, self._job_id, self._attempt = queue, job_id, attempt
+        self._waits = False
+        self._parent = os.getppid()
+        self._latest: dict[str, Any] | None = None
+        self._found: list[Mapping[str, Any]] = []
+        self.made: dict[str, Any] = {}
+        """What the job has made, should it fail after that."""
+        self._done = threading.Event()
+        self._stop = ""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    @property
+    def stop_state(self) -> str:
+        """The state to end in after an interruption."""
+        return self._stop or jobs.QUEUED
+
+    def stop_for(self, state: str) -> None:
+        """Stop the driver at its next word; the job ends in `state`."""
+        self._stop = self._stop or state
+
+    def on_sigterm(self, *_: object) -> None:
+        """Our service stops; the next one continues the job."""
+        self.stop_for(jobs.QUEUED)
+
+    def progress(self, progress: JobProgress) -> None:
+        """Called by the driver about twice a second."""
+        self._latest = dataclasses.asdict(progress)
+        if self._stop:
+            raise KeyboardInterrupt
+
+    def found(self, entries: Entries) -> None:
+        """Called by the driver with what broke or was left out, as it comes."""
+        for entry in entries:
+            words = [entry["path"], entry["line"], entry["message"]]
+            place = ":".join(str(word) for word in words if word)
+            _log.info("%s %s: %s", entry["kind"], entry["chain_id"], place)
+        self._found += entries
+
+    def waits(self, seconds: float) -> bool:
+        """Called while another process drives the job: that of an attempt that fell silent."""
+        if self._stop:
+            raise KeyboardInterrupt
+        if seconds >= _LONG_SECONDS and not self._waits:
+            self._waits = True
+            _log.warning("the process of an earlier attempt sleeps: waiting until it lets go")
+        return True
+
+    def end(self, state: str, **rest: Any) -> None:
+        """Write how this attempt ended, as `JobQueue.end`."""
+        self._queue.end(self._job_id, state, attempt=self._attempt, **rest)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._done.wait(_BEAT_SECONDS / 4):
+            found = self._found[:_BATCH]
+            with contextlib.suppress(SQLAlchemyError):  # busy or away: the next beat tries again
+                stop = self._queue.heartbeat(
+                    self._job_id, self._latest, found, attempt=self._attempt
+                )
+                del self._found[: len(found)]
+                if stop:
+                    self.stop_for(jobs.CANCELLED)
+            if os.getppid() != self._parent:  # our service died: the next one takes over
+                self.stop_for(jobs.QUEUED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

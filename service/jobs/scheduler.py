@@ -1,0 +1,210 @@
+"""Starts queued jobs as child processes, a few at a time, and sees them off."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from evofeed.service.half_uploads import collect_stale
+from evofeed.service.jobs import queue as jobs
+from evofeed.service.jobs.queue import JobQueue
+from evofeed.service.problems import Problem
+from evofeed.service.settings import ServiceSettings
+
+_log = logging.getLogger("evofeed.service")
+_TICK = 0.5
+_STOP_SECONDS = 20.0
+_LOG_BYTES = 65_536
+_PRUNE_SECONDS = 3600.0
+_Attempt = tuple[str, int]  # a job and the number of its run
+_TOLD_TO_STOP = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # before it could listen
+
+
+class Scheduler:
+    """A thread that keeps at most `max_jobs` children running.
+
+    Args:
+        queue: the jobs.
+        settings: of the service; children get the same.
+    """
+
+    def __init__(self, queue: JobQueue, settings: ServiceSettings) -> None:
+        self._queue, self._settings = queue, settings
+        self._pruned = -_PRUNE_SECONDS
+        self._children: dict[_Attempt, _Child] = {}
+        self._ended: dict[_Attempt, tuple[int, bool]] = {}  # what is not yet written down of them
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evofeed-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work off the queue."""
+        if self._settings.max_jobs:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the queue now: something was submitted."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Interrupt the children and wait for them; their jobs are queued again."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._children:
+            _log.warning(
+                "waiting up to %.0f s for running jobs to stop: %s; the next start continues with "
+                "them. Ctrl-C or SIGTERM again does not wait",
+                _STOP_SECONDS,
+                ", ".join(job_id for job_id, _ in self._children),
+            )
+        end = time.monotonic() + _STOP_SECONDS
+        for child in self._children.values():
+            child.process.terminate()
+        for attempt, child in self._children.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, end - time.monotonic()))
+            self._ended[attempt] = child.see_off()
+        self._children.clear()
+        try:
+            self._reap()
+        except DBAPIError as error:  # the next start finds them silent
+            _log.error("how jobs ended cannot be written, the database is away: %s", error.orig)
+
+    def log(self, job_id: str, attempt: int) -> str | None:
+        """The last 64 KiB that an attempt's process wrote; None if it ran elsewhere."""
+        try:
+            with self._log_path(job_id, attempt).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def _log_path(self, job_id: str, attempt: int) -> Path:
+        return self._settings.home / "jobs" / f"{job_id}.{attempt}.log"
+
+    def _run(self) -> None:
+        away = False
+        while not self._stop.is_set():
+            try:
+                self._reap()
+                while not self._stop.is_set() and len(self._children) < self._settings.max_jobs:
+                    job_id = self._queue.claim(self._settings.max_jobs)
+                    if job_id is None:
+                        break
+                    attempt = (job_id, self._queue.get(job_id)[0].attempts)
+                    self._children[attempt] = self._spawn(*attempt)
+                self._prune()
+                away = False
+            except DBAPIError as error:
+                if not away:  # once, not twice a second for as long as it is away
+                    _log.error("the job queue waits for the database: %s", error.orig)
+                away = True
+            except Exception:  # whatever it was, this thread must not die of it
+                _log.exception("the job queue cannot be served now; trying again")
+            self._wake.wait(_TICK)
+            self._wake.clear()
+
+    def _prune(self) -> None:
+        """Once an hour: what is older than it is kept, and what dead uploads left behind."""
+        if time.monotonic() < self._pruned + _PRUNE_SECONDS:
+            return
+        self._pruned = time.monotonic()
+        collect_stale(self._settings.home)
+        if self._settings.audit_days:
+            self._queue.prune_audit(time.time() - self._settings.audit_days * 86_400)
+        if self._settings.keep_days:
+            self._prune_jobs(time.time() - self._settings.keep_days * 86_400)
+
+    def _prune_jobs(self, before: float) -> None:
+        self._queue.prune(before)
+        for path in (self._settings.home / "jobs").glob("*.log"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
+    def _spawn(self, job_id: str, attempt: int) -> _Child:
+        log = self._log_path(job_id, attempt)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = os.environ | {  # the URL may hold a password: not on the command line
+            "EVOFEED_DATABASE_URL": self._settings.url,
+            "EVOFEED_HOME": str(self._settings.home),
+            "EVOFEED_RAY_ADDRESS": self._settings.ray_address,
+        }
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "evofeed.service.jobs.runner", job_id, str(attempt)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # the terminal's Ctrl-C is ours to pass on
+            )
+        return _Child(process, _memory_kills())
+
+    def _reap(self) -> None:
+        """See children off that have ended, and write down how; later if that cannot be done."""
+        for attempt, child in list(self._children.items()):
+            if child.process.poll() is not None:
+                del self._children[attempt]
+                self._ended[attempt] = child.see_off()
+        for attempt, end in list(self._ended.items()):
+            self._settle(*attempt, *end)
+            del self._ended[attempt]
+
+    def _settle(self, job_id: str, attempt: int, code: int, by_others: bool) -> None:
+        """Keep the log of a job's process, and put a job right that it did not end."""
+        try:
+            job, _ = self._queue.get(job_id)
+        except Problem:
+            _log.warning("job %s was removed while it ran", job_id)
+            return
+        if job.attempts != attempt:  # found silent, and taken up again, while the database was away
+            return
+        if log := self.log(job_id, attempt):
+            self._queue.keep_log(job_id, log)
+        if self._stop.is_set():
+            self._queue.end(job_id, jobs.QUEUED)
+        elif by_others:
+            self._queue.end(job_id, jobs.QUEUED, error="somebody ended its process; queued again")
+        elif code == jobs.AWAY:
+            self._queue.end(job_id, jobs.QUEUED, error="its database was away; queued again")
+        else:
+            self._queue.died(job_id, f"its process ended with {code}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """The process of an attempt; `memory_kills` as it was when it began."""
+
+    process: subprocess.Popen[bytes]
+    memory_kills: int | None
+
+    def see_off(self) -> tuple[int, bool]:
+        """Its exit code, and whether somebody ended it; whatever it left running goes with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own session, so only its own
+        code = self.process.wait()
+        # For want of memory it dies of its own work; that is the only other source of SIGKILL.
+        spared = self.memory_kills is not None and self.memory_kills == _memory_kills()
+        return code, code in _TOLD_TO_STOP or (code == -signal.SIGKILL and spared)
+
+
+def _memory_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory; None where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None

@@ -1,0 +1,1 @@
+"""The processes that listen: one, or several workers on one socket."""

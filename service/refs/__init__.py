@@ -1,0 +1,1 @@
+"""Refs: how they move, what must hold for it, and where they have been."""

@@ -1,0 +1,194 @@
+"""Where refs have been: a chain without gaps, whoever moves them and however many at once.
+
+The store's compare-and-swap moves a ref; the database remembers. A mover first writes
+down what it intends, then swaps, then enters the move and takes the intent away, in one
+transaction. Whoever finds a ref ahead of its history meanwhile (a reader, another mover,
+the next service after a crash) closes the gap with the intents that lead there; what no
+intent explains was moved past the service, and is entered as moved by `store`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Final
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from evofeed.errors import DatasetMissing
+from evofeed.service.access.audit import record
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import DatasetRow, RefIntent, RefMove
+from evofeed.service.snapshots.snapshot import StoreView
+from evofeed.store.inner import Ref
+
+_STALE: Final = 3600.0  # seconds after which an intent whose mover died explains nothing
+
+
+def intend(database: Database, intent: RefIntent) -> int:
+    """Write down a move that is about to be made; the number of the ref's last one so far."""
+    with database.write() as session:
+        last = _last(session, intent.dataset_id, intent.ref)
+        session.add(intent)
+        session.flush()
+        session.expunge(intent)
+        return last.id if last else 0
+
+
+def enter(database: Database, intent: RefIntent, moved: Ref, after: int) -> None:
+    """Enter a move that was made, and whatever led to where it began.
+
+    Args:
+        database: the history.
+        intent: what `intend` wrote down.
+        moved: the ref as this mover has put it.
+        after: what `intend` returned.
+    """
+    with database.write() as session:
+        dataset = _locked(session, intent.dataset_id)
+        if dataset is None:  # removed meanwhile, with its history
+            return
+        kept = session.get(RefIntent, intent.id)
+        if kept is None:  # somebody saw the ref there and entered it for us
+            return
+        last = _last(session, intent.dataset_id, intent.ref)
+        step = (intent.previous, intent.digest)
+        if last is not None and last.id > after and (last.previous, last.digest) == step:
+            # Entered for another who wanted the same and lost; the swap says it was us.
+            last.principal, last.job_id = intent.principal, intent.job_id
+            last.message = intent.message
+            session.delete(kept)
+            return
+        _catch_up(session, dataset, intent.ref, intent.previous, moved.updated_at)
+        _add(session, dataset, kept, moved.updated_at)
+        stale = time.time() - _STALE
+        session.execute(delete(RefIntent).where(RefIntent.at < stale))
+
+
+def withdraw(database: Database, intent: RefIntent) -> None:
+    """The move was not made."""
+    with database.write() as session:
+        session.execute(delete(RefIntent).where(RefIntent.id == intent.id))
+
+
+def note_ref(database: Database, dataset_id: int, view: StoreView, ref: str) -> Ref:
+    """Where a ref points; a move that is not in the history yet is entered.
+
+    Raises:
+        DatasetMissing: there is no such ref.
+    """
+    while True:
+        with database.read() as session:
+            before = _last(session, dataset_id, ref)
+        found = view.ref(ref)
+        if before is not None and before.digest == found.digest:
+            return found
+        with database.write() as session:
+            dataset = _locked(session, dataset_id)
+            if dataset is None:
+                return found
+            last = _last(session, dataset_id, ref)
+            if (last and last.id) == (before and before.id):
+                _catch_up(session, dataset, ref, found.digest, found.updated_at)
+                return found
+        # Others entered a move after we had looked: what we saw may be older than that.
+
+
+def ref_history(
+    database: Database, dataset_id: int, ref: str, limit: int, before: int | None = None
+) -> list[RefMove]:
+    """Moves of a ref, newest first; only those before a row, if given."""
+    query = select(RefMove).where(RefMove.dataset_id == dataset_id, RefMove.ref == ref)
+    if before is not None:
+        query = query.where(RefMove.id < before)
+    with database.read() as session:
+        return list(session.scalars(query.order_by(RefMove.id.desc()).limit(limit)))
+
+
+def known_ref(view: StoreView, ref: str) -> str | None:
+    """Where a ref points, None if there is no such ref."""
+    try:
+        return view.ref(ref).digest
+    except DatasetMissing:
+        return None
+
+
+def _locked(session: Session, dataset_id: int) -> DatasetRow | None:
+    # PostgreSQL: one at a time writes a dataset's history. SQLite has one writer anyway.
+    return session.get(DatasetRow, dataset_id, with_for_update=True)
+
+
+def _last(session: Session, dataset_id: int, ref: str) -> RefMove | None:
+    query = select(RefMove).where(RefMove.dataset_id == dataset_id, RefMove.ref == ref)
+    return session.scalar(query.order_by(RefMove.id.desc()).limit(1))
+
+
+def _catch_up(session: Session, dataset: DatasetRow, ref: str, digest: str | None, at: str) -> None:
+    """Enter what led from the last move to `digest` (None: to there being no such ref)."""
+    last = _last(session, dataset.id, ref)
+    where = (last.digest or None) if last else None
+    if where == digest:
+        return
+    query = select(RefIntent).where(RefIntent.dataset_id == dataset.id, RefIntent.ref == ref)
+    intents = list(session.scalars(query.order_by(RefIntent.id)))
+    path = _path(intents, where, digest)
+    for intent in path:
+        _add(session, dataset, intent, at)
+    if not path:
+        session.add(
+            RefMove(
+                dataset_id=dataset.id,
+                ref=ref,
+                digest=digest or "",
+                previous=where,
+                moved_at=_unix(at),
+                principal="store",
+                message="",
+            )
+        )
+        session.flush()
+
+
+def _path(intents: list[RefIntent], start: str | None, end: str | None) -> list[RefIntent]:
+    """The fewest intents that lead from one digest to another; none if none do."""
+    reached: dict[str | None, list[RefIntent]] = {start: []}
+    front: list[str | None] = [start]
+    while front and end not in reached:
+        following: list[str | None] = []
+        for intent in intents:
+            to = intent.digest or None
+            if intent.previous in front and to not in reached:
+                reached[to] = [*reached[intent.previous], intent]
+                following.append(to)
+        front = following
+    return reached.get(end, [])
+
+
+def _add(session: Session, dataset: DatasetRow, intent: RefIntent, at: str) -> None:
+    """The move of an intent, its line in the audit, and the intent gone: all or nothing."""
+    session.add(
+        RefMove(
+            dataset_id=dataset.id,
+            ref=intent.ref,
+            digest=intent.digest,
+            previous=intent.previous,
+            moved_at=_unix(at),
+            principal=intent.principal,
+            job_id=intent.job_id,
+            message=intent.message,
+        )
+    )
+    detail = {"digest": intent.digest, "previous": intent.previous}
+    detail |= {"job": intent.job_id} if intent.job_id else {}
+    subject = f"{dataset.name}/{intent.ref}"
+    record(session, intent.principal, "ref.move", subject, **detail)
+    session.delete(intent)
+    session.flush()
+
+
+def _unix(at: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return time.time()  # an empty or foreign time in the ref's file

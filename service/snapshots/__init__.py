@@ -1,0 +1,1 @@
+"""Datasets and their snapshots, held open, and what is asked of them."""

@@ -1,0 +1,1 @@
+"""What is posted to those who asked to hear of it."""
