@@ -39,3 +39,14 @@ def test_every_test_a_document_names_is_there() -> None:
     assert named
     missing = [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()]
     assert not missing
+
+
+def test_every_file_a_document_names_is_there() -> None:
+    rooms = "benchmarks|deploy|docs|featurize|kernels|loader|service|src|store|synth|tests|trainer"
+    missing = [
+        (page.name, found)
+        for page in PAGES
+        for found in re.findall(rf"`((?:{rooms})/[a-z0-9_/.-]+\.[a-z]+)\b", page.read_text())
+        if not (ROOT / found).exists()
+    ]
+    assert not missing
