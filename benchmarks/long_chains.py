@@ -136,13 +136,12 @@ class Blocks:
 
 def theirs(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
     """The same of OpenFold."""
-    from benchmarks.openfold_peer import import_openfold
-    from benchmarks.two_trainers import _without_extras
+    from benchmarks.openfold_peer import import_openfold, without_extras
 
     from evofeed.loader import openfold_batch
 
     import_openfold(options.openfold)
-    _without_extras()
+    without_extras()
     from openfold.config import model_config
     from openfold.model.model import AlphaFold as OpenFold
 
