@@ -10,7 +10,7 @@ A run of the preset on synthetic chains, four passes a step unless said otherwis
 the Evoformer and `--only` some settings for less time. `--all` then tries every combination that
 the search left out. The best of all and the choice take turns: regret is the median of the
 choice's time over the best's, less one. Trials are in this process there, to be many.
-No new trial begins after `--limit` seconds; what was not tried is said.
+No new trial but those turns begins after `--limit` seconds; what was not tried is said.
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ def main() -> None:
     def measure(settings: Settings) -> Trial:
         if time.perf_counter() - began > options.limit:
             return Trial(error="not tried: the benchmark's time is over")
+        return tried(settings)
+
+    def tried(settings: Settings) -> Trial:
         config = applied(run, settings, options.ranks)
         if options.all:
             forget(torch.device(options.device))
@@ -113,7 +116,7 @@ def main() -> None:
     result |= {"ratios": found.ratios, "seconds_in_all": round(time.perf_counter() - began, 1)}
     keep()
     if options.all:
-        result |= regret(found, values, measure, report, options.rounds)
+        result |= regret(found, values, measure, tried, report, options.rounds)
         keep()
     print(json.dumps({name: result[name] for name in result if name != "trials"}), flush=True)
 
@@ -122,6 +125,7 @@ def regret(
     found: TuneResult,
     values: Mapping[str, Sequence[Any]],
     measure: Callable[[Settings], Trial],
+    tried: Callable[[Settings], Trial],
     report: Callable[[Settings, Trial], None],
     rounds: int,
 ) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def regret(
     ratios = []
     for number in range(0 if best == found.chosen else rounds):
         pair = (best, found.chosen) if number % 2 else (found.chosen, best)
-        trials = {settings: measure(settings) for settings in pair}
+        trials = {settings: tried(settings) for settings in pair}
         for settings, trial in trials.items():
             report(settings, trial)
         ratios.append(ratio(trials[found.chosen], trials[best]))
