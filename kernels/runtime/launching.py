@@ -9,14 +9,16 @@ keeps a `Launch`, for calls that differ in nothing but addresses, needs no key e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from evofeed.errors import KernelError, UnsupportedShape
 from evofeed.kernels.runtime.backend import INTERPRETER
-from evofeed.kernels.runtime.private_apis import repeat, repeatable
+from evofeed.kernels.runtime.private_apis import repeat, repeatable, untraced
 
 MOST = 1 << 16
 MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 1
@@ -24,6 +26,15 @@ MOST_PROGRAMS = 65535  # of a grid's second and third axis; of its first 2^31 - 
 _compiled: dict[tuple[Any, ...], Any] = {}
 elsewhere: Callable[..., bool] | None = None
 """Asked to take a launch that was never seen before in place of the GPU: see `runtime.ahead`."""
+
+
+class _Watched(threading.local):
+    """Who is told of this thread's launches: what is repeated, its grid, its values."""
+
+    by: Callable[[Any, tuple[int, ...], Sequence[Any]], None] | None = None
+
+
+watched = _Watched()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -43,7 +54,12 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     first = args[0]
     if INTERPRETER or type(first) not in _TENSORS:  # a subclass of Tensor: Triton decides
         _check(kernel, grid)
-        kernel[grid](*args, **meta)
+        if not watched.by:
+            kernel[grid](*args, **meta)
+            return
+        with untraced():
+            kernel[grid](*args, **meta)
+        watched.by(partial(kernel[grid], **meta), (), args)
         return
     device = first.get_device()
     if device != torch.cuda.current_device():
@@ -76,9 +92,12 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         if len(_compiled) >= MOST:  # sizes are part of the key: new ones would pile up
             _compiled.clear()
         _compiled[found_by] = found
-        return
-    ready, constants = found
-    repeat(ready, grid if len(grid) == 3 else (*grid, 1, 1)[:3], device, *values, *constants)
+        ready, constants = found
+    else:
+        ready, constants = found
+        repeat(ready, (*grid, 1, 1)[:3], device, *values, *constants)
+    if watched.by:
+        watched.by(ready, (*grid, 1, 1)[:3], (*args, *constants))
 
 
 def _launched_by_triton(
@@ -126,7 +145,7 @@ class Launch:
                 the same places; the first is a tensor.
         """
         first = tensors[0]
-        if INTERPRETER or type(first) not in _TENSORS:
+        if INTERPRETER or type(first) not in _TENSORS or watched.by:
             return self._as_any_other(tensors)
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         together = 0

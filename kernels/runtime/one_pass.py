@@ -83,6 +83,11 @@ class OnePass:
 _current: OnePass | None = None
 
 
+def under_way() -> bool:
+    """Whether a pass is under way, which may hand out what it keeps."""
+    return _current is not None
+
+
 def kept(sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
     """Weights joined in `dtype` that the pass under way keeps; None where it cannot."""
     return None if _current is None else _current.weights(sources, dtype, rows)

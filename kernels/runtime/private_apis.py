@@ -78,6 +78,21 @@ def repeat(ready: tuple[Any, Any, Any], grid: tuple[int, ...], device: int, *val
     run(*grid, stream, function, metadata, None, None, None, *values)
 
 
+def launch_text(run: str, grid: str, function: str, metadata: str, values: str) -> str:
+    """Source of what `repeat` does where `stream` is the current one, from those of its parts."""
+    return f"{run}({grid}, stream, {function}, {metadata}, None, None, None, {values})"
+
+
+def stream_of(device: int) -> int:
+    """The device's current stream, as a launcher takes it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def untraced() -> Any:
+    """A context in which modes of `torch.overrides` see nothing."""
+    return torch._C.DisableTorchFunction()
+
+
 # --- memory of other GPUs -------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from evofeed.kernels.runtime.prepared import forget
+
 
 class Tile(NamedTuple):
     """Sizes of one program.
@@ -185,6 +187,7 @@ def override(op: str, choice: Any) -> None:
         _overrides.pop(op, None)
     else:
         _overrides[op] = choice
+    forget()  # calls written down with what was chosen before
 
 
 @cache

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.runtime.one_pass import apart
+from evofeed.kernels.runtime.prepared import Prepared
 from evofeed.kernels.runtime.private_apis import function_apply, functorch_active
 
 Results = Sequence["Tensor | None"]
@@ -169,29 +170,40 @@ def _cast(gradients: Results, kinds: Sequence[torch.dtype | None]) -> list[Tenso
 # Called once a launch or so: names are looked up when an operator is defined, not at every call.
 
 
+def _backward(op: type[Operator]) -> Callable[..., Results]:
+    """All of a backward pass: from gradients and what was saved to the gradients of all inputs."""
+    differentiate: Any = op.backward
+
+    def backward(tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...]) -> Results:
+        grad, later, *saved = tensors
+        passed = {} if later is None else {"later": later}
+        found = differentiate((grad, *saved), *options, **passed)
+        assert grad is not None
+        return _cast(op.gradients(grad, found, kinds, *options), kinds)
+
+    return backward
+
+
 def _eager(op: type[Operator]) -> type[torch.autograd.Function]:
-    compute, differentiate, gradients, saved = op.forward, op.backward, op.gradients, _saver(op)
+    compute, differentiate, saved = Prepared(op.forward), Prepared(_backward(op)), _saver(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
             made = compute(tensors, *options)
             ctx.save_for_backward(*saved(tensors, made))
-            ctx.call = options, _kinds(tensors)
+            ctx.call = options, tuple(_kinds(tensors))
             return made[0]
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
-            options, kinds = ctx.call
-            found = differentiate((grad, *ctx.saved_tensors), *options)
-            return None, *_cast(gradients(grad, found, kinds, *options), kinds)
+            return None, *differentiate((grad, None, *ctx.saved_tensors), *ctx.call)
 
     return Function
 
 
 def _eager_and_input(op: type[Operator]) -> type[torch.autograd.Function]:
-    compute, gradients, saved = op.forward, op.gradients, _saver(op)
-    differentiate: Any = op.backward
+    compute, differentiate, saved = Prepared(op.forward), Prepared(_backward(op)), _saver(op)
 
     class FunctionAndInput(torch.autograd.Function):
         @staticmethod
@@ -199,16 +211,14 @@ def _eager_and_input(op: type[Operator]) -> type[torch.autograd.Function]:
             ctx.set_materialize_grads(False)
             made = compute(tensors, *options)
             ctx.save_for_backward(*saved(tensors, made))
-            ctx.call = options, _kinds(tensors)
+            ctx.call = options, tuple(_kinds(tensors))
             return made[0], tensors[0]
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
-            options, kinds = ctx.call
             if grad is None:
-                return None, later, *(None for _ in kinds[1:])
-            found = differentiate((grad, *ctx.saved_tensors), *options, later=later)
-            return None, *_cast(gradients(grad, found, kinds, *options), kinds)
+                return None, later, *(None for _ in ctx.call[1][1:])
+            return None, *differentiate((grad, later, *ctx.saved_tensors), *ctx.call)
 
     return FunctionAndInput
 

@@ -1,0 +1,267 @@
+"""Calls that are repeated without their Python: same bits, whatever is asked of autograd."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.runtime.cases import CASES
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evofeed.kernels import OnePass, to_fused
+from evofeed.kernels.runtime import launching, prepared
+from evofeed.kernels.runtime.prepared import Prepared, places
+from evofeed.kernels.runtime.tiles import override
+from evofeed.trainer.model.evoformer import EvoformerBlock
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Every call runs its own Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "_kind", lambda *call: None)
+        yield
+
+
+def _written() -> list[Callable[..., Any]]:
+    return [call for found in prepared._known for call in found.values() if callable(call)]
+
+
+def _bits(ours: Sequence[Tensor | None], plain: Sequence[Tensor | None]) -> None:
+    assert len(ours) == len(plain)
+    for a, b in zip(ours, plain, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert a.dtype is b.dtype and a.stride() == b.stride() and torch.equal(a, b)
+
+
+# --- every operator -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_repeated_calls_give_the_same_bits(name: str, half: torch.dtype, device: str) -> None:
+    op, inputs = CASES[name]()
+
+    def run(call: int) -> list[Tensor | None]:
+        leaves = [(t * (1 + 0.1 * call)).to(device, half).requires_grad_() for t in inputs]
+        out = op(*leaves)
+        weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=half).view_as(out)
+        return [out.detach(), *torch.autograd.grad(out, leaves, weight, allow_unused=True)]
+
+    *_, ours = [run(call) for call in range(3)]
+    assert len(_written()) >= 2  # the third ran no other
+    with _as_written():
+        _bits(ours, run(2))
+
+
+# --- memory and addresses -------------------------------------------------------------------------
+
+
+class _AddOne:
+    """A kernel that writes x + 1 to y, both given by address, and its launcher."""
+
+    __name__ = "add_one"
+    arg_names = ("x", "y", "n")
+    function, packed_metadata = 0, ()
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda x, y, n, **meta: (self.run(*(0,) * 9, x.data_ptr(), y.data_ptr(), n), self)[1]
+
+    @staticmethod
+    def run(*arguments: Any) -> None:
+        x, y, n = arguments[9:]
+        source, to = ((ctypes.c_float * n).from_address(at) for at in (x, y))
+        for i in range(n):
+            to[i] = source[i] + 1
+
+
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> _AddOne:
+    """A kernel that is launched as on a GPU; CPU tensors pass for those of device 0."""
+    monkeypatch.setattr(launching, "INTERPRETER", False)
+    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
+    return _AddOne()
+
+
+def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: _AddOne) -> None:
+    def compute(tensors: Sequence[Any], times: int) -> list[Tensor | None]:
+        (x,) = tensors
+        for _ in range(times):  # x + times, each in memory of its own
+            y = torch.empty_like(x)
+            launching.launch(by_address, (1,), (x[2:], y[2:], x.numel() - 2), {})
+            launching.launch(by_address, (1,), (x, y, 2), {})
+            x = y
+        last = x.view(2, -1) * 2
+        return [last, None, tensors[0]]
+
+    call = Prepared(compute)
+    with torch.no_grad():
+        for k in range(4):
+            x = torch.arange(8.0) + k
+            made = call([x], 5)
+            _bits(made, [2 * (x + 5).view(2, 4), None, x])
+            assert made[2] is x
+    (function,) = call._found.values()
+    assert callable(function) and function.__code__.co_names.count("empty") == 1
+    assert 512 in function.__code__.co_consts  # two tensors at a time, of the five
+    assert 3 * 512 not in function.__code__.co_consts
+
+
+def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        parts = {}
+        for number in range(draw.randint(0, 12)):
+            first = draw.randint(0, 10)
+            parts[number] = draw.choice([0, 1, 512, 700, 5000]), first, draw.randint(first, 10)
+        found, size = places(parts)
+        for a, (bytes_a, first_a, last_a) in parts.items():
+            assert found[a] % 512 == 0 and found[a] + bytes_a <= size
+            for b, (bytes_b, first_b, last_b) in parts.items():
+                if a < b and first_a <= last_b and first_b <= last_a and bytes_a and bytes_b:
+                    assert found[a] + bytes_a <= found[b] or found[b] + bytes_b <= found[a]
+        assert size <= sum(-(-part[0] // 512) * 512 for part in parts.values())
+
+
+# --- what makes a call another --------------------------------------------------------------------
+
+
+def _outcomes(call: Prepared, *calls: tuple[Any, ...]) -> list[Any]:
+    with torch.no_grad():
+        return [call(*arguments)[0] for arguments in calls]
+
+
+def test_a_call_is_repeated_only_for_its_like(device: str) -> None:
+    ran: list[Any] = []
+
+    def compute(tensors: Sequence[Any], factor: float) -> list[Tensor | None]:
+        ran.append(factor)
+        a, b = tensors
+        return [a * factor if b is None else a @ b.t() * factor]
+
+    call, x = Prepared(compute), torch.randn(4, 4, device=device)
+    for other in ([x, None], [x, x], [x.t(), x], [x[:2], x], [x.half(), x.half()], [x[1:], x]):
+        ran.clear()
+        got = _outcomes(call, *[(other, 2.0)] * 4, (other, 3.0))
+        assert ran == [2.0, 2.0, 3.0]  # once as it is, once traced, then repeated
+        with torch.no_grad():
+            _bits(got[:3], [compute(other, 2.0)[0]] * 3)
+            _bits(got[4:], compute(other, 3.0))
+
+
+def test_tensors_that_were_one_may_be_two_the_next_time() -> None:
+    call = Prepared(lambda tensors: [tensors[0] - tensors[1]])
+    x, y = torch.ones(3), torch.zeros(3)
+    got = _outcomes(call, ([x, x],), ([x, x],), ([x, y],))
+    _bits(got, [y, y, x])
+
+
+def test_what_reads_a_tensor_from_elsewhere_runs_its_own_python() -> None:
+    elsewhere = torch.ones(3)
+    call, x = Prepared(lambda tensors: [torch.cat([tensors[0], elsewhere])]), torch.zeros(2)
+    _outcomes(call, ([x],), ([x],))
+    elsewhere = torch.zeros(3)
+    assert not _outcomes(call, ([x],))[0].any()
+
+
+def test_another_tile_is_asked_for_again(device: str) -> None:
+    ran: list[int] = []
+    call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
+    _outcomes(call, *[([x],)] * 3)
+    override("small_norm", 0)
+    _outcomes(call, ([x],))
+    assert len(ran) == 3
+
+
+def test_inside_a_pass_that_keeps_weights_nothing_is_repeated() -> None:
+    ran: list[int] = []
+    call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
+    with OnePass():
+        _outcomes(call, *[([x],)] * 3)
+    assert len(ran) == 3
+
+
+# --- what is asked of autograd --------------------------------------------------------------------
+
+
+def _plain(block: nn.Module, *inputs: Tensor) -> Any:
+    return block(*inputs)
+
+
+def _without_gradients(block: nn.Module, *inputs: Tensor) -> Any:
+    with torch.no_grad():
+        return block(*inputs)
+
+
+def _checkpointed(block: nn.Module, *inputs: Tensor) -> Any:
+    return checkpoint(block, *inputs, use_reentrant=False)
+
+
+def _checkpointed_again(block: nn.Module, *inputs: Tensor) -> Any:
+    return checkpoint(block, *inputs, use_reentrant=True)
+
+
+def _cast(block: nn.Module, *inputs: Tensor) -> Any:
+    device = inputs[0].device.type
+    with torch.autocast(device, torch.float16 if device == "cpu" else torch.bfloat16):
+        return block(*inputs)
+
+
+def _offloaded(block: nn.Module, *inputs: Tensor) -> Any:
+    def pack(t: Tensor) -> Tensor:  # kept elsewhere, and other strides when it comes back
+        return t.detach().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.clone()):
+        return block(*inputs)
+
+
+def _twice(block: nn.Module, *inputs: Tensor) -> Any:
+    m, z = block(*inputs)
+    return block(m, z, *inputs[2:])
+
+
+HOW = (_plain, _without_gradients, _checkpointed, _checkpointed_again, _cast, _offloaded, _twice)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_block_keeps_its_gradients_and_hooks(how: Callable[..., Any], device: str) -> None:
+    torch.manual_seed(0)
+    block = EvoformerBlock(
+        c_m=16, c_z=16, c_hidden_msa_att=8, c_hidden_opm=16, c_hidden_mul=16, c_hidden_pair_att=8,
+        no_heads_msa=2, no_heads_pair=2, transition_n=2, msa_dropout=0.15, pair_dropout=0.25,
+    ).to(device)  # fmt: skip
+    to_fused(block)
+    frozen = block.msa_transition.linear_1.weight.requires_grad_(False)
+    shapes = (1, 2, 3, 16), (1, 3, 3, 16), (1, 2, 3), (1, 3, 3)
+    fired: list[str] = []
+    for name, weight in block.named_parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+
+    def step(call: int) -> list[Tensor | None]:
+        torch.manual_seed(call)
+        m, z, *masks = (torch.randn(shape, device=device) for shape in shapes)
+        inputs = m.requires_grad_(), z.requires_grad_(), *(mask.sign().relu() for mask in masks)
+        block.zero_grad()
+        fired.clear()
+        out = how(block, *inputs)
+        if how is not _without_gradients:
+            torch.autograd.backward(out, [torch.ones_like(t) for t in out])
+            assert sorted(fired) == sorted(
+                name for name, weight in block.named_parameters() if weight is not frozen
+            )
+        return [*(t.detach() for t in out), m.grad, z.grad, *(w.grad for w in block.parameters())]
+
+    *_, ours = [step(call) for call in range(3)]
+    assert len(_written()) >= 6
+    with _as_written():
+        _bits(ours, step(2))
