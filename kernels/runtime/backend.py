@@ -105,6 +105,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Autocast off at x's device; where it is off already, nothing is entered, which costs 4 us."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
 _capabilities: dict[int, tuple[int, int]] = {}
 _sm_counts: dict[int, int] = {}
 

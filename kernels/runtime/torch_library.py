@@ -14,16 +14,21 @@ A tensor that is None is an empty one there: lists of optional tensors have no g
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
-from evofeed.kernels.runtime.prepared import Prepared
-from evofeed.kernels.runtime.private_apis import function_apply, functorch_active
+from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
+from evofeed.kernels.runtime.private_apis import (
+    function_apply,
+    functorch_active,
+    saved_tensor_hooks_active,
+)
+from evofeed.kernels.runtime.written import Parts
 
 Results = Sequence["Tensor | None"]
 NAMESPACE = "evofeed"
@@ -47,7 +52,7 @@ class Operator:
     _function: ClassVar[Any]
     _function_and_input: ClassVar[Any]
     _shared: ClassVar[Any]
-    _apply: ClassVar[Any]
+    _alone: ClassVar[Prepared]
 
     @staticmethod
     def forward(tensors: Sequence[Any], *options: Any) -> Results:
@@ -94,9 +99,10 @@ class Operator:
 
     def __init_subclass__(cls, name: str) -> None:
         cls._function = _eager(cls)
-        cls._apply = function_apply(cls._function)
-        cls._function_and_input = _eager_and_input(cls)
+        cls._function_and_input = _eager(cls, passes_on=True)
         cls._shared = _eager_shared(cls)
+        forward = cls.forward
+        cls._alone = Prepared(lambda tensors, *options: forward(tensors, *options)[:1])
         _register(cls, name)
 
     @classmethod
@@ -112,8 +118,17 @@ class Operator:
             result: Tensor = cls.compiled(given, *options)[0]
         elif functorch_active():
             result = cls._function.apply(options, *tensors)
+        elif not torch.is_grad_enabled():
+            result = cls._result(options, tensors)
         else:
-            result = cls._apply(options, *tensors)
+            result = function_apply(cls._function)(options, *tensors)
+        return result
+
+    @classmethod
+    def _result(cls, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Tensor:
+        """Where no gradient will be asked for: nothing is kept."""
+        (result,), _ = cls._alone(kind_of(tensors, options), tensors, *options)
+        assert result is not None
         return result
 
     @classmethod
@@ -125,11 +140,17 @@ class Operator:
         Autograd would add the two gradients of an input that is used twice in a kernel of its
         own. `backward` takes the later one as `later`, and adds it where it writes its own.
         """
+        first = tensors[0]
+        assert first is not None
         if torch.compiler.is_compiling():
-            first = tensors[0]
-            assert first is not None
             return cls.apply(options, *tensors), first
-        results: tuple[Tensor, Tensor] = cls._function_and_input.apply(options, *tensors)
+        results: tuple[Tensor, Tensor]
+        if functorch_active():
+            results = cls._function_and_input.apply(options, *tensors)
+        elif not torch.is_grad_enabled():
+            results = cls._result(options, tensors), first
+        else:
+            results = function_apply(cls._function_and_input)(options, *tensors)
         return results
 
     @classmethod
@@ -174,53 +195,47 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
     """All of a backward pass: from gradients and what was saved to the gradients of all inputs."""
     differentiate: Any = op.backward
 
-    def backward(tensors: Results, options: tuple[Any, ...], kinds: tuple[Any, ...]) -> Results:
+    def backward(
+        tensors: Results, parts: Parts, options: tuple[Any, ...], kinds: tuple[Any, ...]
+    ) -> Results:
         grad, later, *saved = tensors
         passed = {} if later is None else {"later": later}
-        found = differentiate((grad, *saved), *options, **passed)
+        found = differentiate((grad, *restored(saved, parts)), *options, **passed)
         assert grad is not None
         return _cast(op.gradients(grad, found, kinds, *options), kinds)
 
     return backward
 
 
-def _eager(op: type[Operator]) -> type[torch.autograd.Function]:
-    compute, differentiate, saved = Prepared(op.forward), Prepared(_backward(op)), _saver(op)
+def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.Function]:
+    """The operator for autograd; one that passes its first tensor on gives that one too."""
+    compute, differentiate = Prepared(op.forward, joins=True), Prepared(_backward(op))
+    saved = _saver(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
-            made = compute(tensors, *options)
+            ctx.set_materialize_grads(False)
+            kind = kind_of(tensors, options)
+            made, parts = compute(kind, tensors, *options)
             ctx.save_for_backward(*saved(tensors, made))
-            ctx.call = options, tuple(_kinds(tensors))
-            return made[0]
+            # hooks on what is saved may give back something else
+            ctx.kind = None if saved_tensor_hooks_active() else kind
+            ctx.call = parts, options, tuple(_kinds(tensors))
+            return (made[0], tensors[0]) if passes_on else made[0]
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            return None, *differentiate((grad, None, *ctx.saved_tensors), *ctx.call)
+        def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
+            if grad is None:
+                return None, later, *(None for _ in ctx.call[2][1:])
+            tensors = grad, later, *ctx.saved_tensors
+            if ctx.kind is None:
+                kind = kind_of(tensors, ctx.call)
+            else:
+                kind = kind_of(tensors[:2], ctx.kind, ctx.call[0])
+            return None, *differentiate(kind, tensors, *ctx.call)[0]
 
     return Function
-
-
-def _eager_and_input(op: type[Operator]) -> type[torch.autograd.Function]:
-    compute, differentiate, saved = Prepared(op.forward), Prepared(_backward(op)), _saver(op)
-
-    class FunctionAndInput(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
-            ctx.set_materialize_grads(False)
-            made = compute(tensors, *options)
-            ctx.save_for_backward(*saved(tensors, made))
-            ctx.call = options, tuple(_kinds(tensors))
-            return made[0], tensors[0]
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
-            if grad is None:
-                return None, later, *(None for _ in ctx.call[1][1:])
-            return None, *differentiate((grad, later, *ctx.saved_tensors), *ctx.call)
-
-    return FunctionAndInput
 
 
 def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
@@ -280,7 +295,7 @@ def _define(
     name: str, op: type[Operator], compute: Callable[..., Results], fake: Callable[..., Results]
 ) -> None:
     def run(tensors: list[Tensor], *options: Any) -> list[Tensor]:
-        with _no_autocast(tensors[0].device.type), apart():  # a compiler may reuse what it gets
+        with without_autocast(tensors[0]), apart():  # a compiler may reuse what it gets
             made = compute(_with_none(tensors), *options)
         inputs = {id(t) for t in tensors}  # a custom operator may not return one as it is
         return [t.clone() if id(t) in inputs else t for t in _without_none(made, tensors)]
@@ -302,10 +317,3 @@ def _without_none(tensors: Results, beside: Results) -> list[Tensor]:
     first = beside[0]
     assert first is not None
     return [first.new_empty(0) if t is None else t for t in tensors]
-
-
-def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
-    """A compiled graph runs with autocast off, and its casts are in the graph already."""
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return contextlib.nullcontext()

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """What a function of tensors does, written down: calls of PyTorch and launches, in order.
 
 A tensor is a number here. A view knows the tensor whose memory it is in, its root, and how many
@@ -97,6 +98,8 @@ class Trace:
         for number, tensor in enumerate(tensors):
             if tensor is not None:
                 self.device = tensor.device
+                if tensor.data_ptr() & 15:
+                    self.failed = "kernels were compiled for addresses that are none of 16 bytes"
                 self._remember(tensor, Seen(number, number, 0))
 
     def _remember(self, tensor: Tensor, seen: Seen) -> None:
@@ -120,6 +123,8 @@ class Trace:
         fresh = [t for t in results if id(t) not in self.tensors]
         if not fresh and not _writes(function, kwargs):
             return  # one of its arguments as it was
+        if fresh and len(fresh) < len(results):
+            self.failed = f"{function.__name__} gives new tensors and old ones"
         makes = [self._add(t, given) for t in fresh]
         kind = "call"
         if fresh and not _writes(function, kwargs):
@@ -159,7 +164,7 @@ class Trace:
         """The value with `Seen` in place of tensors."""
         if isinstance(value, Tensor):
             return self.seen(value)
-        if type(value) in (list, tuple) and any(isinstance(t, Tensor) for t in value):
+        if type(value) in (list, tuple):
             return type(value)(map(self._named, value))
         return value
 
@@ -187,7 +192,7 @@ class traced(TorchFunctionMode):  # noqa: N801 - reads as a statement: `with tra
         self._trace = Trace()
         self._trace.give(inputs)
 
-    def __enter__(self) -> Trace:  # type: ignore[override]
+    def __enter__(self) -> Trace:
         launching.watched.by = self._trace.launch
         super().__enter__()
         return self._trace

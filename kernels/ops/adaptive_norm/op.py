@@ -22,7 +22,13 @@ from evofeed.kernels.ops.adaptive_norm.triton import (
     adaptive_norm_kernel,
 )
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    sm_count,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
@@ -192,5 +198,5 @@ def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float 
         check_one_device("adaptive_norm", a, s, weights.gate)
         return reference.adaptive_norm(a, s, in_type_of(a, weights), eps=eps).to(a.dtype)
     dtype = compute_dtype(a)
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return _AdaptiveNorm.apply((eps, dtype), a.contiguous(), s.contiguous(), *weights.tensors())

@@ -44,7 +44,7 @@ from evofeed.kernels.ops.conditioned_attention.triton import (
 )
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
@@ -318,7 +318,7 @@ def conditioned_attention(
         return plain.to(a.dtype)
     s = None if s is None else s.contiguous()
     options = heads, eps, residual, compute_dtype(a)
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return _ConditionedAttention.apply(
             options, a.contiguous(), s, bias, mask, *weights.tensors()
         )

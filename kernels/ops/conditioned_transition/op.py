@@ -27,7 +27,7 @@ from evofeed.kernels.ops.adaptive_norm.op import (
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
-from evofeed.kernels.runtime.backend import compute_dtype, usable
+from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
@@ -180,7 +180,7 @@ def conditioned_transition(
         )
         return plain.to(a.dtype)
     dtype = compute_dtype(a)
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return _ConditionedTransition.apply(
             (eps, residual, dtype), a.contiguous(), s.contiguous(), mask, *weights.tensors()
         )

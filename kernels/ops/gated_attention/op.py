@@ -42,7 +42,7 @@ from evofeed.kernels.ops.gated_attention.plan import (
 )
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
-from evofeed.kernels.runtime.backend import compute_dtype, usable
+from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
     keeps,
@@ -313,7 +313,7 @@ def gated_attention(
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
     plan = Plan(heads, eps, columns, turned, residual, drop_columnwise, float(bias_scale), dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _GatedAttention.apply(
             plan, x.contiguous(), bias, mask, *weights.tensors(), drop_mask
         )
@@ -342,7 +342,7 @@ def gated_attention_of_pairs(
         columns, drop_mask, drop_columnwise, eps: as `gated_attention` takes them.
     """
     plan = Plan(heads, eps, columns, False, True, drop_columnwise, 1.0, compute_dtype(x))
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _GatedAttention.apply_shared(
             plan, others, x.contiguous(), None, mask, *weights.tensors(), drop_mask
         )[0]

@@ -26,7 +26,13 @@ from evofeed.kernels.ops.global_attention.triton import (
     pool_kernel,
 )
 from evofeed.kernels.ops.layer_norm.op import layer_norm
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    sm_count,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import (
     check_one_device,
     check_shape,
@@ -243,7 +249,7 @@ def global_column_attention(
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
     w = weights
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         x = x.contiguous()
         xn = layer_norm(x.to(dtype), w.norm_weight, w.norm_bias, norm_eps)
         return _GlobalColumnAttention.apply(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_forward_kernel
-from evofeed.kernels.runtime.backend import sm_count, usable
+from evofeed.kernels.runtime.backend import sm_count, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
@@ -274,10 +274,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         check_one_device("layer_norm", x, weight, bias)
         if weight.dtype is not x.dtype or bias.dtype is not x.dtype:  # cheaper than `to`
             weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-        if torch.is_autocast_enabled(x.device.type):  # entering the context costs microseconds
-            with torch.autocast(x.device.type, enabled=False):
-                return F.layer_norm(x, (C,), weight, bias, eps)
-        return F.layer_norm(x, (C,), weight, bias, eps)
+        with without_autocast(x):
+            return F.layer_norm(x, (C,), weight, bias, eps)
     return fused_layer_norm(x, weight, bias, eps)
 
 

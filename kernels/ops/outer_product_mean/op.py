@@ -25,7 +25,13 @@ from evofeed.kernels.ops.outer_product_mean.triton import (
     outer_dw_kernel,
     outer_project_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    sm_count,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
@@ -288,7 +294,7 @@ def outer_product_mean_with_input(
 ) -> tuple[Tensor, Tensor]:
     """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    with torch.autocast(m.device.type, enabled=False):
+    with without_autocast(m):
         return _OuterProductMean.apply_and_pass_on(*arguments)
 
 
@@ -339,7 +345,7 @@ def outer_product_mean(
         return plain.to(m.dtype if z is None else z.dtype)
 
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
-    with torch.autocast(m.device.type, enabled=False):
+    with without_autocast(m):
         return _OuterProductMean.apply(*arguments)
 
 
@@ -367,5 +373,5 @@ def outer_product_mean_of_columns(
         norm_eps: of the norm.
     """
     options, *tensors = _arguments(m, weights, mask, z, (eps, 0.0, norm_eps))
-    with torch.autocast(m.device.type, enabled=False):
+    with without_autocast(m):
         return _OuterProductMean.apply_shared(options, others, *tensors)

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from evofeed.kernels.ops.pair_bias import reference
 from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    sm_count,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, precision
@@ -122,7 +128,7 @@ def pair_bias_with_input(
 ) -> tuple[Tensor, Tensor]:
     """As `pair_bias`, and z: used instead of z from here on, it saves adding two gradients."""
     dtype = compute_dtype(z)
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         return _PairBias.apply_and_pass_on(
             (eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight
         )
@@ -154,5 +160,5 @@ def pair_bias(
             weights = tuple(t.to(z.dtype) for t in weights)  # type: ignore[assignment]
         return reference.pair_bias(z, *weights, eps, scale)
     dtype = compute_dtype(z)
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         return _PairBias.apply((eps, scale, dtype), z.contiguous(), norm_weight, norm_bias, weight)

@@ -23,7 +23,7 @@ from evofeed.kernels.ops.swiglu.triton import (
     swiglu_backward_kernel,
     swiglu_mlp_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
 from evofeed.kernels.runtime.checks import (
     check_one_device,
     check_shape,
@@ -234,7 +234,7 @@ def swiglu_transition(
         )
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _SwigluTransition.apply(
             (eps, residual, dtype), x.contiguous(), mask, *weights.tensors()
         )

@@ -19,7 +19,7 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.transition import reference
 from evofeed.kernels.ops.transition.hopper import launch as hopper
 from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable
+from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
@@ -236,5 +236,5 @@ def transition(
         )
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _Transition.apply((eps, residual, dtype), x.contiguous(), mask, *weights.tensors())

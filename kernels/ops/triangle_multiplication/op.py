@@ -30,7 +30,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_kernel,
     triangle_out_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, usable
+from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -330,7 +330,7 @@ def triangle_multiplication(
     dtype = compute_dtype(z)
     mask = z.new_ones(z.shape[:3]) if mask is None else mask.contiguous()
     plan = _Plan(outgoing, residual, drop_columnwise, eps, dtype)
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         return _TriangleMultiplication.apply(
             plan, z.contiguous(), mask, drop_mask, *weights.tensors()
         )
@@ -358,7 +358,7 @@ def triangle_multiplication_of_rows(
         eps: of both norms.
     """
     plan = _Plan(outgoing, True, False, eps, compute_dtype(z))
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         return _TriangleMultiplication.apply_shared(
             plan, product, z.contiguous(), mask.contiguous(), drop_mask, *weights.tensors()
         )[0]

@@ -23,7 +23,13 @@ from evofeed.kernels.ops.gated_attention.output import gated_output, output_grad
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.weighted_average import reference
 from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, sm_count, triton, usable
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    sm_count,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
@@ -211,7 +217,7 @@ def weighted_average(
         check_one_device("weighted_average", m, shares, weights.v)
         return reference.weighted_average(m, shares, in_type_of(m, weights), eps=eps).to(m.dtype)
     dtype = compute_dtype(m)
-    with torch.autocast(m.device.type, enabled=False):
+    with without_autocast(m):
         return _WeightedAverage.apply(
             (eps, dtype), m.contiguous(), shares.contiguous(), *weights.tensors()
         )

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels import OnePass, to_fused
-from evofeed.kernels.runtime import launching, prepared
-from evofeed.kernels.runtime.prepared import Prepared, places
+from evofeed.kernels.runtime import launching, prepared, torch_library
+from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
 from evofeed.kernels.runtime.tiles import override
+from evofeed.kernels.runtime.written import places
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
 
@@ -25,12 +26,18 @@ from evofeed.trainer.model.evoformer import EvoformerBlock
 def _as_written() -> Iterator[None]:
     """Every call runs its own Python."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "_kind", lambda *call: None)
+        patch.setattr(torch_library, "kind_of", lambda *call: None)
         yield
 
 
 def _written() -> list[Callable[..., Any]]:
-    return [call for found in prepared._known for call in found.values() if callable(call)]
+    return [call[0] for found in prepared._known for call in found.values() if type(call) is tuple]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call of a kind is traced already."""
+    monkeypatch.setattr(prepared, "OFTEN", 1)
 
 
 def _bits(ours: Sequence[Tensor | None], plain: Sequence[Tensor | None]) -> None:
@@ -92,6 +99,11 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> _AddOne:
     return _AddOne()
 
 
+def _run(call: Prepared, tensors: list[Any], *constants: Any) -> Sequence[Tensor | None]:
+    with torch.no_grad():
+        return call(kind_of(tensors, *constants), tensors, *constants)[0]
+
+
 def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: _AddOne) -> None:
     def compute(tensors: Sequence[Any], times: int) -> list[Tensor | None]:
         (x,) = tensors
@@ -104,16 +116,40 @@ def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: _AddOn
         return [last, None, tensors[0]]
 
     call = Prepared(compute)
-    with torch.no_grad():
-        for k in range(4):
-            x = torch.arange(8.0) + k
-            made = call([x], 5)
-            _bits(made, [2 * (x + 5).view(2, 4), None, x])
-            assert made[2] is x
-    (function,) = call._found.values()
-    assert callable(function) and function.__code__.co_names.count("empty") == 1
+    for k in range(4):
+        x = torch.arange(8.0) + k
+        made = _run(call, [x], 5)
+        _bits(made, [2 * (x + 5).view(2, 4), None, x])
+        assert made[2] is x
+    ((function, _),) = call._found.values()
+    assert function.__code__.co_names.count("empty") == 1
     assert 512 in function.__code__.co_consts  # two tensors at a time, of the five
     assert 3 * 512 not in function.__code__.co_consts
+
+
+def test_results_that_only_kernels_see_are_parts_of_one(by_address: _AddOne) -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        (x,) = tensors
+        made = [torch.empty_like(x), torch.empty(2, 4), torch.empty(1, 8), torch.empty(0)]
+        for y in made[:3]:
+            launching.launch(by_address, (1,), (x, y, 8), {})
+        made[2] += 1  # not by a kernel
+        return [*made, x]
+
+    call, x = Prepared(compute, joins=True), torch.arange(8.0)
+    for _ in range(3):
+        with torch.no_grad():
+            results, parts = call(kind_of([x]), [x])
+    assert [part.place for part in parts] == [-4] and results[1] is None
+    y = x + 1
+    whole = restored(results, parts)
+    _bits(whole, [y, y.view(2, 4), y.view(1, 8) + 1, torch.empty(0), x])
+    late, other = torch.arange(9.0)[1:], torch.arange(8.0)
+    for given in (late, other):  # the first does not begin at a multiple of 16 bytes
+        with torch.no_grad():
+            results, parts = call(kind_of([given]), [given])
+        assert bool(parts) == (given is other)
+        _bits(restored(results, parts)[:1], [given + 1])
 
 
 def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
@@ -136,8 +172,7 @@ def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
 
 
 def _outcomes(call: Prepared, *calls: tuple[Any, ...]) -> list[Any]:
-    with torch.no_grad():
-        return [call(*arguments)[0] for arguments in calls]
+    return [_run(call, *arguments)[0] for arguments in calls]
 
 
 def test_a_call_is_repeated_only_for_its_like(device: str) -> None:
@@ -153,9 +188,8 @@ def test_a_call_is_repeated_only_for_its_like(device: str) -> None:
         ran.clear()
         got = _outcomes(call, *[(other, 2.0)] * 4, (other, 3.0))
         assert ran == [2.0, 2.0, 3.0]  # once as it is, once traced, then repeated
-        with torch.no_grad():
-            _bits(got[:3], [compute(other, 2.0)[0]] * 3)
-            _bits(got[4:], compute(other, 3.0))
+        _bits(got[:3], [compute(other, 2.0)[0]] * 3)
+        _bits(got[4:], compute(other, 3.0))
 
 
 def test_tensors_that_were_one_may_be_two_the_next_time() -> None:
