@@ -77,12 +77,18 @@ def signature_trouble(module: nn.Module, *known: str) -> str | None:
 def turns_bias(module: Any) -> bool:
     """Whether a triangle attention can be told to transpose its bias (OpenFold3 since 0.5)."""
     kind: Any = plain_class(module)
-    return _takes_turned_bias(kind)
+    return bool(_takes_turned_bias(kind))
+
+
+# torch.compile would trace past the cache, and warn of it
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes_turned_bias(kind: Any) -> bool:
+    return _takes("transpose_bias", kind)
 
 
 @functools.cache
-def _takes_turned_bias(kind: Any) -> bool:
-    return "transpose_bias" in inspect.signature(kind.forward).parameters
+def _takes(argument: str, kind: Any) -> bool:
+    return argument in inspect.signature(kind.forward).parameters
 
 
 def passes_turned_bias(block: nn.Module, *inputs: Tensor) -> bool | None:

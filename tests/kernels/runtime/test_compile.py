@@ -168,6 +168,21 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("block", "opm_first"), [(evoformer.EvoformerBlock, False), (extra_msa.ExtraMSABlock, True)]
+)
+def test_a_whole_block_is_traced_without_a_break_or_a_warning(
+    block: type[nn.Module], opm_first: bool
+) -> None:
+    torch._dynamo.reset()
+    fused = to_fused(block(**BLOCK, opm_first=opm_first).eval())
+    inputs = _inputs(["m", "z", "msa_mask", "pair_mask"], "cpu")
+    with torch.no_grad():
+        compiled = torch.compile(fused, fullgraph=True, backend="eager")(*inputs)
+        assert all(map(torch.equal, compiled, fused(*inputs)))
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
