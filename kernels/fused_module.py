@@ -81,11 +81,11 @@ def _rebuild(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> nn.Mod
 
 
 def tried(
-    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor
+    module: nn.Module, filled: Callable[[str, torch.Size], Tensor], *inputs: Tensor | None
 ) -> Any | None:
     """The module's own forward of `inputs` on the CPU, or None if it cannot be run.
 
-    Neither the module nor the random generator changes.
+    It is in evaluation mode meanwhile; neither the module nor the random generator changes.
 
     Args:
         module: as it is, wherever its weights are.
@@ -94,8 +94,18 @@ def tried(
     """
     named = (*module.named_parameters(), *module.named_buffers())
     weights = {name: filled(name, tensor.shape) for name, tensor in named}
+    training = [inner for inner in module.modules() if inner.training]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for inner in training:
+            inner.training = False
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            torch.autocast("cpu", enabled=False),
+        ):
             return functional_call(module, weights, inputs)
     except Exception:  # another's code, which may need more than a forward does
         return None
+    finally:
+        for inner in training:
+            inner.training = True

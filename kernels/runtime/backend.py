@@ -87,8 +87,29 @@ def interpreted() -> Iterator[None]:
         _interpreting = before
 
 
+_plain = False
+
+
+@contextlib.contextmanager
+def plain_versions() -> Iterator[None]:
+    """Every op computes its plain version inside, of what its kernels would take on a GPU."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
+def launchable(*tensors: Tensor | None) -> bool:
+    """Whether a kernel runs on these tensors now: `usable`, and no plain versions wanted."""
+    return not _plain and usable(*tensors)
+
+
 def usable(*tensors: Tensor | None) -> bool:
     """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU."""
+    if _plain:
+        return True
     if not HAS_TRITON:
         return False
     present = [tensor for tensor in tensors if tensor is not None]

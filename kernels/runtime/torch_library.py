@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from evofeed.errors import KernelError
 from evofeed.kernels.runtime.backend import without_autocast
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
@@ -187,6 +188,12 @@ def _cast(gradients: Results, kinds: Sequence[torch.dtype | None]) -> list[Tenso
     ]
 
 
+def _first_order() -> None:
+    """Refuses `create_graph=True`: the gradient's own gradient would silently be missing."""
+    if torch.is_grad_enabled():
+        raise KernelError("fused kernels have no second derivatives: call to_torch(model) for them")
+
+
 # --- eager ----------------------------------------------------------------------------------------
 # Called once a launch or so: names are looked up when an operator is defined, not at every call.
 
@@ -226,6 +233,7 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:
+            _first_order()
             if grad is None:
                 return None, later, *(None for _ in ctx.call[2][1:])
             tensors = grad, later, *ctx.saved_tensors
@@ -256,6 +264,7 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None) -> Any:
+            _first_order()
             options, others, kinds = ctx.call
             if grad is None:  # on all of them
                 return None, None, later, *(None for _ in kinds[1:])

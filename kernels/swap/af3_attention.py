@@ -96,10 +96,13 @@ class FusedBoltzPairBiasAttention(Recordable):
         inner = list(self.proj_z.children())
         bias = _bias_of(z, *inner[:2]) if inner else self.proj_z(z)
         with torch.autocast(s.device.type, enabled=False):
-            wide = s.float()
-            keys = wide if k_in is s else k_in.float()
-            q, k, v = self.proj_q(wide), self.proj_k(keys), self.proj_v(keys)
-            sizes = z.shape[0], multiplicity
+            dtype, sizes = self.proj_q.weight.dtype, (z.shape[0], multiplicity)
+            wide = s.to(dtype)
+            keys = wide if k_in is s else k_in.to(dtype)
+            q, k, v = (
+                layer(x).float()
+                for layer, x in ((self.proj_q, wide), (self.proj_k, keys), (self.proj_v, keys))
+            )
             o = _attend(q, k, v, self.num_heads, bias.float(), mask, sizes).to(s.dtype)
         out: Tensor = self.proj_o(torch.sigmoid(self.proj_g(s)) * o)
         return out

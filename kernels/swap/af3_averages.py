@@ -37,7 +37,7 @@ class FusedPairWeightedAveraging(Recordable):
 
     def forward(self: Any, m: Tensor, z: Tensor, *positional: Any, **options: Any) -> Tensor:
         """As the original's."""
-        norm_m, norm_z, v, g, pair, o = _named(self, _average_names(self))
+        norm_m, norm_z, v, g, pair, o = _named(self, names_of(self))
         mask = positional[0] if positional else options.get("mask")
         weights = AverageWeights(norm_m.weight, norm_m.bias, v.weight, g.weight, o.weight)
         flat, pairs = four_axes(m), four_axes(z)
@@ -53,7 +53,8 @@ class FusedPairWeightedAveraging(Recordable):
         return shaped(update, m)
 
 
-def _average_names(module: nn.Module) -> tuple[str, ...]:
+def names_of(module: nn.Module) -> tuple[str, ...]:
+    """What a pair-weighted averaging calls its parts."""
     return next(names for names in AVERAGES if has(module, *names))
 
 

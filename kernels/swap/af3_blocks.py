@@ -28,7 +28,7 @@ from evofeed.kernels.swap.forms import (
     turns_bias,
 )
 from evofeed.kernels.swap.modules import FusedTriangleAttention, FusedTriangleMultiplication
-from evofeed.kernels.swap.pair_ops import TRIANGLES, Dropped, PairOps
+from evofeed.kernels.swap.pair_ops import TRIANGLES, Dropped, PairOps, dropout_trouble
 from evofeed.kernels.swap.parameters import four_axes, pair_layer, shaped, three_axes
 
 
@@ -72,7 +72,7 @@ class FusedBoltzPairBlock(Recordable):
         ops = _taken(self, flat, self.transition_z)
         if ops is None:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        flat = ops.run(flat, three_axes(pair_mask), _drawn(self, flat))
+        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
         return shaped(_finish(self.transition_z, flat, None), z)
 
 
@@ -88,7 +88,7 @@ class FusedBoltzPairformerBlock(Recordable):
         ops = _taken(self, flat, self.transition_z)
         if ops is None:
             return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        flat = ops.run(flat, three_axes(pair_mask), _drawn(self, flat))
+        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
         z = shaped(_finish(self.transition_z, flat, None), z)
         with torch.autocast(s.device.type, enabled=False):
             normed = self.pre_norm_s(s.float())
@@ -115,7 +115,7 @@ class FusedPairBlock(Recordable):
         late = len(positional) > 1  # options by position: left to the original
         if late or given is None or ops is None:
             return super().forward(z, *positional, **options)  # type: ignore[misc,no-any-return]
-        mask, layer = three_axes(given.expand(z.shape[:-1])), self.ps_dropout_row_layer
+        mask, layer = three_axes(given, z), self.ps_dropout_row_layer
         flat = ops.run_with(flat, mask, layer, layer, getattr(self, "tri_mul_first", True))
         masked = options.get("_mask_trans", True)
         return shaped(_finish(self.pair_transition, flat, mask if masked else None), z)
@@ -135,7 +135,7 @@ class FusedProtenixBlock(Recordable):
         ops = _taken(self, flat, self.pair_transition)
         if positional or ops is None:
             return super().forward(s, z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        mask = None if pair_mask is None else three_axes(pair_mask.expand(z.shape[:-1]))
+        mask = three_axes(pair_mask, z)
         flat = ops.run_with(flat, mask, self.dropout_row, self.dropout_row)
         z = shaped(_finish(self.pair_transition, flat, None), z)
         if self.c_s > 0:
@@ -219,6 +219,10 @@ def _trouble(module: Any, form: BlockForm) -> str | None:
         known = products if "mul" in name else FusedTriangleAttention
         if not issubclass(form_of(getattr(module, name)) or Fused, known):
             return f"{name} is of a form that no fused op knows"
+    for name in ("ps_dropout_row_layer", "dropout_row"):
+        trouble = dropout_trouble(getattr(module, name), -3) if hasattr(module, name) else None
+        if trouble:
+            return trouble
     if turns_bias(module.tri_att_end) and not _turns_its_bias(module, form):
         return "may transpose its ending node's bias in a way that no fused op knows"
     starts = (module.tri_att_start.starting, module.tri_att_end.starting)

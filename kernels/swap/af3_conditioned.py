@@ -120,6 +120,11 @@ def _transition_parts(module: Any) -> _Parts:
     return _Parts(m.adaln, inner, m.linear_nobias_b, m.linear_s)
 
 
+def norm_of(module: Any) -> Any:
+    """The adaptive norm of a conditioned transition."""
+    return _transition_parts(module).norm
+
+
 def transition_of_tokens(
     module: Any, a: Tensor, s: Tensor, mask: Tensor | None, residual: bool = False
 ) -> Tensor | None:

@@ -73,7 +73,8 @@ class FusedProtenixDiffusionBlock(Fused):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As the original's."""
         attended = None
-        if is_plain(positional, options) and not self.attention_pair_bias.recorded:
+        recorded = getattr(self.attention_pair_bias, "recorded", False)
+        if is_plain(positional, options) and not recorded:
             attended = token_attention(self.attention_pair_bias, a, s, z, None, residual=True)
         if attended is None:
             return super().forward(a, s, z, *positional, **options)  # type: ignore[misc,no-any-return]

@@ -33,11 +33,13 @@ from evofeed.kernels.swap.forms import (
     has,
     linear_trouble,
     norm_trouble,
+    plain_class,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes
+from evofeed.kernels.swap.parameters import covers, four_axes, shaped, three_axes
 
 PACKED = ("norm_in", "p_in", "g_in", "norm_out", "p_out", "g_out")
+NAMED = {"TriangleMultiplicationOutgoing": True, "TriangleMultiplicationIncoming": False}
 
 
 def packed_triangle_weights(module: Any) -> TriangleWeights:
@@ -61,7 +63,7 @@ class FusedPackedTriangleMultiplication(Recordable):
         if not triangle_multiplication_fits(flat, weights):
             return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         update = triangle_multiplication(
-            flat, weights, outgoing=self.outgoing, mask=three_axes(mask), eps=self.norm_in.eps
+            flat, weights, outgoing=self.outgoing, mask=three_axes(mask, x), eps=self.norm_in.eps
         )
         return shaped(update, x)
 
@@ -83,6 +85,7 @@ def goes_out(module: Any) -> bool | None:
 
     It is run with random weights and offsets of zero. Where the mask leaves one row of pairs,
     that row's product with itself is in one pair if it goes out, and everywhere if it comes in.
+    A forward that cannot be run here, as it wants a GPU, is taken at its class's name.
     """
     random = torch.Generator().manual_seed(0)
 
@@ -95,6 +98,8 @@ def goes_out(module: Any) -> bool | None:
     )
     row[:, 0] = 1.0
     updates = [tried(module, filled, x, mask) for mask in (row, row.mT)]
+    if not any(isinstance(update, Tensor) for update in updates):
+        return NAMED.get(plain_class(module).__name__)
     shown = [isinstance(update, Tensor) and bool(update[0, 1, 1].any()) for update in updates]
     return None if shown[0] == shown[1] else shown[1]
 
@@ -145,9 +150,9 @@ class FusedBoltzOuterProductMean(Recordable):
     def forward(self: Any, m: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
         """As the original's."""
         weights, flat = _boltz_outer_weights(self), four_axes(m)
-        if not outer_product_mean_fits(flat, weights):
+        if not (covers(mask, m) and outer_product_mean_fits(flat, weights)):
             return super().forward(m, mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        rows = three_axes(mask)
+        rows = three_axes(mask, m)
         assert rows is not None
         update = outer_product_mean(flat, weights, rows, eps=0.0, least=1.0, norm_eps=self.norm.eps)
         update = update.view(*m.shape[:-3], *update.shape[1:])

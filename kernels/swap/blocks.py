@@ -26,10 +26,11 @@ from evofeed.kernels.swap.modules import (
     global_attention,
     row_attention_with_pairs,
 )
-from evofeed.kernels.swap.pair_ops import drop_mask
+from evofeed.kernels.swap.pair_ops import drop_mask, dropout_trouble
 from evofeed.kernels.swap.pair_stacks import form_of
 from evofeed.kernels.swap.parameters import (
     attention_weights,
+    covers,
     four_axes,
     outer_weights,
     shaped,
@@ -53,6 +54,8 @@ class FusedEvoformerBlock(Recordable):
         flat = four_axes(m)
         fits = (
             not options.get("inplace_safe", False)
+            and not positional
+            and covers(msa_mask, m)
             and gated_attention_fits(flat, rows, self.msa_att_row.mha.no_heads)
             and transition_fits(m, last)
             and outer_product_mean_fits(flat, outer)
@@ -60,6 +63,7 @@ class FusedEvoformerBlock(Recordable):
         )
         if not fits:
             return super().forward(m, z, msa_mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        msa_mask = msa_mask.expand(m.shape[:-1])
         if self.opm_first:
             m, z = self._outer(m, z, msa_mask, outer)
             flat = four_axes(m)
@@ -78,7 +82,7 @@ class FusedEvoformerBlock(Recordable):
         )  # fmt: skip
         if not self.opm_first:
             m, z = self._outer(m, z, msa_mask, outer)
-        return m, self.pair_stack(z, pair_mask, *positional, **options)
+        return m, self.pair_stack(z, pair_mask, **options)
 
     def _outer(
         self: Any, m: Tensor, z: Tensor, mask: Tensor, weights: OuterWeights
@@ -127,4 +131,6 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
             return f"{name} is of a form that no fused op knows"
     if not isinstance(getattr(module, "opm_first", None), bool):
         return "does not say in which order it works"
-    return signature_trouble(module, "m", "z", "msa_mask", "pair_mask") or FusedEvoformerBlock
+    trouble = dropout_trouble(module.msa_dropout_layer, -3)
+    trouble = trouble or signature_trouble(module, "m", "z", "msa_mask", "pair_mask")
+    return trouble or FusedEvoformerBlock

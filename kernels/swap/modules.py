@@ -42,6 +42,7 @@ from evofeed.kernels.swap.forms import (
 )
 from evofeed.kernels.swap.parameters import (
     attention_weights,
+    covers,
     four_axes,
     outer_weights,
     pair_layer,
@@ -77,7 +78,8 @@ class FusedTriangleAttention(Recordable):
         if mask is not None and swap:
             mask = mask.transpose(-1, -2)
         update = gated_attention(
-            flat, weights, self.mha.no_heads, mask=three_axes(mask), columns=columns != swap,
+            flat, weights, self.mha.no_heads, mask=three_axes(mask, natural),
+            columns=columns != swap,
             turned=turned, eps=self.layer_norm.eps,
         )  # fmt: skip
         update = shaped(update, natural)
@@ -140,7 +142,7 @@ def biased_row_attention(
     if mask is not None and swap:
         mask = mask.transpose(-1, -2)
     update = gated_attention(
-        flat, weights, heads, bias=bias, mask=three_axes(mask), columns=swap,
+        flat, weights, heads, bias=bias, mask=three_axes(mask, natural), columns=swap,
         eps=module.layer_norm_m.eps, **options,
     )  # fmt: skip
     update = shaped(update, natural)
@@ -151,13 +153,14 @@ class FusedMSAAttention(Recordable):
     """Forward of row attention with pair bias, and of the plain one inside column attention."""
 
     def forward(
-        self: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None, **options: Any
-    ) -> Tensor:
+        self: Any, m: Tensor, z: Tensor | None = None, mask: Tensor | None = None,
+        *positional: Any, **options: Any,
+    ) -> Tensor:  # fmt: skip
         """As the original's."""
         update = row_attention(self, m, z, mask)
         if update is not None:
             return update
-        return super().forward(m, z, mask, **options)  # type: ignore[misc,no-any-return]
+        return super().forward(m, z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
 
 
 def global_attention(
@@ -166,9 +169,9 @@ def global_attention(
     """Fused global column attention of m, or None where it does not fit."""
     norm, mha, flat = module.layer_norm_m, module.global_attention, four_axes(m)
     weights = attention_weights(norm, mha)
-    if not global_attention_fits(flat, weights, mha.no_heads):
+    if not (covers(mask, m) and global_attention_fits(flat, weights, mha.no_heads)):
         return None
-    rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+    rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask, m)
     assert rows is not None
     update = global_column_attention(
         flat, weights, mha.no_heads, rows, residual=residual, norm_eps=norm.eps, eps=mha.eps
@@ -179,28 +182,33 @@ def global_attention(
 class FusedGlobalColumnAttention(Recordable):
     """Forward of global column attention."""
 
-    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self: Any, m: Tensor, mask: Tensor | None = None, *positional: Any, **options: Any
+    ) -> Tensor:
         """As the original's."""
         update = global_attention(self, m, mask)
         if update is not None:
             return update
-        return super().forward(m, mask=mask, **options)  # type: ignore[misc,no-any-return]
+        return super().forward(m, mask, *positional, **options)  # type: ignore[misc,no-any-return]
 
 
 class FusedTriangleMultiplication(Recordable):
     """Forward of both triangle multiplications."""
 
-    def forward(self: Any, z: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self: Any, z: Tensor, mask: Tensor | None = None, *positional: Any, **options: Any
+    ) -> Tensor:
         """As the original's."""
         weights, flat = triangle_weights(self), four_axes(z)
-        inplace = options.get("inplace_safe", False)  # also changes what is returned
+        # also changes what is returned
+        inplace = options.get("inplace_safe", False) or any(positional)
         if inplace or not triangle_multiplication_fits(flat, weights):
-            return super().forward(z, mask, **options)  # type: ignore[misc,no-any-return]
+            return super().forward(z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         update = triangle_multiplication(
             flat,
             weights,
             outgoing=self._outgoing,
-            mask=three_axes(mask),
+            mask=three_axes(mask, z),
             eps=self.layer_norm_in.eps,
         )
         return shaped(update, z)
@@ -209,23 +217,28 @@ class FusedTriangleMultiplication(Recordable):
 class FusedTransition(Recordable):
     """Forward of both transitions."""
 
-    def forward(self: Any, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """As the original's."""
-        weights = transition_weights(self)
+    def forward(self: Any, *given: Any, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As the original's, whose first argument is x, z or m."""
+        x: Any = given[0] if given else next(options[n] for n in "xzm" if n in options)
+        weights, of_rows = transition_weights(self), given[1] if len(given) > 1 else mask
         if not transition_fits(x, weights):
-            return super().forward(x, mask, **options)  # type: ignore[misc,no-any-return]
-        return transition(x, weights, mask=mask, eps=self.layer_norm.eps)
+            named = options if len(given) > 1 else {**options, "mask": mask}
+            return super().forward(*given, **named)  # type: ignore[misc,no-any-return]
+        of_rows = None if of_rows is None else of_rows.expand(x.shape[:-1])
+        return transition(x, weights, mask=of_rows, eps=self.layer_norm.eps)
 
 
 class FusedOuterProductMean(Recordable):
     """Forward of the outer product mean."""
 
-    def forward(self: Any, m: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self: Any, m: Tensor, mask: Tensor | None = None, *positional: Any, **options: Any
+    ) -> Tensor:
         """As the original's."""
         weights, flat = outer_weights(self), four_axes(m)
-        if not outer_product_mean_fits(flat, weights):
-            return super().forward(m, mask, **options)  # type: ignore[misc,no-any-return]
-        rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask)
+        if not (covers(mask, m) and outer_product_mean_fits(flat, weights)):
+            return super().forward(m, mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        rows = m.new_ones(flat.shape[:3]) if mask is None else three_axes(mask, m)
         assert rows is not None
         update = outer_product_mean(flat, weights, rows, eps=self.eps, norm_eps=self.layer_norm.eps)
         return update.view(*m.shape[:-3], *update.shape[1:])

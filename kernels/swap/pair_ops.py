@@ -23,7 +23,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_fits,
 )
 from evofeed.kernels.runtime.one_pass import once
-from evofeed.kernels.swap.af3_modules import packed_triangle_weights
+from evofeed.kernels.swap.af3_modules import goes_out, packed_triangle_weights
 from evofeed.kernels.swap.forms import turns_bias
 from evofeed.kernels.swap.parameters import attention_weights, pair_layer, triangle_weights
 
@@ -46,6 +46,14 @@ def drop_mask(layer: Any, x: Tensor, rows: int) -> Tensor | None:
     return F.dropout(ones, layer.r, training=True)
 
 
+def dropout_trouble(layer: Any, axis: int) -> str | None:
+    """What is unknown of a dropout layer whose mask is to be shared along an axis, or None."""
+    shared = getattr(layer, "batch_dim", getattr(layer, "shared_dim", axis))
+    if isinstance(getattr(layer, "r", None), float | int) and shared in (axis, [axis]):
+        return None
+    return "drops out in a way that no fused op knows"
+
+
 class PairOps(NamedTuple):
     """The triangle ops of a block with their weights, in the order of their names."""
 
@@ -59,7 +67,8 @@ class PairOps(NamedTuple):
         products: list[tuple[TriangleWeights, bool, float]] = []
         for m in (block.tri_mul_out, block.tri_mul_in):
             if hasattr(m, "p_in"):
-                products.append((packed_triangle_weights(m), m.outgoing, m.norm_in.eps))
+                outgoing = bool(m.outgoing if hasattr(m, "outgoing") else goes_out(m))
+                products.append((packed_triangle_weights(m), outgoing, m.norm_in.eps))
             else:
                 products.append((triangle_weights(m), m._outgoing, m.layer_norm_in.eps))
         attentions = [

@@ -15,7 +15,7 @@ from evofeed.kernels.swap.modules import (
     FusedTriangleAttention,
     FusedTriangleMultiplication,
 )
-from evofeed.kernels.swap.pair_ops import PairOps
+from evofeed.kernels.swap.pair_ops import PairOps, dropout_trouble
 from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes, transition_weights
 
 
@@ -37,9 +37,9 @@ class FusedPairStack(Recordable):
         flat, ops = four_axes(z), PairOps.of(self)
         transposes = self.tri_att_start.starting and self.tri_att_end.starting  # the block does
         fits = ops.fit(flat) and transition_fits(flat, transition_weights(self.pair_transition))
-        if options.get("inplace_safe", False) or not transposes or not fits:
+        if positional or options.get("inplace_safe", False) or not transposes or not fits:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        mask, drop = three_axes(pair_mask), self.ps_dropout_row_layer
+        mask, drop = three_axes(pair_mask, z), self.ps_dropout_row_layer
         return shaped(_finish(self, ops.run_with(flat, mask, drop, drop), mask, options), z)
 
 
@@ -50,9 +50,9 @@ class FusedTemplateBlock(Recordable):
         """As the original's; OpenFold's draws its dropout for one template after the other."""
         flat, ops = four_axes(z), PairOps.of(self)
         fits = ops.fit(flat) and transition_fits(flat, transition_weights(self.pair_transition))
-        if options.get("inplace_safe", False) or not fits:
+        if positional or options.get("inplace_safe", False) or not fits:
             return super().forward(z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        pairs = three_axes(mask.expand(z.shape[:-1]))
+        pairs = three_axes(mask, z)
         flat = ops.run_with(flat, pairs, self.dropout_row, self.dropout_col, self.tri_mul_first)
         return shaped(_finish(self, flat, pairs, options), z)
 
@@ -81,10 +81,12 @@ def rule(module: nn.Module) -> type[Fused] | str | None:
     if children(module) == stack:
         if hasattr(module, "tri_mul_first"):
             return "says in which order it works, which AF2's blocks do not"
-        return signature_trouble(module, "z", "pair_mask") or FusedPairStack
+        trouble = dropout_trouble(module.ps_dropout_row_layer, -3)
+        return trouble or signature_trouble(module, "z", "pair_mask") or FusedPairStack
     if not isinstance(getattr(module, "tri_mul_first", None), bool):
         return "does not say in which order it works"
-    return signature_trouble(module, "z|t", "mask") or FusedTemplateBlock
+    trouble = dropout_trouble(module.dropout_row, -3) or dropout_trouble(module.dropout_col, -2)
+    return trouble or signature_trouble(module, "z|t", "mask") or FusedTemplateBlock
 
 
 def form_of(module: nn.Module) -> type[Fused] | str | None:

@@ -61,11 +61,18 @@ def four_axes(x: Tensor) -> Tensor:
     return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
 
 
-def three_axes(mask: Tensor | None) -> Tensor | None:
-    """`[B, I, J]` view of `[..., I, J]`, or None."""
+def three_axes(mask: Tensor | None, of: Tensor | None = None) -> Tensor | None:
+    """`[B, I, J]` view of `[..., I, J]`, or None; broadcast to the positions `of` a tensor."""
+    if mask is not None and of is not None and mask.shape != of.shape[:-1]:
+        mask = mask.expand(of.shape[:-1])
     if mask is None or mask.dim() == 3:
         return mask
     return mask.reshape(-1, *mask.shape[-2:])
+
+
+def covers(mask: Tensor | None, m: Tensor) -> bool:
+    """Whether a mask has every sequence and position of an MSA: broadcast, it would count fewer."""
+    return mask is None or mask.shape[-2:] == m.shape[-3:-1]
 
 
 def shaped(x: Tensor, like: Tensor) -> Tensor:

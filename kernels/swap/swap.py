@@ -28,6 +28,7 @@ from evofeed.kernels.swap import (
     blocks,
     modules,
     pair_stacks,
+    trial,
 )
 from evofeed.kernels.swap.coverage import swapped_share
 
@@ -105,7 +106,7 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
     report = SwapReport() if report is None else report
     outer: list[str] = []  # prefixes of the modules that are recorded
     for name, module in _walk(model):
-        answer = module.mixin if isinstance(module, Fused) else _answer(module)
+        answer = _answer_again(module) if isinstance(module, Fused) else _answer(module)
         if isinstance(answer, str):
             report.kept[name] = answer
         elif answer is not None:
@@ -118,9 +119,23 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
     return model
 
 
+def _answer_again(module: Fused) -> type[Fused] | str:
+    """As `_answer` of a swapped module, which is swapped back if its layers were changed since."""
+    trouble = trial.trouble(module, module.mixin)  # type: ignore[arg-type]
+    if trouble:
+        object.__setattr__(module, "__class__", module.torch_class)
+    return trouble or module.mixin
+
+
 def _answer(module: nn.Module) -> type[Fused] | str | None:
-    answers = (rule(module) for rule in RULES)
-    return next((found for found in answers if found is not None), None)
+    try:
+        answers = (rule(module) for rule in RULES)
+        found = next((found for found in answers if found is not None), None)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return f"has a part that no fused op knows: {error}"  # a form beyond what the rules expect
+    if isinstance(found, type):
+        return trial.trouble(module, found) or found
+    return found
 
 
 def to_torch(model: Model) -> Model:

@@ -24,6 +24,7 @@ from evofeed.kernels.ops.adaptive_norm.triton import (
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
+    launchable,
     sm_count,
     triton,
     usable,
@@ -194,7 +195,7 @@ def adaptive_norm(a: Tensor, s: Tensor, weights: AdaptiveWeights, *, eps: float 
     check_shape("adaptive_norm", "weights.gate", weights.gate, C, K)
     check_shape("adaptive_norm", "weights.shift", weights.shift, C, K)
     check_shape("adaptive_norm", "weights.gate_bias", weights.gate_bias, C)
-    if not adaptive_norm_fits(a, s, weights):
+    if not (adaptive_norm_fits(a, s, weights) and launchable(a)):
         check_one_device("adaptive_norm", a, s, weights.gate)
         return reference.adaptive_norm(a, s, in_type_of(a, weights), eps=eps).to(a.dtype)
     dtype = compute_dtype(a)

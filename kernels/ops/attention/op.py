@@ -24,7 +24,7 @@ from evofeed.kernels.ops.attention.triton import (
     forward_kernel,
     mask_kernel,
 )
-from evofeed.kernels.runtime.backend import sm_count, triton, usable
+from evofeed.kernels.runtime.backend import launchable, sm_count, triton
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
@@ -335,7 +335,7 @@ def biased_attention(
     check_shape("biased_attention", "mask", mask, B, R, K)
     scale = D**-0.5 if scale is None else scale
     fits = q.shape[-1] <= MAX_HEAD_WIDTH and q.shape == k.shape and q.dtype is not torch.float64
-    if not fits or not usable(q, k, v, bias, mask):
+    if not fits or not launchable(q, k, v, bias, mask):
         check_one_device("biased_attention", q, k, v, bias, mask)
         return reference.biased_attention(q, k, v, bias, mask, scale)
     if not q.stride() == k.stride() == v.stride() or q.stride(-1) != 1:

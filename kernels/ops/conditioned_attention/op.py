@@ -44,7 +44,7 @@ from evofeed.kernels.ops.conditioned_attention.triton import (
 )
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, triton, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import norm_rows, pack, padded, project, weight_grad
@@ -310,7 +310,7 @@ def conditioned_attention(
     check_shape(op, "bias", bias, B, heads, N, N)
     check_shape(op, "mask", mask, B, R, N)
     given = (a, s, weights.q, bias, mask)
-    if not (conditioned_attention_fits(a, s, weights, heads) and usable(*given)):
+    if not (conditioned_attention_fits(a, s, weights, heads) and launchable(*given)):
         check_one_device(op, *given)
         plain = reference.conditioned_attention(
             a, s, in_type_of(a, weights), heads, bias=bias, mask=mask, residual=residual, eps=eps

@@ -27,7 +27,7 @@ from evofeed.kernels.ops.adaptive_norm.op import (
 from evofeed.kernels.ops.conditioned_transition import reference
 from evofeed.kernels.ops.conditioned_transition.output import gated_sum, gated_sum_grads
 from evofeed.kernels.ops.swiglu.hidden import hidden_of, layers_grad
-from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import pack, project, weight_grad
 from evofeed.kernels.runtime.sums import column_sums
@@ -173,7 +173,7 @@ def conditioned_transition(
         given = getattr(weights, name)
         check_shape("conditioned_transition", f"weights.{name}", given, *shape)
     check_shape("conditioned_transition", "mask", mask, *a.shape[:-1])
-    if not (conditioned_transition_fits(a, s, weights) and usable(a, mask)):
+    if not (conditioned_transition_fits(a, s, weights) and launchable(a, mask)):
         check_one_device("conditioned_transition", a, s, weights.out, mask)
         plain = reference.conditioned_transition(
             a, s, in_type_of(a, weights), mask=mask, residual=residual, eps=eps

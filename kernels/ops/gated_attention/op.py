@@ -42,7 +42,7 @@ from evofeed.kernels.ops.gated_attention.plan import (
 )
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
-from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
     keeps,
@@ -303,7 +303,7 @@ def gated_attention(
     dropped_along = R if drop_columnwise else N
     check_shape("gated_attention", "drop_mask", drop_mask, B, dropped_along, C)
     given = (x, weights.q, bias, mask, drop_mask)
-    if not (gated_attention_fits(x, weights, heads) and usable(*given)):
+    if not (gated_attention_fits(x, weights, heads) and launchable(*given)):
         check_one_device("gated_attention", *given)
         plain = reference.gated_attention(
             x, in_type_of(x, weights), heads, bias=bias, mask=mask, columns=columns, turned=turned,

@@ -28,6 +28,7 @@ from evofeed.kernels.ops.global_attention.triton import (
 from evofeed.kernels.ops.layer_norm.op import layer_norm
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
+    launchable,
     sm_count,
     triton,
     usable,
@@ -241,7 +242,7 @@ def global_column_attention(
     check_type(op, x)
     check_shape(op, "weights.q", weights.q, weights.q.shape[0], C)
     check_shape(op, "mask", mask, B, S, R)
-    if not (global_attention_fits(x, weights, heads) and usable(x, weights.q, mask)):
+    if not (global_attention_fits(x, weights, heads) and launchable(x, weights.q, mask)):
         check_one_device(op, x, weights.q, mask)
         plain = reference.global_column_attention(
             x, in_type_of(x, weights), heads, mask, residual=residual, norm_eps=norm_eps, eps=eps

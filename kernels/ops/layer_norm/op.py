@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.triton import norm_backward_kernel, norm_forward_kernel
-from evofeed.kernels.runtime.backend import sm_count, usable, without_autocast
+from evofeed.kernels.runtime.backend import launchable, sm_count, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import Launch
 from evofeed.kernels.runtime.tiles import Tile, small_norm, tile
@@ -293,4 +293,4 @@ def supported(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     C, casts = x.shape[-1], weight.dtype is not x.dtype or bias.dtype is not x.dtype
     if x.is_cuda and small_norm(x.numel() // C, C, casts=casts):
         return False
-    return C <= MAX_CHANNELS and usable(x, weight, bias)
+    return C <= MAX_CHANNELS and launchable(x, weight, bias)

@@ -27,6 +27,7 @@ from evofeed.kernels.ops.outer_product_mean.triton import (
 )
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
+    launchable,
     sm_count,
     triton,
     usable,
@@ -293,6 +294,9 @@ def outer_product_mean_with_input(
     norm_eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """As `outer_product_mean`, and m: used from here on, it saves adding two gradients."""
+    if not launchable(m):
+        numbers = {"eps": eps, "least": least, "norm_eps": norm_eps}
+        return outer_product_mean(m, weights, mask, z=z, **numbers), m
     arguments = _arguments(m, weights, mask, z, (eps, least, norm_eps))
     with without_autocast(m):
         return _OuterProductMean.apply_and_pass_on(*arguments)
@@ -337,7 +341,7 @@ def outer_product_mean(
     check_shape("outer_product_mean", "weights.w1", weights.w1, weights.w1.shape[0], C)
     check_shape("outer_product_mean", "mask", mask, B, S, R)
     check_shape("outer_product_mean", "z", z, B, R, R, weights.out.shape[0])
-    if not (outer_product_mean_fits(m, weights) and usable(m, weights.w1, mask, z)):
+    if not (outer_product_mean_fits(m, weights) and launchable(m, weights.w1, mask, z)):
         check_one_device("outer_product_mean", m, weights.w1, mask, z)
         plain = reference.outer_product_mean(
             m, in_type_of(m, weights), mask, z=z, eps=eps, least=least, norm_eps=norm_eps

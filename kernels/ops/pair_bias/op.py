@@ -15,6 +15,7 @@ from evofeed.kernels.ops.pair_bias import reference
 from evofeed.kernels.ops.pair_bias.triton import heads_last_kernel, pair_norm_backward_kernel
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
+    launchable,
     sm_count,
     triton,
     usable,
@@ -127,6 +128,8 @@ def pair_bias_with_input(
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """As `pair_bias`, and z: used instead of z from here on, it saves adding two gradients."""
+    if not launchable(z):
+        return pair_bias(z, norm_weight, norm_bias, weight, eps, scale), z
     dtype = compute_dtype(z)
     with without_autocast(z):
         return _PairBias.apply_and_pass_on(
@@ -153,7 +156,7 @@ def pair_bias(
     """
     check_type("pair_bias", z)
     check_shape("pair_bias", "weight", weight, weight.shape[0], z.shape[-1])
-    if not pair_bias_fits(z, weight):
+    if not (pair_bias_fits(z, weight) and launchable(z)):
         check_one_device("pair_bias", z, norm_weight, weight)
         weights = (norm_weight, norm_bias, weight)
         if not torch.is_autocast_enabled(z.device.type):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evofeed.kernels.ops.softmax import reference
 from evofeed.kernels.ops.softmax.triton import softmax_backward_kernel, softmax_forward_kernel
-from evofeed.kernels.runtime.backend import sm_count, triton, usable
+from evofeed.kernels.runtime.backend import launchable, sm_count, triton
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import padded
@@ -107,7 +107,7 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, bias: Tensor | None = 
     check_type("masked_softmax", x)
     check_shape("masked_softmax", "mask", mask, B, R, K)
     check_shape("masked_softmax", "bias", bias, B, H, Q, K)
-    if x.shape[-1] > MAX_KEYS or x.dtype is torch.float64 or not usable(x, mask, bias):
+    if x.shape[-1] > MAX_KEYS or x.dtype is torch.float64 or not launchable(x, mask, bias):
         check_one_device("masked_softmax", x, mask, bias)
         return reference.masked_softmax(x, mask, bias)
     return _MaskedSoftmax.apply((bias is not None,), x.contiguous(), mask, bias)

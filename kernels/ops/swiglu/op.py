@@ -23,7 +23,13 @@ from evofeed.kernels.ops.swiglu.triton import (
     swiglu_backward_kernel,
     swiglu_mlp_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    launchable,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import (
     check_one_device,
     check_shape,
@@ -227,7 +233,7 @@ def swiglu_transition(
     check_shape("swiglu_transition", "weights.value", weights.value, N, C)
     check_shape("swiglu_transition", "weights.out", weights.out, C, N)
     check_shape("swiglu_transition", "mask", mask, *x.shape[:-1])
-    if not (swiglu_transition_fits(x, weights) and usable(x, weights.gate, mask)):
+    if not (swiglu_transition_fits(x, weights) and launchable(x, weights.gate, mask)):
         check_one_device("swiglu_transition", x, weights.gate, mask)
         plain = reference.swiglu_transition(
             x, in_type_of(x, weights), mask=mask, residual=residual, eps=eps

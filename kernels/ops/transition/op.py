@@ -19,7 +19,13 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.transition import reference
 from evofeed.kernels.ops.transition.hopper import launch as hopper
 from evofeed.kernels.ops.transition.triton import mlp_kernel, relu_grad_kernel
-from evofeed.kernels.runtime.backend import compute_dtype, triton, usable, without_autocast
+from evofeed.kernels.runtime.backend import (
+    compute_dtype,
+    launchable,
+    triton,
+    usable,
+    without_autocast,
+)
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.projection import (
@@ -229,7 +235,7 @@ def transition(
     check_type("transition", x)
     check_shape("transition", "weights.w1", weights.w1, weights.w1.shape[0], x.shape[-1])
     check_shape("transition", "mask", mask, *x.shape[:-1])
-    if not (transition_fits(x, weights) and usable(x, weights.w1, mask)):
+    if not (transition_fits(x, weights) and launchable(x, weights.w1, mask)):
         check_one_device("transition", x, weights.w1, mask)
         plain = reference.transition(
             x, in_type_of(x, weights), mask=mask, residual=residual, eps=eps

@@ -30,7 +30,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_kernel,
     triangle_out_kernel,
 )
-from evofeed.kernels.runtime.backend import compute_dtype, usable, without_autocast
+from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.projection import (
     Drop,
@@ -320,7 +320,7 @@ def triangle_multiplication(
     check_shape("triangle_multiplication", "mask", mask, B, R, R)
     check_shape("triangle_multiplication", "drop_mask", drop_mask, B, R, C)
     given = (z, weights.norm_in_weight, mask, drop_mask)
-    if not (triangle_multiplication_fits(z, weights) and usable(*given)):
+    if not (triangle_multiplication_fits(z, weights) and launchable(*given)):
         check_one_device("triangle_multiplication", *given)
         plain = reference.triangle_multiplication(
             z, in_type_of(z, weights), outgoing=outgoing, mask=mask, residual=residual,

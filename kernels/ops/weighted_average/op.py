@@ -25,6 +25,7 @@ from evofeed.kernels.ops.weighted_average import reference
 from evofeed.kernels.ops.weighted_average.triton import average_kernel, shares_grad_kernel
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
+    launchable,
     sm_count,
     triton,
     usable,
@@ -213,7 +214,7 @@ def weighted_average(
     check_type("weighted_average", m)
     check_shape("weighted_average", "shares", shares, B, shares.shape[1], N, N)
     check_shape("weighted_average", "weights.v", weights.v, weights.v.shape[0], C)
-    if not weighted_average_fits(m, shares, weights):
+    if not (weighted_average_fits(m, shares, weights) and launchable(m)):
         check_one_device("weighted_average", m, shares, weights.v)
         return reference.weighted_average(m, shares, in_type_of(m, weights), eps=eps).to(m.dtype)
     dtype = compute_dtype(m)

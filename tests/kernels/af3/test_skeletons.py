@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.af3 import maths
 from tests.kernels.af3.recorded import FOLDER
 from torch import nn
 
@@ -57,12 +56,7 @@ def _skeleton(tree: dict[str, Any]) -> nn.Module:
         if path not in classes:
 
             def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if "TriangleMultiplication" not in name or not hasattr(self, "p_in"):
-                    raise NotImplementedError
-                x, mask = args  # Boltz's direction shows in what it does only
-                a, b = (x @ self.p_in.weight.T * mask[..., None]).chunk(2, dim=-1)
-                product = maths.triangle_product(a, b, name.endswith("Outgoing"))
-                return self.norm_out(product) @ self.p_out.weight.T
+                raise NotImplementedError
 
             taken = tree["classes"].get(path, {}).get("forward", ["self"])
             forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

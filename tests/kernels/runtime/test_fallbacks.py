@@ -37,7 +37,7 @@ def test_what_falls_back_is_passed_on_whole(op: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module.reference, name, note)
     for check in ("check_type", "check_shape", "check_one_device"):
         monkeypatch.setattr(module, check, lambda *_: None)
-    monkeypatch.setattr(module, "usable", lambda *_: False)
+    monkeypatch.setattr(module, "launchable", lambda *_: False)
     if hasattr(module, "in_type_of"):
         monkeypatch.setattr(module, "in_type_of", lambda x, weights: weights)
     given = _arguments(getattr(module, name), op)

@@ -1,0 +1,191 @@
+"""What looks like a known module but computes something else keeps its own forward."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.af3 import boltz, maths, openfold3, protenix
+from torch import Tensor, nn
+
+from evofeed.errors import KernelError
+from evofeed.kernels import SwapReport, to_fused
+from evofeed.kernels.fused_module import Fused
+
+C, N = 16, 4
+
+
+class Doubled(boltz.TriangleAttention):
+    """A sub-class of the same arguments with a forward of its own."""
+
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(x, mask)
+
+
+class Adapted(nn.Module):
+    """A linear layer as LoRA wraps it: the weight that it shows is not all it does."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.up(self.down(x))
+        return out
+
+
+def _attention(inf: float = 1e9) -> Any:
+    return boltz.TriangleAttention(C, 8, 2, inf=inf)
+
+
+def _adapted() -> nn.Module:
+    module = _attention()
+    module.mha.linear_q = Adapted(module.mha.linear_q)
+    return module  # type: ignore[no-any-return]
+
+
+def _hooked() -> nn.Module:
+    module = _attention()
+    module.mha.linear_v.register_forward_hook(lambda layer, given, out: 2 * out)
+    return module  # type: ignore[no-any-return]
+
+
+def _quantised() -> nn.Module:
+    module = _attention()
+    whole = torch.zeros(C, C, dtype=torch.int8)
+    module.mha.linear_q.weight = nn.Parameter(whole, requires_grad=False)
+    return module  # type: ignore[no-any-return]
+
+
+def _with(module: Any, **attributes: Any) -> nn.Module:
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module  # type: ignore[no-any-return]
+
+
+def _another_eps() -> nn.Module:
+    module = openfold3.TriangleMultiplicationOutgoing(C, C)
+    module.layer_norm_out.eps = 0.1
+    return module
+
+
+def _dropout(axis: int) -> nn.Module:
+    return _with(maths.DropoutRowwise(0.25), batch_dim=axis)
+
+
+def _block() -> Any:
+    return openfold3.PairBlock(C, C, 8, 2, "swiglu", 2, 0.25, False, 1e9)
+
+
+def _tokens() -> nn.Module:
+    return protenix.AttentionPairBias(False, True, 2, C, C, C)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a forward of its own": (lambda: Doubled(C, 8, 2), "computes something else"),
+    "inside a block": (
+        lambda: _with(_block(), tri_mul_in=_another_eps()), "computes something else|node",
+    ),
+    "a layer with an adapter": (_adapted, "computes something else"),
+    "a hook inside": (_hooked, "mha.linear_v has hooks"),
+    "whole numbers": (_quantised, "mha.linear_q.weight is of type int8"),
+    "masks that let through": (lambda: _attention(2.0), "computes something else"),
+    "norms with two eps": (_another_eps, "computes something else"),
+    "another activation": (
+        lambda: _with(boltz.Transition(C, 32), silu=nn.GELU()), "computes something else",
+    ),
+    "dropout of single numbers": (
+        lambda: _with(_block(), ps_dropout_row_layer=nn.Dropout(0.25)), "drops out in a way",
+    ),
+    "dropout of columns": (
+        lambda: _with(_block(), ps_dropout_row_layer=_dropout(-2)),
+        "drops out in a way",
+    ),
+    "no layer at all": (
+        lambda: _with(_tokens(), linear_nobias_z=nn.ReLU()),
+        "part that no fused op knows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_module_that_computes_something_else_stays_as_it_is(name: str) -> None:
+    make, reason = CASES[name]
+    module, report = make(), SwapReport()
+    to_fused(module, report)
+    assert not isinstance(module, Fused)
+    assert re.search(reason, report.kept[""]), report.kept
+
+
+def test_swapping_again_finds_a_layer_that_was_wrapped_since() -> None:
+    module = to_fused(_attention())
+    module.mha.linear_q = Adapted(module.mha.linear_q)
+    report = SwapReport()
+    assert not isinstance(to_fused(module, report), Fused)
+    assert "something else" in report.kept[""] and "" not in report.swapped
+
+
+def test_a_trial_changes_nothing() -> None:
+    torch.manual_seed(0)
+    module = _block().train()
+    module.tri_mul_in.eval()
+    modes = [inner.training for inner in module.modules()]
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    before = torch.random.get_rng_state()
+    to_fused(module)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert [inner.training for inner in module.modules()] == modes
+    assert all(torch.equal(values[name], value) for name, value in module.state_dict().items())
+
+
+def test_boltz_triangles_that_need_a_gpu_are_taken_at_their_name() -> None:
+    def fails(self: Any, x: Tensor, mask: Tensor, use_kernels: bool = False) -> Tensor:
+        raise RuntimeError("no GPU")
+
+    for direction in ("Outgoing", "Incoming"):
+        base = getattr(boltz, f"TriangleMultiplication{direction}")
+        module: Any = type(base.__name__, (base,), {"forward": fails})(C)
+        assert to_fused(module).outgoing is (direction == "Outgoing")
+
+
+def _same(module: nn.Module, device: str, *given: Any, **named: Any) -> None:
+    fused, plain = to_fused(copy.deepcopy(module)).to(device), module.to(device)
+    assert isinstance(fused, Fused)
+    torch.testing.assert_close(fused(*given, **named), plain(*given, **named), rtol=1e-4, atol=1e-4)
+
+
+def test_masks_are_broadcast_as_a_module_does_itself(device: str) -> None:
+    z, mask = torch.randn(2, N, N, C, device=device), torch.ones(1, N, N, device=device)
+    mask[..., 1] = 0.0
+    _same(openfold3.TriangleAttention(C, 8, 2), device, z, mask)
+    _same(openfold3.TriangleMultiplicationOutgoing(C, C), device, z, mask[0])
+    _same(boltz.TriangleMultiplicationIncoming(C), device, z, mask)
+    _same(openfold3.OuterProductMean(C, C, 16), device, z, mask[:, :1])
+    _same(boltz.OuterProductMean(C, 16, C), device, z, mask)
+
+
+def test_a_16_bit_attention_of_tokens_runs(device: str) -> None:
+    module = boltz.AttentionPairBias(32, C, 2).to(device).half()
+    s, z, mask = (torch.randn(1, N, *size, device=device).half() for size in ((32,), (N, C), ()))
+    out = to_fused(module)(s, z, torch.ones_like(mask), s)
+    assert out.dtype is torch.float16 and out.isfinite().all()
+
+
+def test_second_derivatives_are_refused_not_left_out(device: str) -> None:
+    z = torch.randn(1, N, N, C, device=device, requires_grad=True)
+    out = to_fused(openfold3.SwiGLUTransition(C, 2)).to(device)(z)
+    with pytest.raises(KernelError, match="second derivatives"):
+        torch.autograd.grad(out.sum(), z, create_graph=True)
