@@ -9,11 +9,13 @@ weights (`af3_trunk_models`). Bfloat16 by autocast, float32 weights, Adam.
 `train` at a crop of 384: `eager` with activation checkpoints of each block, as the projects train
 (what eager blocks keep does not fit a card), `fused checkpointed` (one line more), `fused`
 (without checkpoints), `graph` (`cuda_graphs=True`). Dropout 0, so that all ways compute the same;
-`--dropout` takes the projects' own. `step_ms`: median, first and third quartile of whole steps by
-the wall clock, optimizer included; `peak_mb` of a step, weights included. `losses`: of the first
-`--steps` steps from one start. `gradient`: relative difference of all first gradients from
-eager's. `control` is eager once more, its pairs changed by one rounding (bfloat16), each number by
-chance and in every step alike: what such a trunk makes of noise.
+`--dropout` takes the projects' own. `float32` is eager without autocast and TF32, and `fused
+float32` the same swapped, both checkpointed: what bfloat16 is measured by. `step_ms`: median,
+first and third quartile of whole steps by the wall clock, optimizer included; `peak_mb` of a
+step, weights included. `losses`: of the first `--steps` steps from one start. `gradient`:
+relative difference of all first gradients from eager's. `control` is eager once more, its pairs
+changed by one rounding (bfloat16), each number by chance and in every step alike: what such a
+trunk makes of noise; `fused control` is the same of fused.
 
 `infer` at 1,024 and 2,048: the forward pass in evaluation mode with the chunks and in-place sums
 the projects infer with; `fused`, `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance`
@@ -27,6 +29,7 @@ Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2 --
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.metadata
 import importlib.util
 import json
@@ -44,14 +47,22 @@ from torch import Tensor, nn
 from evofeed.files import write_atomic
 from evofeed.kernels import SwapReport, to_fused
 
-TRAIN = ("eager", "fused", "control", "fused checkpointed", "graph")
+TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
+         "fused float32", "float32")  # fmt: skip
 INFER = ("fused", "cuequivariance", "own", "eager")
 ROUNDING = 2.0**-8  # of bfloat16
 
 
-def prepared(project: str, how: str, options: argparse.Namespace, **more: Any) -> Trunk:
-    """A trunk on its device, swapped unless it is a peer; prints what the swap kept."""
-    trunk = build(project, **{"blocks": options.blocks, "dropout": options.dropout} | more)
+def prepared(
+    project: str, how: str, options: argparse.Namespace, original: Trunk | None = None,
+    **more: Any,
+) -> Trunk:  # fmt: skip
+    """A trunk on its device, swapped unless it is a peer; prints what the swap kept.
+
+    Made as asked, or copied from `original`.
+    """
+    made = {"blocks": options.blocks, "dropout": options.dropout} | more
+    trunk = copy.deepcopy(original) if original else build(project, **made)
     trunk.to(options.device)
     if how.startswith(("fused", "graph")):
         report = SwapReport()
@@ -64,14 +75,16 @@ def prepared(project: str, how: str, options: argparse.Namespace, **more: Any) -
 class Training:
     """One trunk with a readout, its inputs and its optimizer."""
 
-    def __init__(self, project: str, how: str, options: argparse.Namespace) -> None:
-        checkpointed = how in ("eager", "control", "fused checkpointed")
-        self.device = options.device
-        self.trunk = prepared(project, how, options, checkpointed=checkpointed).train()
+    def __init__(
+        self, project: str, how: str, options: argparse.Namespace, original: Trunk | None = None
+    ) -> None:
+        checkpointed = how not in ("fused", "fused control", "graph")
+        self.device, self.narrow = options.device, "float32" not in how
+        self.trunk = prepared(project, how, options, original, checkpointed=checkpointed).train()
         self.inputs = make_inputs(project, options.size, options.sequences, options.device)
         torch.manual_seed(3)
         self.readout = nn.ModuleList([nn.Linear(384, 8), nn.Linear(128, 8)]).to(self.device)
-        if how == "control":
+        if "control" in how:
             noise = torch.randn(1, options.size, options.size, 1).to(self.device)
             x = self.inputs
             self.inputs = Inputs(x.single_inputs, x.s, x.z * (1 + ROUNDING * noise), x.msa,
@@ -81,7 +94,7 @@ class Training:
 
     def gradients(self) -> tuple[float, list[Tensor]]:
         """The loss, and gradients of all parameters."""
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.narrow):
             s, z = self.trunk(self.inputs)
             of_single, of_pairs = self.readout[0](s), self.readout[1](z)
         loss = of_single.float().square().mean() + (of_pairs.float() - 1.0).square().mean()
@@ -185,7 +198,7 @@ def rows_of(project: str, options: argparse.Namespace) -> list[tuple[str, int | 
 def late(row: tuple[str, str, int | None, str]) -> tuple[bool, int]:
     """What comes last: controls, and eager inference, which takes longest."""
     _, part, length, how = row
-    last = how == "control" or (part, how) == ("infer", "eager")
+    last = "control" in how or (part, how) == ("infer", "eager")
     return last, (length or 0) if last else 0
 
 
