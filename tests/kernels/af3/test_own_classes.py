@@ -50,19 +50,25 @@ def _results(out: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
     return [t.detach() for t in (*out, *(g for g in grads if g is not None))]
 
 
-@pytest.mark.parametrize("project", sorted(trunks.BLOCKS))
+@pytest.mark.parametrize(
+    ("project", "dropout"), [*((name, True) for name in sorted(trunks.BLOCKS)), ("boltz2", False)]
+)
 @pytest.mark.slow
-def test_a_trunk(project: str, device: str) -> None:
+def test_a_trunk(project: str, dropout: bool, device: str) -> None:
+    """With the project's own dropout too: fused it draws the same masks, and none besides."""
     pytest.importorskip(project.rstrip("2"), reason="make projects")
     report = SwapReport()
-    module = trunks.build(project, blocks=1, msa_blocks=1).train()
+    module = trunks.build(project, blocks=1, msa_blocks=1, dropout=dropout).train()
     to_fused(copy.deepcopy(module), report)
     assert not report.kept, report
 
     def run(module: nn.Module) -> list[Tensor]:
         x = trunks.make_inputs(project, N, 4, device)
         leaves = [x.s.requires_grad_(), x.z.requires_grad_()]
-        return _results(module(x), [*leaves, *module.parameters()])
+        torch.manual_seed(5)
+        out = module(x)
+        drawn = torch.rand(4, device=device)  # the next numbers of the generator
+        return [*_results(out, [*leaves, *module.parameters()]), drawn]
 
     _compare(module, run, device)
 
