@@ -14,14 +14,14 @@ float32` the same swapped, both checkpointed: what bfloat16 is measured by. `ste
 first and third quartile of whole steps by the wall clock, optimizer included; `peak_mb` of a
 step, weights included. `losses`: of the first `--steps` steps from one start. `gradient`:
 relative difference of all first gradients from eager's. `control` is eager once more, its pairs
-changed by one rounding (bfloat16), each number by chance and in every step alike: what such a
-trunk makes of noise; `fused control` is the same of fused.
+changed by up to one rounding (bfloat16), each number by chance and in every step alike: what such
+a trunk makes of noise; `fused control` is the same of fused, `control 2` another draw.
 
 `infer` at 1,024 and 2,048: the forward pass in evaluation mode with the chunks and in-place sums
 the projects infer with; `fused`, `eager`, `own` (OpenFold3's Triton kernels), `cuequivariance`
 where it is installed. A trunk of one block is called before, so that all is compiled. `single`,
 `pairs`: relative difference of the results from the first way's. No way begins a call after
-`--limit` seconds, and none begins after `--seconds`; controls and eager inference come last.
+`--limit` seconds, and none begins after `--seconds`.
 
 Proof on a laptop: `--device cpu --size 16 --sequences 4 --blocks 1 --steps 2 --lengths 24`.
 """
@@ -51,7 +51,17 @@ from evofeed.kernels import SwapReport, to_fused
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
          "fused float32", "float32")  # fmt: skip
 INFER = ("fused", "cuequivariance", "own", "eager")
-ROUNDING = 2.0**-8  # of bfloat16
+ROUNDING = 2.0**-8  # of bfloat16: up to half of it, up or down
+
+
+built_once = functools.lru_cache(maxsize=2)(build)  # some projects' first weights take seconds
+inputs_once = functools.lru_cache(maxsize=1)(make_inputs)  # of long chains they do
+
+
+def bare(how: str) -> str:
+    """Without the number of its draw."""
+    first, _, last = how.rpartition(" ")
+    return first if last.isdigit() else how
 
 
 def prepared(
@@ -63,7 +73,7 @@ def prepared(
     Made as asked, or copied from `original`.
     """
     made = {"blocks": options.blocks, "dropout": options.dropout} | more
-    trunk = copy.deepcopy(original) if original else build(project, **made)
+    trunk = copy.deepcopy(original or built_once(project, **made))
     trunk.to(options.device)
     if how.startswith(("fused", "graph")):
         report = SwapReport()
@@ -79,15 +89,16 @@ class Training:
     def __init__(
         self, project: str, how: str, options: argparse.Namespace, original: Trunk | None = None
     ) -> None:
-        checkpointed = how not in ("fused", "fused control", "graph")
-        self.device, self.narrow = options.device, "float32" not in how
+        checkpointed = bare(how) not in ("fused", "fused control", "graph")
+        self.device, self.narrow = options.device, "float32" not in bare(how)
         self.trunk = prepared(project, how, options, original, checkpointed=checkpointed).train()
         self.inputs = make_inputs(project, options.size, options.sequences, options.device)
         torch.manual_seed(3)
         self.readout = nn.ModuleList([nn.Linear(384, 8), nn.Linear(128, 8)]).to(self.device)
         if "control" in how:
-            noise = torch.randn(1, options.size, options.size, 1).to(self.device)
+            torch.manual_seed(100 + int(how.removeprefix(bare(how)) or 1))
             x = self.inputs
+            noise = (torch.rand(x.z.shape) - 0.5).to(self.device)
             self.inputs = Inputs(x.single_inputs, x.s, x.z * (1 + ROUNDING * noise), x.msa,
                                  x.deletions, x.mask)  # fmt: skip
         self.parameters = [*self.trunk.parameters(), *self.readout.parameters()]
@@ -117,9 +128,6 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
     apart = sum(squares(a - b) for a, b in zip(ours, theirs, strict=True))
     return float(f"{(apart / sum(squares(b) for b in theirs)) ** 0.5:.3g}")
-
-
-inputs_once = functools.lru_cache(maxsize=1)(make_inputs)  # of long chains they take seconds
 
 
 def timed(
@@ -193,21 +201,15 @@ def rows_of(project: str, options: argparse.Namespace) -> list[tuple[str, int | 
     """What there is to measure of a project: part, length, how."""
     found: list[tuple[str, int | None, str]] = []
     if "train" in options.parts:
-        found += [("train", None, how) for how in dict.fromkeys(options.ways) if how in TRAIN]
+        ways = [how for how in options.ways or TRAIN if bare(how) in TRAIN]
+        found += [("train", None, how) for how in ways]
     if "infer" in options.parts:
-        peers = {"fused", "eager", *KERNELS[project]} & set(options.ways)
+        peers = {"fused", "eager", *KERNELS[project]}
         if importlib.util.find_spec("cuequivariance_torch") is None:
             peers -= {"cuequivariance"}
-        ways = [how for how in dict.fromkeys(options.ways) if how in peers]
+        ways = [how for how in options.ways or INFER if how in peers]
         found += [("infer", n, how) for n in options.lengths for how in ways]
     return found
-
-
-def late(row: tuple[str, str, int | None, str]) -> tuple[bool, int]:
-    """What comes last: controls, and eager inference, which takes longest."""
-    _, part, length, how = row
-    last = "control" in how or (part, how) == ("infer", "eager")
-    return last, (length or 0) if last else 0
 
 
 def main() -> None:
@@ -215,7 +217,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--projects", nargs="+", default=list(BLOCKS), choices=BLOCKS)
     parser.add_argument("--parts", nargs="+", default=["train", "infer"])
-    parser.add_argument("--ways", nargs="+", default=[*TRAIN, *INFER], help="in this order")
+    parser.add_argument("--ways", nargs="+", help="in this order; all if absent")
     parser.add_argument("--size", type=int, default=384)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048])
     parser.add_argument("--sequences", type=int, default=1024)
@@ -239,7 +241,7 @@ def main() -> None:
     }  # fmt: skip
     rows = [(project, *row) for project in options.projects for row in rows_of(project, options)]
     exact: dict[tuple[str, int | None], list[Tensor]] = {}
-    for project, part, length, how in sorted(rows, key=late):
+    for project, part, length, how in rows:
         found: dict[str, Any] = {"project": project, "part": part, "how": how}
         if time.perf_counter() - began > options.seconds:
             result["not_run"].append(found | {"length": length})
