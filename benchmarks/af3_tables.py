@@ -119,7 +119,38 @@ def inference() -> list[str]:
     return lines
 
 
-TABLES = (parts, training, inference)
+def precision() -> list[str]:
+    """OpenFold3's trunk in bfloat16, one kind of module swapped or all, from float32."""
+    (at,) = (row["at"] for row in rows_of("af3_losses_h200") if row["project"] == "openfold3")
+    steps = [int(step) for step in at]
+    lines = [
+        "| in bfloat16 | "
+        + " | ".join(f"step {n}: loss | gradients | pairs" for n in steps)
+        + " |",
+        "| --- |" + " --- |" * 3 * len(steps),
+    ]
+    for how, name in WAYS.items():
+        cells = []
+        for found in (at[str(n)][how] for n in steps):
+            cells += [f"{100 * found['loss']:+.3f} %", f"{100 * found['apart']:.2f} %"]
+            cells += [f"{100 * found['z']['apart']:.2f} %"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+WAYS = {
+    "eager": "before",
+    "control": "... pairs rounded once more",
+    "only multiplication": "triangle multiplication fused",
+    "only attention": "triangle attention fused",
+    "only transition": "transitions fused",
+    "only outer": "outer product mean fused",
+    "only averaging": "pair-weighted averaging fused",
+    "only tokens": "attention of the single track fused",
+    "fused": "all fused",
+}
+
+TABLES = (parts, training, precision, inference)
 
 if __name__ == "__main__":
     for table in TABLES:
