@@ -50,7 +50,9 @@ def test_doctor_tells_versions_and_is_content_with_a_full_install() -> None:
     for name, version in found["programs"].items():
         assert (version is None) == (shutil.which(name) is None)
         assert version is None or version[0].isdigit()
-    assert "pyarrow" in run("doctor").stdout
+    said = run("doctor").stdout
+    assert "pyarrow" in said and f"{found['memory_gb']} GB" in said
+    assert "_gb" not in said and "gpu_trouble" not in said
 
 
 GOOD = {

@@ -93,7 +93,7 @@ def applied(config: TrainConfig, settings: Settings, ranks: int) -> TrainConfig:
     samples = config.accumulate * (ranks // config.axial) * Settings.of(config).batch_size
     at_once = ranks // settings.axial * settings.batch_size
     if ranks % settings.axial or samples % at_once:
-        raise InputError(f"{samples} samples a step are no whole number of passes of {at_once}")
+        raise InputError(f"samples a step: {samples}, which passes of {at_once} do not divide")
     changed = config.replace(
         axial=settings.axial,
         accumulate=samples // at_once,

@@ -60,9 +60,8 @@ def doctor(
         from rich.table import Table
 
         table = Table(show_header=False, title=f"evofeed {found['evofeed']}")
-        for name, value in found.items():
-            if name not in ("packages", "evofeed", "advice", "programs", "checks"):
-                table.add_row(name, str(value))
+        for name, value in _machine(found):
+            table.add_row(name, value)
         for check in found["checks"]:
             table.add_row(check["name"], check["found"])
         for extra, versions in found["packages"].items():
@@ -106,6 +105,20 @@ def examine() -> dict[str, Any]:
     }
     found["checks"] = [asdict(check) for check in checks]
     return found | {"advice": advice(found, checks)}
+
+
+def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the machine is, in words."""
+    return [
+        ("python", found["python"]),
+        ("system", found["system"]),
+        ("cores", str(found["cores"])),
+        ("memory", f"{found['memory_gb']} GB"),
+        ("free disk", f"{found['disk_free_gb']} GB"),
+        ("open files", str(found["open_files"])),
+        ("NVIDIA driver", "yes" if found["nvidia_driver"] else "none"),
+        ("GPUs", ", ".join(found["gpus"]) or found["gpu_trouble"] or "none"),
+    ]
 
 
 def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
