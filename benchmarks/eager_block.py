@@ -4,7 +4,7 @@
 
 AF2's Evoformer block (bfloat16) and OpenFold3's pair block (float32 weights, bfloat16 by autocast), with
 dropout as they train. Ways, in turn, some steps each: `eager`; `own_thread`, with autograd on the
-caller's thread (`set_multithreading_enabled(False)`); `no_grad`, forward alone; `each_anew`, where no
+caller's thread (`set_multithreading_enabled(False)`); `one_pass`, weights joined and cast once a pass; `no_grad`, forward alone; `each_anew`, where no
 call is repeated without its Python, which is how all ran before, and `each_anew_own_thread`; `recorded`,
 `to_fused(cuda_graphs=True)`. Milliseconds of a step by the wall clock, the GPU waited for at the end
 of each turn; median, quartiles and best of the turns. `gpu_ms`: what the GPU alone takes. `calls`: of
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from evofeed.files import write_atomic
-from evofeed.kernels import to_fused
+from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime import prepared, torch_library
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
@@ -128,9 +128,11 @@ def ways(block: Block, recorded: Block | None) -> dict[str, Callable[[], None]]:
         return run
 
     own = lambda: OWN_THREAD(False)  # noqa: E731
+    one_pass = OnePass()
     found: dict[str, Callable[[], None]] = {
         "eager": step, "each_anew": within(each_anew), "own_thread": within(own),
         "each_anew_own_thread": within(each_anew, own),
+        "one_pass": within(lambda: one_pass),
         "no_grad": within(torch.no_grad, call=block.forward),
         "each_anew_no_grad": within(each_anew, torch.no_grad, call=block.forward),
     }  # fmt: skip

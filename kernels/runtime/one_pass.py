@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from evofeed.kernels.runtime.private_apis import copy_all
 
@@ -72,11 +73,11 @@ class OnePass:
                 copy_all(found.parts, own)
         return found.joined
 
-    def made(self, key: tuple[Any, ...], given: tuple[Tensor, ...], make: Callable[[], Any]) -> Any:
+    def made(self, key: tuple[Any, ...], given: tuple[Tensor, ...], make: Any) -> Any:
         """What `make` makes of these tensors, made now or earlier in this pass."""
         key += tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t._version) for t in given)
         if key not in self._found:  # the tensors are held: no other is at their address
-            self._found[key] = given, make()
+            self._found[key] = given, make(*given)
         return self._found[key][1]
 
 
@@ -84,25 +85,32 @@ _current: OnePass | None = None
 
 
 def under_way() -> bool:
-    """Whether a pass is under way, which may hand out what it keeps."""
+    """Whether a pass is under way, which hands out what it keeps."""
     return _current is not None
 
 
 def kept(sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
     """Weights joined in `dtype` that the pass under way keeps; None where it cannot."""
-    return None if _current is None else _current.weights(sources, dtype, rows)
+    if _current is None:
+        return None
+    if has_torch_function(sources):  # a trace, which asks again whenever it is repeated
+        return handle_torch_function(kept, sources, sources, dtype, rows)
+    return _current.weights(sources, dtype, rows)
 
 
-def once(key: tuple[Any, ...], given: tuple[Tensor, ...], make: Callable[[], Made]) -> Made:
-    """`make()`, only once a pass for the same tensors.
+def once(key: tuple[Any, ...], given: tuple[Tensor, ...], make: Callable[..., Made]) -> Made:
+    """`make(*given)`, only once a pass for the same tensors.
 
     Args:
         key: what is made, and what else than the tensors it depends on.
         given: the tensors that it depends on.
-        make: makes it; nobody may change it.
+        make: makes it of nothing else; nobody may change it.
     """
     if _current is None or any(t.requires_grad or t.is_inference() for t in given):
-        return make()
+        return make(*given)
+    if has_torch_function(given):
+        traced: Made = handle_torch_function(once, given, key, given, make)  # type: ignore[arg-type]
+        return traced
     found: Made = _current.made(key, given, make)
     return found
 

@@ -80,7 +80,7 @@ def forget() -> None:
 
 def kind_of(tensors: Sequence[Tensor | None], *constants: Any) -> Any:
     """All that a call's Python depends on; None where it must be run."""
-    if one_pass.under_way() or launching.elsewhere or torch.is_grad_enabled():
+    if launching.elsewhere or torch.is_grad_enabled():
         return None
     first = tensors[0]
     assert first is not None
@@ -89,13 +89,13 @@ def kind_of(tensors: Sequence[Tensor | None], *constants: Any) -> Any:
         return None
     parts: list[Any] = [
         constants, device, torch.is_autocast_enabled(first.device.type),
-        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32, one_pass.under_way(),
     ]  # fmt: skip
     for t in tensors:
         if t is None:
             parts.append(None)
         elif type(t) in _PLAIN:
-            parts += t.shape, t.stride(), t.dtype
+            parts += type(t), t.shape, t.stride(), t.dtype
         else:
             return None
     return tuple(parts)

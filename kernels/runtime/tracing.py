@@ -118,7 +118,7 @@ class Trace:
         """Writes down a call of PyTorch with its result."""
         given = [t for t in _flat((*args, *kwargs.values())) if isinstance(t, Tensor)]
         results = [t for t in _flat((result,)) if isinstance(t, Tensor)]
-        if not results and result is not None:
+        if not results and not _writes(function, kwargs):
             return  # asks for a size or so
         fresh = [t for t in results if id(t) not in self.tensors]
         if not fresh and not _writes(function, kwargs):
@@ -171,7 +171,7 @@ class Trace:
 
 def _flat(values: Iterable[Any]) -> Iterable[Any]:
     for value in values:
-        if type(value) in (list, tuple):
+        if isinstance(value, list | tuple):
             yield from value
         else:
             yield value
@@ -179,7 +179,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a function changes one of its arguments, by its name."""
-    name = function.__name__
+    name = getattr(function, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return "out" in kwargs or in_place or name.startswith(("__i", "__set"))
 
@@ -207,7 +207,9 @@ class traced(TorchFunctionMode):  # noqa: N801 - reads as a statement: `with tra
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Runs the call, and writes it down."""
+        """Runs the call, and writes it down; launches inside are its own."""
+        launching.watched.by = None
         result = func(*args, **(kwargs or {}))
+        launching.watched.by = self._trace.launch
         self._trace.call(func, args, kwargs or {}, result)
         return result

@@ -49,7 +49,7 @@ class MaskTerms(NamedTuple):
 
 def prepare_mask(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:
     """The two tensors made from a `[B, R, N]` mask (any strides)."""
-    return once(("attention", scale, dtype), (mask,), lambda: _prepared(mask, scale, dtype))
+    return once(("attention", scale, dtype), (mask,), lambda mask: _prepared(mask, scale, dtype))
 
 
 def _prepared(mask: Tensor, scale: float, dtype: torch.dtype) -> MaskTerms:

@@ -151,7 +151,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         R = of_all.shape[-1]
         norm = once(
             ("outer", eps, least), (mask, of_all),
-            lambda: (torch.bmm(mask.float().mT, of_all.float()) + eps).clamp(min=least),
+            lambda a, b: (torch.bmm(a.float().mT, b.float()) + eps).clamp(min=least),
         )  # fmt: skip
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out], dtype).t().contiguous()
@@ -308,7 +308,7 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     z = None if z is None else z.contiguous()
     options = (*numbers, compute_dtype(m))
-    mask = once(("contiguous",), (mask,), mask.contiguous)  # else each block counts its own copy
+    mask = once(("contiguous",), (mask,), Tensor.contiguous)  # else each block counts its own copy
     return options, m.contiguous(), mask, z, *weights.tensors()
 
 

@@ -139,7 +139,7 @@ def test_once_is_once_a_pass_and_for_the_same_numbers() -> None:
     made: list[float] = []
 
     def total(mask: Tensor) -> float:
-        def make() -> float:
+        def make(mask: Tensor) -> float:
             made.append(float(mask.sum()))
             return made[-1]
 

@@ -6,7 +6,7 @@ import ctypes
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime import launching, prepared, torch_library
+from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
+from evofeed.kernels.runtime.projection import pack
 from evofeed.kernels.runtime.tiles import override
 from evofeed.kernels.runtime.written import places
 from evofeed.trainer.model.evoformer import EvoformerBlock
@@ -168,6 +170,13 @@ def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
         assert size <= sum(-(-part[0] // 512) * 512 for part in parts.values())
 
 
+class Sums(NamedTuple):
+    """What is made of a mask."""
+
+    total: Tensor
+    least: Tensor
+
+
 # --- what makes a call another --------------------------------------------------------------------
 
 
@@ -216,12 +225,24 @@ def test_another_tile_is_asked_for_again(device: str) -> None:
     assert len(ran) == 3
 
 
-def test_inside_a_pass_that_keeps_weights_nothing_is_repeated() -> None:
-    ran: list[int] = []
-    call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
-    with OnePass():
-        _outcomes(call, *[([x],)] * 3)
-    assert len(ran) == 3
+def test_what_a_pass_keeps_is_asked_for_again() -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        weight, mask = tensors
+        total, least = once(("sum",), (mask,), lambda mask: Sums(mask.sum(), mask.min()))
+        return [pack([weight], torch.float64) * total + least]
+
+    call, weight, mask = Prepared(compute), nn.Parameter(torch.ones(2)), torch.ones(3)
+    one_pass = OnePass()
+    for value in range(5):
+        with torch.no_grad():
+            weight.fill_(value)
+            mask.fill_(value + 1)
+        with one_pass:
+            (got,) = _run(call, [weight, mask])
+        _bits([got], [weight.double() * 3 * (value + 1) + value + 1])
+    assert len(_written()) == 1
+    (got,) = _run(call, [weight, mask])  # outside it is another kind of call
+    assert len(call._found) == 2
 
 
 # --- what is asked of autograd --------------------------------------------------------------------
@@ -258,12 +279,29 @@ def _offloaded(block: nn.Module, *inputs: Tensor) -> Any:
         return block(*inputs)
 
 
+ONE_PASS = OnePass()
+
+
+def _in_a_pass(block: nn.Module, *inputs: Tensor) -> Any:
+    with ONE_PASS:
+        return _cast(block, *inputs)
+
+
 def _twice(block: nn.Module, *inputs: Tensor) -> Any:
     m, z = block(*inputs)
     return block(m, z, *inputs[2:])
 
 
-HOW = (_plain, _without_gradients, _checkpointed, _checkpointed_again, _cast, _offloaded, _twice)
+HOW = (
+    _plain,
+    _without_gradients,
+    _checkpointed,
+    _checkpointed_again,
+    _cast,
+    _offloaded,
+    _in_a_pass,
+    _twice,
+)
 
 
 @pytest.mark.parametrize("how", HOW)
