@@ -217,17 +217,17 @@ def _backward(op: type[Operator]) -> Callable[..., Results]:
 def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.Function]:
     """The operator for autograd; one that passes its first tensor on gives that one too."""
     compute, differentiate = Prepared(op.forward, joins=True), Prepared(_backward(op))
-    saved = _saver(op)
+    compute_hooked, saved = Prepared(op.forward), _saver(op)
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Any:
             ctx.set_materialize_grads(False)
-            kind = kind_of(tensors, options)
-            made, parts = compute(kind, tensors, *options)
+            kind, hooked = kind_of(tensors, options), saved_tensor_hooks_active()
+            # a checkpoint counts what is saved, which must be the same at every call
+            made, parts = (compute_hooked if hooked else compute)(kind, tensors, *options)
             ctx.save_for_backward(*saved(tensors, made))
-            # hooks on what is saved may give back something else
-            ctx.kind = None if saved_tensor_hooks_active() else kind
+            ctx.kind = None if hooked else kind  # hooks may give back something else
             ctx.call = parts, options, tuple(_kinds(tensors))
             return (made[0], tensors[0]) if passes_on else made[0]
 

@@ -292,16 +292,18 @@ def _twice(block: nn.Module, *inputs: Tensor) -> Any:
     return block(m, z, *inputs[2:])
 
 
+def _checkpointed_in_a_row(block: nn.Module, *inputs: Tensor) -> Any:
+    """The first runs its Python, the others and what is made again later do not."""
+    m, z, *masks = inputs
+    for _ in range(3):
+        m, z = checkpoint(block, m, z, *masks, use_reentrant=False)
+    return m, z
+
+
 HOW = (
-    _plain,
-    _without_gradients,
-    _checkpointed,
-    _checkpointed_again,
-    _cast,
-    _offloaded,
-    _in_a_pass,
-    _twice,
-)
+    _plain, _without_gradients, _checkpointed, _checkpointed_again, _checkpointed_in_a_row, _cast,
+    _offloaded, _in_a_pass, _twice,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW)
