@@ -60,13 +60,20 @@ class Prepared:
             if len(self._found) >= MOST:
                 self._found.clear()
             self._found[kind] = found + 1
-        else:
+        elif not _recorded(tensors):
             given = _different(tensors)
             with traced(given) as trace:
                 made = self._compute(given, *constants)
             self._found[kind] = written(trace, made, self._joins)
             return made, ()
         return self._compute(tensors, *constants), ()
+
+
+def _recorded(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a CUDA graph is recorded, in which nothing is launched for the first time."""
+    first = tensors[0]
+    assert first is not None
+    return first.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 _known: list[dict[Any, Any]] = []

@@ -216,6 +216,16 @@ def test_what_reads_a_tensor_from_elsewhere_runs_its_own_python() -> None:
     assert not _outcomes(call, ([x],))[0].any()
 
 
+def test_while_a_graph_is_recorded_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, x = Prepared(lambda tensors: [tensors[0] + 1]), torch.zeros(2)
+    with monkeypatch.context() as recording:
+        recording.setattr(prepared, "_recorded", lambda tensors: True)
+        _outcomes(call, *[([x],)] * 3)
+        assert not _written()
+    _outcomes(call, ([x],))
+    assert len(_written()) == 1
+
+
 def test_another_tile_is_asked_for_again(device: str) -> None:
     ran: list[int] = []
     call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
