@@ -54,6 +54,7 @@ def training() -> list[Row]:
             f"{recorded_tuning} {tuning} {plain_tuning} {peer_tuning}",
         ),
         *(real_runs(ranks) for ranks in (1, 2, 4)),
+        *averages(),
         *pieces(),
     ]
 
@@ -70,6 +71,29 @@ def real_runs(ranks: int) -> Row:
         "",
         name,
     )
+
+
+def averages() -> list[Row]:
+    """What the gradient's average adds to a step, by itself and in every mode over a slow link."""
+    name = "bench_comm_h200_x2"
+    found = result(name)
+    own, modes = found["unthrottled"], found["modes"]
+    squeezed = ("bf16", "int8", "powersgd", "topk")
+    return [
+        (
+            f"... what averaging adds on {found['ranks']} GPUs, real chains, 0 to 3 recycles",
+            f"{own['exposed_ms']:.2f} ms of {own['step_ms']:.1f} ({own['exposed_share']:.2%}), "
+            f"{own['linear_scaling']:.1%} of linear scaling",
+            "",
+            name,
+        ),
+        (
+            f"... as two hosts over {found['link_gbit']:.0f} Gbit/s, pretended by waiting",
+            ", ".join(f"{mode} {modes[mode]['step_ms']:.0f}" for mode in squeezed) + " ms",
+            f"uncompressed {modes['none']['step_ms']:.0f} ms, same run",
+            name,
+        ),
+    ]
 
 
 def pieces() -> list[Row]:
@@ -122,6 +146,7 @@ def pieces() -> list[Row]:
             "complexes_step_h200",
         ),
         long_chains(),
+        beside_openfold(),
     ]
 
 
@@ -137,4 +162,19 @@ def long_chains() -> Row:
         f"one GPU, before predictions were made in parts, {before['seconds']:.1f} s, "
         f"{before['peak_gib']:.0f} GiB ({EARLIER})",
         "long_chains_h200_x2 long_chains_h200",
+    )
+
+
+def beside_openfold() -> Row:
+    """The longest chain that OpenFold predicted in its settings for long ones."""
+    name = "long_chains_openfold_h200"
+    theirs, ours = result(name)["runs"]
+    row = max(theirs["rows"], key=lambda row: row["residues"])
+    own = next(r for r in ours["rows"] if r["residues"] == row["residues"])
+    return (
+        f"... over {row['residues']:,}, {own['evoformer_blocks']} of 48 blocks, 1 GPU",
+        f"{own['seconds']:.2f} s, {own['peak_gib']:.1f} GiB",
+        f"OpenFold's settings for long chains {row['seconds']:.1f} s, {row['peak_gib']:.1f} GiB, "
+        "same card",
+        name,
     )
