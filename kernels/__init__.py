@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
     from evofeed.kernels.ops.weighted_average.op import weighted_average
     from evofeed.kernels.runtime.ahead import compiled_ahead
+    from evofeed.kernels.runtime.many_tensors import AddMany
     from evofeed.kernels.runtime.one_pass import OnePass
     from evofeed.kernels.runtime.peer_memory import PeerMemory
     from evofeed.kernels.swap.pair_ops import drop_mask
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.swap.swap import SwapReport, to_fused, to_torch
 
 __all__ = [
+    "AddMany",
     "FusedAdamEMA",
     "FusedLAMB",
     "FusedLARS",

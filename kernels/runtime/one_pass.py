@@ -8,7 +8,7 @@ and what depends on a mask alone is made once. Values are the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from evofeed.kernels.runtime.many_tensors import CopyMany
 from evofeed.kernels.runtime.private_apis import copy_all
 
 Made = TypeVar("Made")
@@ -45,13 +46,14 @@ class OnePass:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._copies: dict[Any, CopyMany] = {}
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
 
     def __enter__(self) -> OnePass:
         global _current
         with torch.no_grad():
-            for group in _alike(self._kept.values()):
-                copy_all([part for part, _ in group], [weight for _, weight in group])
+            for copy, parts, sources in self._all():
+                copy(parts, sources)
         self._outer, _current = _current, self
         return self
 
@@ -59,6 +61,15 @@ class OnePass:
         global _current
         _current = self._outer
         self._found.clear()
+        for copy, parts, sources in self._all():  # the next pass may be recorded
+            copy.prepare(parts, sources)
+
+    def _all(self) -> Iterator[tuple[CopyMany, list[Tensor], list[Tensor]]]:
+        """What copies the weights of one kind, where to, and they."""
+        for kind, group in _alike(self._kept.values()).items():
+            parts = [part for kept in group for part in kept.parts]
+            sources: list[Tensor] = [weight for kept in group for weight in kept.sources]
+            yield self._copies.setdefault(kind, CopyMany()), parts, sources
 
     def weights(self, sources: Sequence[Tensor], dtype: torch.dtype, rows: int) -> Tensor | None:
         """The parameters joined in `dtype`, or None if they are not all parameters."""
@@ -126,14 +137,10 @@ def apart() -> Iterator[None]:
         _current = before
 
 
-def _alike(all_kept: Iterable[_Kept]) -> list[list[tuple[Tensor, nn.Parameter]]]:
-    """Parts and their weights by types and devices, the largest first.
-
-    A launch copies 64 of one kind: beside large ones, small ones would leave the card idle.
-    """
-    groups: dict[Any, list[tuple[Tensor, nn.Parameter]]] = {}
+def _alike(all_kept: Any) -> dict[Any, list[_Kept]]:
+    """Grouped by types and devices: a launch copies many of one kind."""
+    groups: dict[Any, list[_Kept]] = {}
     for each in all_kept:
         source = each.sources[0]
-        group = groups.setdefault((each.joined.dtype, source.dtype, source.device), [])
-        group += zip(each.parts, each.sources, strict=True)
-    return [sorted(group, key=lambda pair: -pair[1].numel()) for group in groups.values()]
+        groups.setdefault((each.joined.dtype, source.dtype, source.device), []).append(each)
+    return groups

@@ -28,7 +28,7 @@ GROUPS: dict[str, str] = {
     "communication": r"nccl|all_?reduce|broadcast_coalesced|gloo|^peer_exchange_kernel",
     # C++ names are full of `lambda` and `scalars`.
     "optimizer": r"adam|lamb(?!da)|(?<!sca)lars|lerp|ema_|multi_tensor|"
-    r"^(scalars|square_sum|ratio)_kernel",
+    r"^(scalars|square_sum|ratio|move_many)_kernel",
     "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
     r"norm_(rows|forward|backward|columns(_grad)?)_kernel|adaptive_norm\w*_kernel",
     "attention": r"attn|attention|flash|fmha|softmax|sdpa|"

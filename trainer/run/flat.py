@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import FusedAdamEMA
+from evofeed.kernels import AddMany, FusedAdamEMA
 from evofeed.trainer.config import OptimConfig
 from evofeed.trainer.run.optim import clip_coefficient, learning_rate
 from evofeed.trainer.run.precision import LossScale
@@ -69,10 +69,9 @@ class FlatOptimizer:
             parameter.data = view
         self._parameters = self.parameters(module)
         self._grads = [view for _, view in self.views(self.grad)]
-        # A launch takes 64 tensors: beside large ones, small ones would leave the card idle.
-        self._by_size = sorted(range(len(self._grads)), key=lambda n: -self._grads[n].numel())
         for view, parameter in zip(self._grads, self._parameters, strict=True):
             parameter.grad = view
+        self._add = AddMany(self._grads, plain=not fused)
         self.ema = self.param.clone()
         self._sample_sum = torch.zeros_like(self.grad) if config.clip == "per_example" else None
         self._adam = self._adam_of_buffers(plain=not fused)
@@ -96,12 +95,7 @@ class FlatOptimizer:
         `loss.backward()` would add them one by one to `.grad`, a kernel or two for each parameter.
         """
         found = torch.autograd.grad(self.scaled(loss), self._parameters, allow_unused=True)
-        there = [
-            (self._grads[n].view(-1), grad.reshape(-1))
-            for n in self._by_size
-            if (grad := found[n]) is not None
-        ]
-        torch._foreach_add_([view for view, _ in there], [grad for _, grad in there])
+        self._add(found)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that a backward pass is to start from."""
