@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.attention.op import biased_attention
     from evofeed.kernels.ops.conditioned_attention.op import conditioned_attention
     from evofeed.kernels.ops.conditioned_transition.op import conditioned_transition
+    from evofeed.kernels.ops.frame_error.op import frame_error, frame_error_fits
     from evofeed.kernels.ops.gated_attention.op import gated_attention
     from evofeed.kernels.ops.layer_norm.op import layer_norm
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
@@ -61,6 +62,8 @@ __all__ = [
     "conditioned_attention",
     "conditioned_transition",
     "drop_mask",
+    "frame_error",
+    "frame_error_fits",
     "gated_attention",
     "global_attention_of",
     "layer_norm",
