@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.graphs.capture import record_graph
     from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm
     from evofeed.kernels.ops.attention.op import biased_attention
+    from evofeed.kernels.ops.clashes.op import Spared, clashes, clashes_fit
     from evofeed.kernels.ops.conditioned_attention.op import conditioned_attention
     from evofeed.kernels.ops.conditioned_transition.op import conditioned_transition
     from evofeed.kernels.ops.frame_error.op import frame_error, frame_error_fits
@@ -54,10 +55,13 @@ __all__ = [
     "MultiheadAttention",
     "OnePass",
     "PeerMemory",
+    "Spared",
     "SwapReport",
     "adaptive_norm",
     "attention_of",
     "biased_attention",
+    "clashes",
+    "clashes_fit",
     "compiled_ahead",
     "conditioned_attention",
     "conditioned_transition",

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evofeed.kernels import Spared, clashes, clashes_fit
 from evofeed.residues import RESTYPES
 from evofeed.shapes import Float, Int
 from evofeed.trainer.losses.stereochemistry import (
@@ -47,7 +48,7 @@ def find_structural_violations(
     device, dtype = atom14.device, atom14.dtype
     radius = _radius(device, dtype)[batch["residx_atom14_to_atom37"]] * exists
     tolerance = config.clash_overlap_tolerance
-    clashes = between_residue_clashes(
+    close = between_residue_clashes(
         atom14, exists, radius, batch["residue_index"], tolerance, asym_id,
         same_number_never_clashes=config.same_number_never_clashes,
     )  # fmt: skip
@@ -58,12 +59,12 @@ def find_structural_violations(
     per_residue = torch.stack(
         [
             bonds["connections_per_residue_violation_mask"],
-            clashes["clashes_per_atom_clash_mask"].amax(-1),
+            close["clashes_per_atom_clash_mask"].amax(-1),
             within["per_atom_violations"].amax(-1),
         ]
     )
     return {
-        "between_residues": bonds | clashes,
+        "between_residues": bonds | close,
         "within_residues": within,
         "total_per_residue_violations_mask": per_residue.amax(0),
     }
@@ -172,6 +173,16 @@ def between_residue_clashes(
 
     Bonded C-N of neighbours in a chain and slot 5 against slot 5 (disulfides) are spared.
     """
+    if clashes_fit(atom14):
+        spared = Spared(_C, _N, _SULPHUR_SLOT, same_number_never_clashes)
+        found = clashes(atom14, exists, radius, residue_index, asym_id, overlap_tolerance, spared)
+        half = 0.5 * found.error.sum((-2, -1))  # both atoms of a pair have it
+        return {
+            "clashes_mean_loss": half / (_BOND_EPS + 0.5 * found.pairs.sum((-2, -1))),
+            "clashes_per_atom_loss_sum": found.error,
+            "clashes_per_atom_clash_mask": found.worst,
+            "clashes_per_atom_num_clash": found.count,
+        }
     slot = torch.arange(14, device=atom14.device)
     atoms, distance = _all_distances(atom14)
     index = residue_index[..., None].expand(*residue_index.shape, 14).flatten(-2)

@@ -1,0 +1,1 @@
+"""Atoms of different residues that are closer than their radii allow."""
