@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
     from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
     from evofeed.kernels.ops.pair_bias.op import pair_bias
+    from evofeed.kernels.ops.point_sides.op import PointSizes, point_sides, point_sides_fit
     from evofeed.kernels.ops.softmax.op import masked_softmax
     from evofeed.kernels.ops.swiglu.op import swiglu_transition
     from evofeed.kernels.ops.transition.op import transition
@@ -55,6 +56,7 @@ __all__ = [
     "MultiheadAttention",
     "OnePass",
     "PeerMemory",
+    "PointSizes",
     "Spared",
     "SwapReport",
     "adaptive_norm",
@@ -76,6 +78,8 @@ __all__ = [
     "outer_product_mean_of",
     "pair_bias",
     "pair_bias_of",
+    "point_sides",
+    "point_sides_fit",
     "record_graph",
     "swiglu_transition",
     "to_fused",

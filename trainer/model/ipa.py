@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evofeed.kernels import PointSizes, point_sides, point_sides_fit
 from evofeed.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
@@ -134,6 +135,10 @@ class InvariantPointAttention(nn.Module):
         frames = Rigid(frames.rots, frames.trans - centre)
         H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
         projected = F.linear(s, shared.weight, shared.weight_bias)
+        sizes = PointSizes(H, C, P, self.no_v_points)
+        if point_sides_fit(projected, sizes):
+            left, right, values = point_sides(projected, *frames, shared.gamma, sizes)
+            return (left, right), values, frames
         q, kv, q_local, kv_local = torch.split(
             projected, [H * C, 2 * H * C, 3 * H * P, 3 * H * (P + self.no_v_points)], dim=-1
         )

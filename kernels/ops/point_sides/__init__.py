@@ -1,0 +1,1 @@
+"""From projections of a residue to what invariant point attention multiplies."""
