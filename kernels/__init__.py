@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.conditioned_attention.op import conditioned_attention
     from evofeed.kernels.ops.conditioned_transition.op import conditioned_transition
     from evofeed.kernels.ops.frame_error.op import frame_error, frame_error_fits
+    from evofeed.kernels.ops.frame_update.op import frame_update, frame_update_fits
     from evofeed.kernels.ops.gated_attention.op import gated_attention
     from evofeed.kernels.ops.layer_norm.op import layer_norm
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
     from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
     from evofeed.kernels.ops.pair_bias.op import pair_bias
-    from evofeed.kernels.ops.point_sides.op import PointSizes, point_sides, point_sides_fit
+    from evofeed.kernels.ops.point_sides.op import (
+        PointSizes,
+        point_ends,
+        point_ends_fit,
+        point_sides,
+        point_sides_fit,
+    )
     from evofeed.kernels.ops.softmax.op import masked_softmax
     from evofeed.kernels.ops.swiglu.op import swiglu_transition
     from evofeed.kernels.ops.transition.op import transition
@@ -70,6 +77,8 @@ __all__ = [
     "drop_mask",
     "frame_error",
     "frame_error_fits",
+    "frame_update",
+    "frame_update_fits",
     "gated_attention",
     "global_attention_of",
     "layer_norm",
@@ -78,6 +87,8 @@ __all__ = [
     "outer_product_mean_of",
     "pair_bias",
     "pair_bias_of",
+    "point_ends",
+    "point_ends_fit",
     "point_sides",
     "point_sides_fit",
     "record_graph",

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels import PointSizes, point_sides, point_sides_fit
+from evofeed.kernels import PointSizes, point_ends, point_ends_fit, point_sides, point_sides_fit
 from evofeed.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
@@ -48,6 +48,8 @@ class InvariantPointAttention(nn.Module):
 
     All projections have a bias, unlike in the supplement (as in AF2's own code).
     """
+
+    _clamps_norm = False  # of a point: the least square is added, not what it is clamped to
 
     def __init__(
         self,
@@ -111,7 +113,11 @@ class InvariantPointAttention(nn.Module):
         return self.inf
 
     def _norm(self, local: Tensor) -> Tensor:
-        return torch.sqrt(torch.sum(local**2, dim=-2) + self.eps)
+        square, least = torch.sum(local**2, dim=-2), self._least_square()
+        return torch.sqrt(torch.clamp(square, min=least) if self._clamps_norm else square + least)
+
+    def _least_square(self) -> float:
+        return self.eps
 
     def forward(
         self,
@@ -189,12 +195,18 @@ class InvariantPointAttention(nn.Module):
 
     def _output(self, weights: Tensor, values: Tensor, z: Tensor, frames: Rigid) -> Tensor:
         """The attended `values [*, R, H, C + 3 P]` and pairs, through the last linear layer."""
-        attended = torch.matmul(weights, values.transpose(-2, -3)).transpose(-2, -3)
+        attended = torch.matmul(weights, values.transpose(-2, -3))
+        pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
+        sizes = PointSizes(self.no_heads, self.c_hidden, self.no_qk_points, self.no_v_points)
+        if point_ends_fit(attended, frames.rots, sizes):
+            least = self._least_square()
+            ends = point_ends(attended, *frames, sizes, least, self._clamps_norm)
+            return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
+        attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]
         points = points - frames.trans[..., None]
         local = torch.sum(frames.rots[..., None] * points[..., None, :], dim=-3)
         norm = self._norm(local)
-        pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
         parts = [scalar.flatten(-2), local.flatten(-2), norm, pair]
         return self.linear_out(torch.cat(parts, dim=-1))  # type: ignore[no-any-return]

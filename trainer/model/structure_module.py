@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels import frame_update, frame_update_fits
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import (
@@ -45,13 +46,18 @@ def update_frames(
     quaternion: Float[Tensor, "*B 4"],
     frames: Rigid,
     update: Float[Tensor, "*B 6"],
-) -> tuple[Float[Tensor, "*B 4"], Float[Tensor, "*B 3"]]:
-    """Quaternion and translation after a backbone update given in the old local frame.
+) -> tuple[Float[Tensor, "*B 4"], Rigid]:
+    """Quaternion and frames after a backbone update given in the old local frame.
 
-    `frames` are the old ones, their rotation being that of `quaternion`.
+    `frames` are the old ones, their rotation being that of `quaternion`. The new rotation may
+    have no gradient.
     """
+    if frame_update_fits(quaternion, frames.trans):
+        quaternion, trans, rots = frame_update(quaternion, frames.trans, update)
+        return quaternion, Rigid(rots, trans)
     step = torch.sum(frames.rots * update[..., None, 3:], dim=-1)
-    return compose_quaternion_update(quaternion, update[..., :3]), frames.trans + step
+    quaternion = compose_quaternion_update(quaternion, update[..., :3])
+    return quaternion, Rigid(quaternion_to_matrix(quaternion), frames.trans + step)
 
 
 class StructureModuleTransitionLayer(nn.Module):
@@ -153,15 +159,15 @@ class StructureModule(nn.Module):
         quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
         states, frames = [], []
         shared = self.ipa.share(z, mask)
-        for layer in range(self.no_blocks):
-            old = Rigid(quaternion_to_matrix(quaternion), trans)
+        old = Rigid(quaternion_to_matrix(quaternion), trans)
+        for _ in range(self.no_blocks):
             s = s + self.ipa(s, z, old, mask, shared)
             s = self.transition(self.layer_norm_ipa(self.ipa_dropout(s)))
-            quaternion, trans = update_frames(quaternion, old, self.bb_update(s))
+            quaternion, new = update_frames(quaternion, old, self.bb_update(s))
             states.append(s)
-            frames.append(torch.cat([quaternion, trans * self.trans_scale_factor], dim=-1))
-            if layer < self.no_blocks - 1:  # no gradient through the chain of rotations
-                quaternion = quaternion.detach()
+            frames.append(torch.cat([quaternion, new.trans * self.trans_scale_factor], dim=-1))
+            # No gradient through the chain of rotations.
+            quaternion, old = quaternion.detach(), Rigid(new.rots.detach(), new.trans)
         all_states, all_frames = torch.stack(states), torch.stack(frames)
         atoms = self._atoms(all_states, from_tensor_7(all_frames), s_initial, aatype)
         return {"frames": all_frames, **atoms, "states": all_states, "single": states[-1]}

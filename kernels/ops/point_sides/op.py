@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.kernels.ops.point_sides.triton import point_sides_grad_kernel, point_sides_kernel
+from evofeed.kernels.ops.point_sides.triton import (
+    point_ends_grad_kernel,
+    point_ends_kernel,
+    point_sides_grad_kernel,
+    point_sides_kernel,
+)
 from evofeed.kernels.runtime.backend import triton, usable
 from evofeed.kernels.runtime.launching import launch
 
@@ -100,3 +105,74 @@ def point_sides(
     )
     left, right, values = found
     return left, right, values.transpose(-2, -3)
+
+
+class _PointEnds(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, sizes: PointSizes, eps: float, clamped: bool, attended: Tensor, rots: Tensor,
+        trans: Tensor,
+    ) -> Tensor:  # fmt: skip
+        (B, H, R, _), V = attended.shape, sizes.value_points
+        out = attended.new_empty(B, R, H * (sizes.channels + 4 * V))
+        _launch_ends(
+            point_ends_kernel, (attended, rots, trans, out), sizes, eps, clamped, trans,
+            out.shape[-1],
+        )  # fmt: skip
+        ctx.save_for_backward(attended, rots, trans)
+        ctx.options = sizes, eps, clamped
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        attended, rots, trans = ctx.saved_tensors
+        out, (B, H, R, _) = torch.empty_like(attended), attended.shape
+        dtrans, rows = attended.new_empty(B, R, H, 3), dout
+        if dout.stride(-1) != 1 or dout.stride(0) != R * dout.stride(1):
+            rows = dout.contiguous()
+        _launch_ends(
+            point_ends_grad_kernel, (rows, attended, rots, trans, out, dtrans), *ctx.options, trans,
+            rows.stride(1),
+        )  # fmt: skip
+        return None, None, None, out, None, dtrans.sum(-2)
+
+
+def _launch_ends(
+    kernel: Any, tensors: tuple[Tensor, ...], sizes: PointSizes, eps: float, clamped: bool,
+    trans: Tensor, stride: int,
+) -> None:  # fmt: skip
+    H, C, _, V = sizes
+    B, R, _ = trans.shape
+    launch(
+        kernel, (triton.cdiv(B * R, BLOCK), H), (*tensors, B * R, R, eps, stride),
+        {"H": H, "C": C, "V": V, "BLOCK": BLOCK, "CLAMPED": clamped, "num_warps": 4},
+    )  # fmt: skip
+
+
+def point_ends_fit(attended: Tensor, rots: Tensor, sizes: PointSizes) -> bool:
+    """Whether the kernels take these values: `[B, H, R, C + 3 V]`, no gradient to rotations."""
+    return attended.dim() == 4 and not rots.requires_grad and point_sides_fit(attended[0], sizes)
+
+
+def point_ends(
+    attended: Tensor, rots: Tensor, trans: Tensor, sizes: PointSizes, eps: float, clamped: bool
+) -> Tensor:
+    """What attention gave each residue, points seen from its frame.
+
+    Args:
+        attended: `[B, H, R, C + 3 V]`, for which `point_ends_fit`.
+        rots: `[B, R, 3, 3]`.
+        trans: `[B, R, 3]`.
+        sizes: of the attention.
+        eps: under the root of a distance.
+        clamped: the least square is eps, which is not added.
+
+    Returns:
+        `[B, R, H (C + 4 V)]`: channels, x, y and z of points, their distances, heads outermost in
+        each.
+    """
+    found: Tensor = _PointEnds.apply(  # type: ignore[no-untyped-call]
+        sizes, eps, clamped, attended.contiguous(), rots.contiguous(), trans.contiguous()
+    )
+    return found

@@ -175,3 +175,63 @@ def point_sides_grad_kernel(
         _store_three(to + 3, 1, total[3], total[4], total[5], m < N)
         _store_three(to + 6, 1, total[6], total[7], total[8], m < N)
     _store_three(to + 9, 1, total[9], total[10], total[11], m < N)
+
+
+@triton.jit
+def point_ends_kernel(
+    ATTENDED, ROTS, TRANS, OUT, N, R, eps, stride,
+    H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
+    CLAMPED: tl.constexpr,
+):  # fmt: skip
+    """OUT, of row stride `stride`, from ATTENDED `[B, H, R, C + 3 V]`: see `point_ends`."""
+    VALUE: tl.constexpr = C + 3 * V
+    n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    h = tl.program_id(1)
+    inside = n < N
+    frame = _load_frame(ROTS, TRANS, n, inside)
+    c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
+    row, out = ATTENDED + ((n // R * H + h) * R + n % R) * VALUE, OUT + n * stride
+    tl.store(out + h * C + c, tl.load(row + c, mask=inside, other=0.0), mask=inside)
+    x, y, z = _load_three(row + C + v, V, inside)
+    x, y, z = _turned_back(frame, (x - frame[9], y - frame[10], z - frame[11]))
+    out += H * C + h * V + v
+    _store_three(out, H * V, x, y, z, inside)
+    square = x * x + y * y + z * z
+    square = tl.maximum(square, eps) if CLAMPED else square + eps
+    tl.store(out + 3 * H * V, tl.sqrt(square), mask=inside)
+
+
+@triton.jit
+def point_ends_grad_kernel(
+    DOUT, ATTENDED, ROTS, TRANS, OUT, DTRANS, N, R, eps, stride,
+    H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
+    CLAMPED: tl.constexpr,
+):  # fmt: skip
+    """OUT, the gradient of ATTENDED, and DTRANS `[N, H, 3]`: each head's share."""
+    VALUE: tl.constexpr = C + 3 * V
+    n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    h = tl.program_id(1)
+    inside = n < N
+    frame = _load_frame(ROTS, TRANS, n, inside)
+    c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
+    at = ((n // R * H + h) * R + n % R) * VALUE
+    row, out, grad = ATTENDED + at, OUT + at, DOUT + n * stride
+    tl.store(out + c, tl.load(grad + h * C + c, mask=inside, other=0.0), mask=inside)
+    x, y, z = _load_three(row + C + v, V, inside)
+    x, y, z = _turned_back(frame, (x - frame[9], y - frame[10], z - frame[11]))
+    grad += H * C + h * V + v
+    dx, dy, dz = _load_three(grad, H * V, inside)
+    square = x * x + y * y + z * z
+    of_norm = tl.load(grad + 3 * H * V, mask=inside, other=0.0)
+    if CLAMPED:
+        of_norm = tl.where(square >= eps, of_norm / tl.sqrt(tl.maximum(square, eps)), 0.0)
+    else:
+        of_norm = of_norm / tl.sqrt(square + eps)
+    dx, dy, dz = dx + of_norm * x, dy + of_norm * y, dz + of_norm * z
+    x = frame[0] * dx + frame[1] * dy + frame[2] * dz
+    y = frame[3] * dx + frame[4] * dy + frame[5] * dz
+    z = frame[6] * dx + frame[7] * dy + frame[8] * dz
+    _store_three(out + C + v, V, x, y, z, inside)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    to = DTRANS + (m * H + h) * 3
+    _store_three(to, 1, -tl.sum(x, 1), -tl.sum(y, 1), -tl.sum(z, 1), m < N)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from evofeed.trainer.model import ipa
 from evofeed.trainer.model.ipa import InvariantPointAttention, SharedTerms
+from evofeed.trainer.model.multimer.ipa import InvariantPointAttentionMultimer
 from evofeed.trainer.model.rigid import Rigid
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +41,34 @@ def test_sides_and_gradients_are_those_of_separate_operators(
         patch.setattr(ipa, "point_sides_fit", lambda *_: False)
         plain = found(torch.float32)
     monkeypatch.setattr(module, "_points", None)  # no way around the kernels
+    for ours, theirs, true in zip(found(torch.float32), plain, exact, strict=True):
+        error, allowed = (ours - true).norm(), (theirs - true).norm()
+        assert error <= 1.5 * allowed + 1e-6 * true.norm()
+
+
+@pytest.mark.parametrize("kind", [InvariantPointAttention, InvariantPointAttentionMultimer])
+def test_ends_and_gradients_are_those_of_separate_operators(
+    kind: type[InvariantPointAttention], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    B, R, H = 2, 19, 3
+    module = kind(8, 4, 16, H, 4, 8).to(device)
+    weights, z = torch.softmax(torch.randn(B, H, R, R), dim=-1), torch.randn(B, R, R, 4)
+    rots = torch.linalg.qr(torch.randn(B, R, 3, 3))[0]
+    values, trans, last = torch.randn(B, R, H, 40), 3 * torch.randn(B, R, 3), torch.randn(B, R, 8)
+    torch.nn.init.normal_(module.linear_out.weight)
+
+    def found(dtype: torch.dtype) -> list[Tensor]:
+        module.linear_out.to(dtype)
+        leaves = [t.to(device, dtype).requires_grad_() for t in (weights, values, z, trans)]
+        frames = Rigid(rots.to(device, dtype), leaves[3])
+        made = module._output(*leaves[:3], frames)
+        return [made, *torch.autograd.grad((made * last.to(made)).sum(), leaves)]
+
+    exact = found(torch.float64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ipa, "point_ends_fit", lambda *_: False)
+        plain = found(torch.float32)
+    monkeypatch.setattr(module, "_norm", None)  # no way around the kernels
     for ours, theirs, true in zip(found(torch.float32), plain, exact, strict=True):
         error, allowed = (ours - true).norm(), (theirs - true).norm()
         assert error <= 1.5 * allowed + 1e-6 * true.norm()

@@ -175,8 +175,8 @@ def _backbone_update(case: Case, x: Inputs) -> tuple[nn.Module, Outputs]:
     update = module(x["s"])
     quaternion, trans = x["frames7"][..., :4], x["frames7"][..., 4:]
     frames = Rigid(quaternion_to_matrix(quaternion), trans)
-    new = structure_module.update_frames(quaternion, frames, update)
-    return module, {"update": update, "new_frames7": torch.cat(new, dim=-1)}
+    new, moved = structure_module.update_frames(quaternion, frames, update)
+    return module, {"update": update, "new_frames7": torch.cat([new, moved.trans], dim=-1)}
 
 
 def _torsion(case: Case, x: Inputs) -> tuple[None, Outputs]:

@@ -1,0 +1,1 @@
+"""A backbone update of all residues' frames."""
