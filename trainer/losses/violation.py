@@ -181,7 +181,7 @@ def between_residue_clashes(
             "clashes_mean_loss": half / (_BOND_EPS + 0.5 * found.pairs.sum((-2, -1))),
             "clashes_per_atom_loss_sum": found.error,
             "clashes_per_atom_clash_mask": found.worst,
-            "clashes_per_atom_num_clash": found.count,
+            "clashes_per_atom_num_clash": found.number,
         }
     slot = torch.arange(14, device=atom14.device)
     atoms, distance = _all_distances(atom14)

@@ -38,13 +38,13 @@ class Clashes(NamedTuple):
 
     Attributes:
         error: sum of how much closer than allowed other atoms are.
-        count: how many are.
+        number: how many are.
         worst: 1 where there is one.
         pairs: how many other atoms it was held beside.
     """
 
     error: Tensor
-    count: Tensor
+    number: Tensor
     worst: Tensor
     pairs: Tensor
 

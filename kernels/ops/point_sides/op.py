@@ -131,9 +131,10 @@ class _PointEnds(torch.autograd.Function):
         dtrans, rows = attended.new_empty(B, R, H, 3), dout
         if dout.stride(-1) != 1 or dout.stride(0) != R * dout.stride(1):
             rows = dout.contiguous()
+        sizes, eps, clamped = ctx.options
         _launch_ends(
-            point_ends_grad_kernel, (rows, attended, rots, trans, out, dtrans), *ctx.options, trans,
-            rows.stride(1),
+            point_ends_grad_kernel, (rows, attended, rots, trans, out, dtrans), sizes, eps,
+            clamped, trans, rows.stride(1),
         )  # fmt: skip
         return None, None, None, out, None, dtrans.sum(-2)
 
