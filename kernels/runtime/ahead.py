@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from evofeed.kernels.runtime import launching
+from evofeed.kernels.runtime.backend import TensorDescriptor
 from evofeed.kernels.runtime.private_apis import backward_runs
 
 
@@ -74,6 +75,8 @@ def _special(arg: Any) -> Any:
     """What of an argument Triton compiles for: not the value of a number, nor an address."""
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() % 16 == 0
+    if type(arg) is TensorDescriptor:
+        return arg.base.dtype, *arg.block_shape
     if type(arg) is int:
         return arg == 1, arg % 16 == 0, arg.bit_length() > 31
     return type(arg)

@@ -64,13 +64,16 @@ try:
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     # called thread_barrier before Triton 3.7
     barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     HAS_GLUON = True
 except ImportError:  # before Triton 3.6
     HAS_GLUON = False
-    gluon, gl, hopper, cp, barrier, mma_v2 = (_Absent() for _ in range(6))
+    gluon, gl, hopper, cp, barrier, mma_v2, mbarrier, tma = (_Absent() for _ in range(8))
+    TensorDescriptor = None
 
 INTERPRETER = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 _interpreting = False

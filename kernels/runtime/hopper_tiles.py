@@ -4,7 +4,7 @@
 Letters: M rows, ROWS and COLS of a tile.
 """
 
-from evofeed.kernels.runtime.backend import cp, gl, gluon
+from evofeed.kernels.runtime.backend import cp, gl, gluon, mbarrier, tma
 
 
 @gluon.constexpr_function
@@ -72,6 +72,21 @@ def _columns_at(PTR, first, M, ROWS: gl.constexpr, COLS: gl.constexpr):
     e = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     m = gl.arange(0, COLS, gl.SliceLayout(0, layout))
     return PTR + first + (e[:, None] * M + m[None, :]), (m < M - first)[None, :]
+
+
+@gluon.jit
+def bars_of(COUNT: gl.constexpr):
+    """Barriers that say whether a copy into shared memory has ended; each is met in turn."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(COUNT):
+        mbarrier.init(bars.index(n), count=1)
+    return bars
+
+
+@gluon.jit
+def fetch(tile, source, row, column, bar, there):
+    """The copy engine copies a tile, if it is there; `bar` was told to expect its bytes."""
+    tma.async_copy_global_to_shared(source, [row, column], bar, tile, pred=there)
 
 
 @gluon.jit

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from evofeed.errors import KernelError, UnsupportedShape
-from evofeed.kernels.runtime.backend import INTERPRETER
+from evofeed.kernels.runtime.backend import INTERPRETER, TensorDescriptor, gl
 from evofeed.kernels.runtime.private_apis import repeat, repeatable, untraced
 
 MOST = 1 << 16
@@ -44,7 +44,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
         kernel: a `triton.jit` function whose parameters are those of `args`, in order, and
             then the compile-time ones.
         grid: one to three sizes.
-        args: tensors, numbers or None; the first is a tensor.
+        args: tensors, their tiles (`tiles_in`), numbers or None; the first is a tensor.
         meta: compile-time arguments by name, and `num_warps`, `num_stages` and such.
 
     Raises:
@@ -79,6 +79,9 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
             lowest |= at
             values.append(at)
             key.append(arg.dtype)
+        elif type(arg) is TensorDescriptor:
+            values.append(arg)
+            key.append((arg.base.dtype, *arg.block_shape))
         else:
             values.append(arg)
             key.append(arg)
@@ -118,6 +121,44 @@ def _check(kernel: Any, grid: tuple[int, ...]) -> None:
             f"GPU launches {2**31 - 1} x {MOST_PROGRAMS} x {MOST_PROGRAMS} at most: pass fewer "
             "sequences, residues or samples at once"
         )
+
+
+@lru_cache(maxsize=64)
+def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    kind = gl.float16 if dtype is torch.float16 else gl.bfloat16
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
+
+
+def tiles_in(x: torch.Tensor, rows: int, columns: int) -> Any:
+    """What the copy engine of a Hopper card needs to move tiles of x `[M, N]`, in 16 bits.
+
+    x starts at a multiple of 16 bytes, as does each of its rows, whose numbers lie side by side.
+    """
+    found = object.__new__(TensorDescriptor)  # what it checks costs as much as a launch
+    found.base, found.shape, found.strides = x, list(x.shape), list(x.stride())
+    found.block_shape, found.padding = [rows, columns], "zero"
+    found.layout = _tile_layout(rows, columns, x.dtype)
+    return found
+
+
+class _Address:
+    """Memory of which a launcher asks the address alone."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def data_ptr(self) -> int:
+        return self._at
+
+
+def tiles_at(address: int, like: Any) -> Any:
+    """`tiles_in` of memory elsewhere, of which nothing else differs."""
+    found = object.__new__(TensorDescriptor)
+    found.__dict__.update(like.__dict__)
+    found.base = _Address(address)
+    return found
 
 
 class Launch:

@@ -37,6 +37,18 @@ class Seen(NamedTuple):
     offset: int
 
 
+class SeenTiles(NamedTuple):
+    """Tiles of a tensor, as `launching.tiles_in` gives them.
+
+    Attributes:
+        base: the tensor.
+        like: they, of no memory.
+    """
+
+    base: Seen
+    like: Any
+
+
 @dataclass(slots=True)
 class Step:
     """One call or launch.
@@ -143,8 +155,9 @@ class Trace:
 
     def launch(self, ready: Any, grid: tuple[int, ...], values: Sequence[Any]) -> None:
         """Writes down a launch."""
-        reads = [self.seen(t) for t in values if isinstance(t, Tensor)]
         put = tuple(map(self._named, values))
+        reads = [value.base if isinstance(value, SeenTiles) else value for value in put]
+        reads = [value for value in reads if isinstance(value, Seen)]
         self.steps.append(Step(ready, put, {}, reads, [], "launch", False, grid))
 
     def _add(self, tensor: Tensor, given: list[Tensor]) -> int:
@@ -164,6 +177,8 @@ class Trace:
         """The value with `Seen` in place of tensors."""
         if isinstance(value, Tensor):
             return self.seen(value)
+        if type(value) is launching.TensorDescriptor:
+            return SeenTiles(self.seen(value.base), launching.tiles_at(0, value))
         if type(value) in (list, tuple):
             return type(value)(map(self._named, value))
         return value

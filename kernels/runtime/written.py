@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evofeed.kernels.runtime.launching import tiles_at
 from evofeed.kernels.runtime.private_apis import launch_text, stream_of
-from evofeed.kernels.runtime.tracing import Seen, Step, Trace
+from evofeed.kernels.runtime.tracing import Seen, SeenTiles, Step, Trace
 
 ALIGNED = 512  # bytes, as PyTorch's allocator
 
@@ -193,6 +194,9 @@ class _Source:
         return [f"p{n} = t{n}.data_ptr()" for n in numbers if n in self._addresses]
 
     def _address(self, value: Any) -> str:
+        if isinstance(value, SeenTiles):
+            self.names["tiles_at"] = tiles_at
+            return f"tiles_at({self._address(value.base)}, {self._constant(value.like)})"
         if not isinstance(value, Seen):
             return self._value(value)
         for name, used in (("room", self._places), ("kept", self._kept)):

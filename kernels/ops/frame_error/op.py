@@ -19,7 +19,7 @@ from evofeed.kernels.ops.frame_error.triton import frame_error_kernel, frame_err
 from evofeed.kernels.runtime.backend import triton, usable
 from evofeed.kernels.runtime.launching import launch
 
-FRAMES, POINTS = 16, 64  # of a tile of pairs
+FRAMES, POINTS = 16, 32  # of a tile of pairs
 
 
 class _FrameError(torch.autograd.Function):

@@ -15,7 +15,7 @@ from evofeed.kernels.ops.gated_attention.hopper.kernels import (
     gated_output_kernel,
 )
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
-from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.launching import launch, tiles_in
 from evofeed.kernels.runtime.projection import Drop, even
 
 ROWS = 64  # rows a program takes at a time
@@ -64,10 +64,14 @@ def run_output(
     M, block = attended.numel() // K, min(C, PART)
     out = torch.empty_like(x)
     each = 2 if max(C, K) <= 128 else 1  # programs a multiprocessor has room for
+    rows = (
+        tiles_in(attended.view(M, K), ROWS, K), tiles_in(gate, ROWS, K),
+        tiles_in(even(weight), block, K), tiles_in(even(x).view(M, C), ROWS, block),
+        tiles_in(out.view(M, C), ROWS, block),
+    )  # fmt: skip
     launch(
         gated_output_kernel, (C // block * _programs(x, M, C // block, each),),
-        (attended, gate, gate_bias, even(weight), bias, _mask(drop, x), even(x), out, M,
-         gate.stride(0), *drop.strides()),
+        (gate_bias, bias, _mask(drop, x), *rows, M, *drop.strides()),
         {"K": K, "C": C, "BLOCK_C": block, "BLOCK_M": ROWS, "HAS_DROP": drop.mask is not None,
          "DROP_STEP": drop.step(ROWS), "HAS_RES": residual, "num_warps": WARPS,
          "maxnreg": HALF if each == 2 else None},
@@ -91,11 +95,14 @@ def run_output_grad(
     partials = [
         torch.empty((programs, n), dtype=torch.float32, device=device) for n in (C * K, K, C)
     ]
+    tiles = (
+        tiles_in(even(dout), ROWS, C), tiles_in(even(weight), C, block),
+        *(tiles_in(x, ROWS, block) for x in (attended.view(M, K), gate, do.view(M, K), dgate)),
+    )  # fmt: skip
     launch(
         gated_output_grad_kernel, (K // block * programs,),
-        (even(dout), _mask(drop, dout), even(weight), attended, gate, gate_bias, do, dgate, delta,
-         *partials, M, gate.stride(0), dgate.stride(0), rows * H * length, to_i, to_j, length, R, N,
-         *drop.strides()),
+        (delta, _mask(drop, dout), gate_bias, *partials, *tiles, M, rows * H * length, to_i, to_j,
+         length, R, N, *drop.strides()),
         {"K": K, "C": C, "D": D, "BLOCK_K": block, "BLOCK_M": ROWS,
          "HAS_DROP": drop.mask is not None, "DROP_STEP": drop.step(ROWS), "num_warps": WARPS,
          "maxnreg": HALF if max(C, K) <= 64 else None},
