@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from evofeed.kernels.runtime import launching
+from evofeed.kernels.runtime.backend import TensorDescriptor
 
 _ALLOCATIONS = frozenset({torch.empty, torch.empty_like, Tensor.new_empty, torch.empty_strided})
 
@@ -177,7 +178,7 @@ class Trace:
         """The value with `Seen` in place of tensors."""
         if isinstance(value, Tensor):
             return self.seen(value)
-        if type(value) is launching.TensorDescriptor:
+        if type(value) is TensorDescriptor:
             return SeenTiles(self.seen(value.base), launching.tiles_at(0, value))
         if type(value) in (list, tuple):
             return type(value)(map(self._named, value))

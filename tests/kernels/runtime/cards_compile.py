@@ -19,7 +19,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import evofeed.kernels
-from evofeed.kernels import FusedAdamEMA, layer_norm, masked_softmax, to_fused
+from evofeed.kernels import (
+    FusedAdamEMA,
+    PointSizes,
+    Spared,
+    clashes,
+    frame_error,
+    frame_update,
+    layer_norm,
+    masked_softmax,
+    point_ends,
+    point_sides,
+    to_fused,
+)
 from evofeed.kernels.runtime import launching, tiles
 from evofeed.trainer.model.evoformer import EvoformerBlock
 from evofeed.trainer.model.extra_msa import ExtraMSABlock
@@ -107,8 +119,28 @@ def note_all() -> None:
     masked_softmax(logits, mask, torch.randn(1, 4, N, N)).sum().backward()
     x = torch.randn(1 << 15, 128, requires_grad=True)
     layer_norm(x, torch.ones(128), torch.zeros(128)).sum().backward()
+    _note_structure()
     flat = [torch.zeros(4096) for _ in range(5)]
     FusedAdamEMA(*flat, torch.zeros(4096, dtype=torch.bfloat16), max_norm=0.1).step()
+
+
+def _note_structure() -> None:
+    """What the structure module and its losses launch."""
+    rots, sizes = torch.randn(1, N, 3, 3), PointSizes(12, 16, 4, 8)
+    trans, points = (torch.randn(1, N, 3, requires_grad=True) for _ in range(2))
+    sides = point_sides(
+        torch.randn(1, N, 3 * 12 * 32, requires_grad=True), rots, trans, torch.ones(12), sizes
+    )
+    ends = point_ends(torch.randn(1, 12, N, 40, requires_grad=True), rots, trans, sizes, 1.0, False)
+    update = torch.randn(1, N, 6, requires_grad=True)
+    quaternion, moved, _ = frame_update(torch.randn(1, N, 4), trans, update)
+    weight = torch.ones(1, N)
+    error = frame_error(rots, moved, points, rots, trans, points, weight, weight, weight[:, 0])
+    atoms, places = torch.randn(1, N, 14, 3, requires_grad=True), torch.ones(1, N, 14)
+    numbers = torch.arange(N)[None]
+    close = clashes(atoms, places, places, numbers, None, 1.5, Spared(2, 0, 5, False))
+    made = [*sides, ends, quaternion, error, close.error]
+    torch.autograd.backward(made, [torch.ones_like(t) for t in made])
 
 
 def shared_bytes(launched: Launched, card: str) -> int:
