@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evofeed.kernels import OnePass, to_fused
 from evofeed.kernels.runtime import launching, prepared, torch_library
+from evofeed.kernels.runtime.backend import HAS_GLUON
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
 from evofeed.kernels.runtime.projection import pack
@@ -101,9 +102,42 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> _AddOne:
     return _AddOne()
 
 
+class _AddOneToTiles(_AddOne):
+    """It gets the tiles of what it writes."""
+
+    __name__ = "add_one_to_tiles"
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda x, y, n, **meta: (self.run(*(0,) * 9, x.data_ptr(), y, n), self)[1]
+
+    @staticmethod
+    def run(*arguments: Any) -> None:
+        x, y, n = arguments[9:]
+        assert y.block_shape == [1, 8] and y.strides == [8, 1] and y.layout is not None
+        _AddOne.run(*(0,) * 9, x, y.base.data_ptr(), n)
+
+
 def _run(call: Prepared, tensors: list[Any], *constants: Any) -> Sequence[Tensor | None]:
     with torch.no_grad():
         return call(kind_of(tensors, *constants), tensors, *constants)[0]
+
+
+@pytest.mark.skipif(not HAS_GLUON, reason="needs Triton 3.6")
+def test_tiles_of_a_repeated_call_are_of_its_own_memory(by_address: _AddOne) -> None:
+    kernel = _AddOneToTiles()
+
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        (x,) = tensors
+        y = torch.empty_like(x)
+        launching.launch(kernel, (1,), (x[8:], launching.tiles_in(y.view(4, 8)[1:], 1, 8), 24), {})
+        return [y[8:] * 2]
+
+    call = Prepared(compute)
+    for k in range(4):
+        x = torch.arange(32.0) + k
+        (found,) = _run(call, [x])
+        assert found is not None and torch.equal(found, (x[8:] + 1) * 2)
+    assert len(_written()) == 1
 
 
 def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: _AddOne) -> None:
