@@ -15,23 +15,13 @@ if TYPE_CHECKING:
     from evofeed.kernels.graphs.capture import record_graph
     from evofeed.kernels.ops.adaptive_norm.op import adaptive_norm
     from evofeed.kernels.ops.attention.op import biased_attention
-    from evofeed.kernels.ops.clashes.op import Spared, clashes, clashes_fit
     from evofeed.kernels.ops.conditioned_attention.op import conditioned_attention
     from evofeed.kernels.ops.conditioned_transition.op import conditioned_transition
-    from evofeed.kernels.ops.frame_error.op import frame_error, frame_error_fits
-    from evofeed.kernels.ops.frame_update.op import frame_update, frame_update_fits
     from evofeed.kernels.ops.gated_attention.op import gated_attention
     from evofeed.kernels.ops.layer_norm.op import layer_norm
     from evofeed.kernels.ops.optimizer.op import FusedAdamEMA
     from evofeed.kernels.ops.outer_product_mean.op import outer_product_mean
     from evofeed.kernels.ops.pair_bias.op import pair_bias
-    from evofeed.kernels.ops.point_sides.op import (
-        PointSizes,
-        point_ends,
-        point_ends_fit,
-        point_sides,
-        point_sides_fit,
-    )
     from evofeed.kernels.ops.softmax.op import masked_softmax
     from evofeed.kernels.ops.swiglu.op import swiglu_transition
     from evofeed.kernels.ops.transition.op import transition
@@ -41,6 +31,16 @@ if TYPE_CHECKING:
     from evofeed.kernels.runtime.many_tensors import AddMany
     from evofeed.kernels.runtime.one_pass import OnePass
     from evofeed.kernels.runtime.peer_memory import PeerMemory
+    from evofeed.kernels.structure.clashes.op import Spared, clashes, clashes_fit
+    from evofeed.kernels.structure.frame_error.op import frame_error, frame_error_fits
+    from evofeed.kernels.structure.frame_update.op import frame_update, frame_update_fits
+    from evofeed.kernels.structure.point_sides.op import (
+        PointSizes,
+        point_ends,
+        point_ends_fit,
+        point_sides,
+        point_sides_fit,
+    )
     from evofeed.kernels.swap.pair_ops import drop_mask
     from evofeed.kernels.swap.shards import (
         attention_of,

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.kernels.ops.point_sides.triton import (
+from evofeed.kernels.runtime.backend import triton, usable
+from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.structure.point_sides.triton import (
     point_ends_grad_kernel,
     point_ends_kernel,
     point_sides_grad_kernel,
     point_sides_kernel,
 )
-from evofeed.kernels.runtime.backend import triton, usable
-from evofeed.kernels.runtime.launching import launch
 
 BLOCK = 16  # residues of a program
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels import frame_error
-from evofeed.kernels.ops.frame_error import op, reference
+from evofeed.kernels.structure.frame_error import op, reference
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.kernels.ops.frame_update.triton import frame_update_grad_kernel, frame_update_kernel
 from evofeed.kernels.runtime.backend import triton, usable
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.structure.frame_update.triton import (
+    frame_update_grad_kernel,
+    frame_update_kernel,
+)
 
 BLOCK = 32  # residues of a program
 

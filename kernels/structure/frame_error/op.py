@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.kernels.ops.frame_error import reference
-from evofeed.kernels.ops.frame_error.triton import frame_error_kernel, frame_error_points_kernel
 from evofeed.kernels.runtime.backend import triton, usable
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.structure.frame_error import reference
+from evofeed.kernels.structure.frame_error.triton import (
+    frame_error_kernel,
+    frame_error_points_kernel,
+)
 
 FRAMES, POINTS = 16, 32  # of a tile of pairs
 

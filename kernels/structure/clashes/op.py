@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evofeed.kernels.ops.clashes.triton import clashes_grad_kernel, clashes_kernel
 from evofeed.kernels.runtime.backend import triton, usable
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.structure.clashes.triton import clashes_grad_kernel, clashes_kernel
 
 BLOCK = 32  # atoms a program takes at once, on either side
 
