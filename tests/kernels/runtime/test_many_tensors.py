@@ -78,7 +78,7 @@ def test_recorded_moves_keep_their_addresses(device: str) -> None:
         copy(halves, source)
         add([t * 2 for t in source])
 
-    _, replay = record_graph(torch.device(device), None, moves)
+    _, replay = record_graph(torch.device(device, 0), None, moves)
     copy(halves[:3], source[:3])  # other addresses, which a replay does not see
     for number in (1.0, 3.0):
         buffer.copy_(before)
