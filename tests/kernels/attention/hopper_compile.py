@@ -7,6 +7,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
+from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
 from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 
@@ -54,5 +56,7 @@ TEXTS = [
     compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16),
     compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16, HAS_MASK=False),
     compile_kernel(short_backward_kernel, 4),
+    compile_kernel(late_forward_kernel, 4, 168, BLOCK_Q=64, BLOCK_K=128, TILES=4, LATE=16),
+    compile_kernel(late_backward_kernel, 8, **WIDE | {"K_TILES": 4}, Q_TILES=4),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

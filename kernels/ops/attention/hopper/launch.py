@@ -14,6 +14,8 @@ from torch import Tensor
 from evofeed.kernels.ops.attention.hopper.backward import backward_kernel
 from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_kernel
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
+from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
+from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
 from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
 from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
@@ -30,6 +32,8 @@ SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
 SHORT, LATE = 128, 16  # positions, and how many more at most, of rows with a kernel of their own
+MAIN = (256, 512)  # positions of other rows that up to LATE more may follow
+THREE = Tile(64, 128, 4, 2)  # tiles of which three programs fit a multiprocessor's registers
 
 
 def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
@@ -104,6 +108,10 @@ def run_forward(
     B, R, N, H, D = q.shape
     if tiles is None and bias is None and _is_short(N):
         return _run_short_forward(q, k, v, mask, scale, out)
+    if tiles is None and bias is None and (main := _main_of(N)):
+        tile = hopper_tiles(main, D, has_bias=False).forward
+        if _forward_bytes(main + tile.rows, D, tile) <= SHARED_BYTES:
+            return _run_late_forward(q, k, v, mask, scale, out, tile)
     tile = (tiles or hopper_tiles(N, D, bias is not None)).forward
     if _forward_bytes(N, D, tile) > SHARED_BYTES:
         tile = SMALL
@@ -137,12 +145,34 @@ def _run_short_forward(
     return lse
 
 
+def _run_late_forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskTerms | None, scale: float, out: Tensor, tile: Tile
+) -> Tensor:
+    B, R, N, H, D = q.shape
+    lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
+    term, factor = mask or (None, None)
+    launch(
+        late_forward_kernel, (B * R, H),
+        (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
+         float(scale * LOG2E)),
+        {**_sizes(tile, D), "TILES": N // tile.columns, "LATE": LATE, "HAS_MASK": mask is not None,
+         "WIDE": is_wide(None, q, out), "num_warps": tile.warps,
+         "maxnreg": 168 if tile == THREE else None},
+    )  # fmt: skip
+    return lse
+
+
 def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Tensor | None:
     """As `attention.run_backward`."""
     N, D = inputs.q.shape[2], inputs.q.shape[-1]
     if tiles is None and inputs.bias is None and _is_short(N) and D <= 32:
         _run_short_backward(inputs)  # registers are too few for wider heads
         return None
+    if tiles is None and inputs.bias is None and (main := _main_of(N)) and D <= 32:
+        tile = hopper_tiles(main, D, has_bias=False).backward
+        if _late_backward_bytes(main, D, tile) <= SHARED_BYTES:
+            _run_late_backward(inputs, tile)
+            return None
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
     run_backward_of_rows(inputs, tiles.backward)
     return None if inputs.bias is None else run_bias_gradient(inputs, tiles)
@@ -158,6 +188,28 @@ def _run_short_backward(inputs: BackwardInputs) -> None:
          _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
         {"D": D, "BLOCK_D": padded(D), "HAS_MASK": term is not None,
          "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": 4},
+    )  # fmt: skip
+
+
+def _late_backward_bytes(main: int, D: int, tile: Tile) -> int:
+    """Of `main` positions and up to LATE more, whose keys' logits are where key tiles were."""
+    width = padded(D)
+    late = LATE * (8 * width + 2 * LATE + 2 * tile.columns)
+    logits = 4 * LATE * main - 8 * tile.columns * width
+    return _backward_bytes(main, D, tile) + late + max(0, logits)
+
+
+def _run_late_backward(inputs: BackwardInputs, tile: Tile) -> None:
+    B, R, N, H, D = inputs.q.shape
+    term, factor = inputs.mask or (None, None)
+    launch(
+        late_backward_kernel, (B * R, H),
+        (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
+         *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
+         _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
+        {**_sizes(tile, D), "Q_TILES": N // tile.rows, "K_TILES": N // tile.columns,
+         "HAS_MASK": term is not None,
+         "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": tile.warps},
     )  # fmt: skip
 
 
@@ -213,6 +265,12 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
 
 def _is_short(N: int) -> bool:
     return 0 < N - SHORT <= LATE
+
+
+def _main_of(N: int) -> int:
+    """How many positions are in whole tiles, where up to LATE more follow them; else 0."""
+    main = N // SHORT * SHORT
+    return main if main in MAIN and 0 < N - main <= LATE else 0
 
 
 def _sizes(tile: Tile, D: int) -> dict[str, Any]:
