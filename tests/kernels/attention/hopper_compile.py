@@ -9,8 +9,6 @@ from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_ker
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
-from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
-from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 
 POINTERS = "Q K V BIAS TERM OUT DO DQ DK DV".split()
 
@@ -53,10 +51,8 @@ TEXTS = [
     compile_kernel(forward_kernel, 4, **TILE, TILES=4, WIDE=True),
     compile_kernel(backward_kernel, 4, **TILE, Q_TILES=4, K_TILES=4, RESIDENT=True, WIDE=True),
     compile_kernel(bias_gradient_kernel, 4, **TILE, STAGES=3, WIDE=True),
-    compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16),
-    compile_kernel(short_forward_kernel, 4, BLOCK_Q=64, MAIN=128, TAIL=16, HAS_MASK=False),
-    compile_kernel(short_backward_kernel, 4),
     compile_kernel(late_forward_kernel, 4, 168, BLOCK_Q=64, BLOCK_K=128, TILES=4, LATE=16),
     compile_kernel(late_backward_kernel, 8, **WIDE | {"K_TILES": 4}, Q_TILES=4),
+    compile_kernel(late_backward_kernel, 4, **TILE, Q_TILES=2, K_TILES=2),
 ]
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

@@ -23,6 +23,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     pairs_layout,
     put,
     put_in_turn,
+    row_and_head,
     unpacked,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
@@ -87,7 +88,7 @@ def backward_kernel(
     of_logits: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     of_key: gl.constexpr = gl.SliceLayout(1, mma)
     K_SLOTS: gl.constexpr = K_TILES if RESIDENT else 2
-    row, h = gl.program_id(0), gl.program_id(1).to(gl.int64)
+    row, h = row_and_head(H)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     to = (b * gs_b + i * gs_i + h * gs_h) * 8
@@ -185,7 +186,7 @@ def backward_kernel(
                 next_k = gl.where(next_k < K_TILES, next_k, kb) * BLOCK_K
                 next_q = gl.where(last, 0, (qb + 1) * BLOCK_Q)
                 bias = load_pairs(BIAS, next_k, next_q, N, bs_k, BLOCK_K, PAIRS, wide, PAD)
-                barrier()  # or the loads sink to the fence below, which would wait for them
+            barrier()  # all have read ds; and loads would sink to the fence below, which would wait
             s = hopper.warpgroup_mma_wait(2, [s])
             x = s * factor + shift
             if PAD:

@@ -21,6 +21,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     load_pairs,
     pairs_layout,
     put,
+    row_and_head,
     sum_of_pairs,
     unpacked,
 )
@@ -45,7 +46,7 @@ def forward_kernel(
     out_mma: gl.constexpr = mma_layout(BLOCK_Q, BLOCK_D, num_warps)
     PAIRS: gl.constexpr = BLOCK_K // 2
     wide: gl.constexpr = pairs_layout(BLOCK_Q, PAIRS, num_warps)
-    row, h = gl.program_id(0), gl.program_id(1).to(gl.int64)
+    row, h = row_and_head(H)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     qs_n, os_n, bs_q, ts_row = qs_n * 8, os_n * 8, bs_q * 8, ts_row * 8

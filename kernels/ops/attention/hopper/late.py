@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,name-defined"
 """Attention of rows a few positions longer than whole tiles, without a bias, on Hopper, in Gluon.
 
-What `forward.py` computes, for columns of an MSA with templates: 512 sequences and 4 templates are
-MAIN positions in tiles and up to LATE more. The late keys are a tile of 16 after the others. The
+What `forward.py` computes, for columns of an MSA with templates: 128 or 512 sequences are MAIN
+positions in tiles, and up to LATE more follow. The late keys are a tile of 16 after the others. The
 late queries come last, all logits at once: `mma_v2` takes 16 queries where tensor cores else take
 64. Strides, tensors, masks and letters are as in `forward.py`.
 """
@@ -16,6 +16,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     in_turn,
     pairs_layout,
     put,
+    row_and_head,
     unpacked,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper, mma_v2
@@ -48,7 +49,7 @@ def late_forward_kernel(
     of_late: gl.constexpr = gl.SliceLayout(0, v2)
     PAIRS: gl.constexpr = BLOCK_K // 2
     wide: gl.constexpr = pairs_layout(BLOCK_Q, PAIRS, num_warps)
-    row, h = gl.program_id(0), gl.program_id(1).to(gl.int64)
+    row, h = row_and_head(H)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     qs_n, os_n, ts_row = qs_n * 8, os_n * 8, ts_row * 8

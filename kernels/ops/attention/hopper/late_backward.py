@@ -17,6 +17,7 @@ from evofeed.kernels.ops.attention.hopper.layouts import (
     in_turn,
     put,
     put_in_turn,
+    row_and_head,
 )
 from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper, mma_v2
 from evofeed.kernels.runtime.hopper_tiles import flat, mma_layout, tiles_of
@@ -45,7 +46,7 @@ def late_backward_kernel(
     right: gl.constexpr = gl.DotOperandLayout(1, v2, 2)
     of_q: gl.constexpr = gl.SliceLayout(0, v2)
     of_k: gl.constexpr = gl.SliceLayout(1, v2)
-    row, h = gl.program_id(0), gl.program_id(1).to(gl.int64)
+    row, h = row_and_head(H)
     b, i = (row // R).to(gl.int64), (row % R).to(gl.int64)
     start = (b * qs_b + i * qs_i + h * qs_h) * 8
     to = (b * gs_b + i * gs_i + h * gs_h) * 8

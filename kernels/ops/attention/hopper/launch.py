@@ -16,8 +16,6 @@ from evofeed.kernels.ops.attention.hopper.bias_gradient import bias_gradient_ker
 from evofeed.kernels.ops.attention.hopper.forward import forward_kernel
 from evofeed.kernels.ops.attention.hopper.late import late_forward_kernel
 from evofeed.kernels.ops.attention.hopper.late_backward import late_backward_kernel
-from evofeed.kernels.ops.attention.hopper.short import short_forward_kernel
-from evofeed.kernels.ops.attention.hopper.short_backward import short_backward_kernel
 from evofeed.kernels.ops.attention.offsets import MOST_ROWS, is_wide
 from evofeed.kernels.ops.attention.triton import LOG2E
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
@@ -31,9 +29,11 @@ if TYPE_CHECKING:
 SHARED_BYTES = 232448 - 1024  # of a program on sm_90, with some to spare
 MULTIPROCESSOR_BYTES = 233472  # of its programs together, each with 1024 for the system
 SMALL = Tile(64, 64, 4, 2)
-SHORT, LATE = 128, 16  # positions, and how many more at most, of rows with a kernel of their own
-MAIN = (256, 512)  # positions of other rows that up to LATE more may follow
-THREE = Tile(64, 128, 4, 2)  # tiles of which three programs fit a multiprocessor's registers
+MAIN, LATE = (128, 256, 512), 16  # positions, and how many more at most, with kernels of their own
+ONE_MORE = {
+    Tile(64, 128, 4, 2): 168,
+    Tile(64, 64, 4, 2): 96,
+}  # registers, so that a program more fits
 
 
 def forward_fits(q: Tensor, k: Tensor, out: Tensor) -> bool:
@@ -106,8 +106,6 @@ def run_forward(
 ) -> Tensor:
     """As `attention.run_forward`."""
     B, R, N, H, D = q.shape
-    if tiles is None and bias is None and _is_short(N):
-        return _run_short_forward(q, k, v, mask, scale, out)
     if tiles is None and bias is None and (main := _main_of(N)):
         tile = hopper_tiles(main, D, has_bias=False).forward
         if _forward_bytes(main + tile.rows, D, tile) <= SHARED_BYTES:
@@ -119,28 +117,12 @@ def run_forward(
     bias = _even(bias)
     term, factor = mask or (None, None)
     launch(
-        forward_kernel, (B * R, H),
+        forward_kernel, (B * R * H,),
         (q, k, v, bias, term, factor, out, lse, *_eighths(q), *_eighths(out),
          *_bias_strides(bias), _eighth(term), R, H, N, float(scale * LOG2E)),
         {**_sizes(tile, D), "TILES": triton.cdiv(N, tile.columns), "HAS_BIAS": bias is not None,
          "HAS_MASK": mask is not None, "PAD": _pads(N, tile), "WIDE": is_wide(bias, q, out),
          "num_warps": tile.warps},
-    )  # fmt: skip
-    return lse
-
-
-def _run_short_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskTerms | None, scale: float, out: Tensor
-) -> Tensor:
-    B, R, N, H, D = q.shape
-    lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
-    term, factor = mask or (None, None)
-    launch(
-        short_forward_kernel, (B * R, H),
-        (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
-         float(scale * LOG2E)),
-        {"D": D, "BLOCK_D": padded(D), "BLOCK_Q": 64, "MAIN": SHORT, "TAIL": LATE,
-         "HAS_MASK": mask is not None, "WIDE": is_wide(None, q, out), "num_warps": 4},
     )  # fmt: skip
     return lse
 
@@ -152,12 +134,12 @@ def _run_late_forward(
     lse = torch.empty((B * R, H, N), dtype=torch.float32, device=q.device)
     term, factor = mask or (None, None)
     launch(
-        late_forward_kernel, (B * R, H),
+        late_forward_kernel, (B * R * H,),
         (q, k, v, term, factor, out, lse, *_eighths(q), *_eighths(out), _eighth(term), R, H, N,
          float(scale * LOG2E)),
         {**_sizes(tile, D), "TILES": N // tile.columns, "LATE": LATE, "HAS_MASK": mask is not None,
          "WIDE": is_wide(None, q, out), "num_warps": tile.warps,
-         "maxnreg": 168 if tile == THREE else None},
+         "maxnreg": ONE_MORE.get(tile) if D <= 32 else None},
     )  # fmt: skip
     return lse
 
@@ -165,30 +147,14 @@ def _run_late_forward(
 def run_backward(inputs: BackwardInputs, tiles: HopperTiles | None = None) -> Tensor | None:
     """As `attention.run_backward`."""
     N, D = inputs.q.shape[2], inputs.q.shape[-1]
-    if tiles is None and inputs.bias is None and _is_short(N) and D <= 32:
-        _run_short_backward(inputs)  # registers are too few for wider heads
-        return None
     if tiles is None and inputs.bias is None and (main := _main_of(N)) and D <= 32:
         tile = hopper_tiles(main, D, has_bias=False).backward
-        if _late_backward_bytes(main, D, tile) <= SHARED_BYTES:
+        if main > tile.rows and _late_backward_bytes(main, D, tile) <= SHARED_BYTES:
             _run_late_backward(inputs, tile)
             return None
     tiles = tiles or hopper_tiles(N, D, inputs.bias is not None)
     run_backward_of_rows(inputs, tiles.backward)
     return None if inputs.bias is None else run_bias_gradient(inputs, tiles)
-
-
-def _run_short_backward(inputs: BackwardInputs) -> None:
-    B, R, N, H, D = inputs.q.shape
-    term, factor = inputs.mask or (None, None)
-    launch(
-        short_backward_kernel, (B * R, H),
-        (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
-         *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
-         _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
-        {"D": D, "BLOCK_D": padded(D), "HAS_MASK": term is not None,
-         "WIDE": is_wide(None, inputs.q, inputs.do, inputs.grads[0]), "num_warps": 4},
-    )  # fmt: skip
 
 
 def _late_backward_bytes(main: int, D: int, tile: Tile) -> int:
@@ -203,7 +169,7 @@ def _run_late_backward(inputs: BackwardInputs, tile: Tile) -> None:
     B, R, N, H, D = inputs.q.shape
     term, factor = inputs.mask or (None, None)
     launch(
-        late_backward_kernel, (B * R, H),
+        late_backward_kernel, (B * R * H,),
         (inputs.q, inputs.k, inputs.v, term, factor, inputs.do, inputs.lse, inputs.delta,
          *inputs.grads, *_eighths(inputs.q), *_eighths(inputs.grads[0]), *_eighths(inputs.do),
          _eighth(term), R, H, N, float(inputs.scale * LOG2E), float(inputs.scale)),
@@ -220,7 +186,7 @@ def run_backward_of_rows(inputs: BackwardInputs, tile: Tile) -> None:
         tile = SMALL
     keys_first = None if inputs.bias is None else _even(inputs.bias.transpose(2, 3)).contiguous()
     launch(
-        backward_kernel, (B * R, H),
+        backward_kernel, (B * R * H,),
         (*_tensors(inputs, keys_first), *inputs.grads, *_eighths(inputs.q),
          *_eighths(inputs.grads[0]), *_eighths(inputs.do), *_bias_strides(keys_first),
          _eighth(inputs.mask and inputs.mask.term), R, H, N, float(inputs.scale * LOG2E),
@@ -263,14 +229,9 @@ def run_bias_gradient(inputs: BackwardInputs, tiles: HopperTiles | None = None) 
     return partial[:, 0] if splits == 1 else partial.sum(1)
 
 
-def _is_short(N: int) -> bool:
-    return 0 < N - SHORT <= LATE
-
-
 def _main_of(N: int) -> int:
     """How many positions are in whole tiles, where up to LATE more follow them; else 0."""
-    main = N // SHORT * SHORT
-    return main if main in MAIN and 0 < N - main <= LATE else 0
+    return next((main for main in MAIN if 0 < N - main <= LATE), 0)
 
 
 def _sizes(tile: Tile, D: int) -> dict[str, Any]:

@@ -36,6 +36,17 @@ def _line(size, warps):
 
 
 @gluon.jit
+def row_and_head(H):
+    """The row and head of this program: a row's heads beside each other, the last row first.
+
+    Heads of a row share lines of memory, and the last rows are those that the product before
+    has just written.
+    """
+    program = gl.num_programs(0) - 1 - gl.program_id(0)
+    return program // H, (program % H).to(gl.int64)
+
+
+@gluon.jit
 def in_turn(SIZE: gl.constexpr, layout: gl.constexpr):
     """Which position is at each place of a tile: a thread's 8 of each 32 follow each other."""
     c = gl.arange(0, SIZE, layout)
