@@ -140,7 +140,8 @@ def split_chains(
     """A snapshot divided by cluster: no two parts have chains of one cluster.
 
     Clusters are taken in an order that only their members and `seed` decide; each part is
-    filled until it has its share of the chains. Chains in several clusters join these.
+    filled until it has its share of the chains. A cluster that would make a part more than twice
+    its share goes on to the next. Chains in several clusters join these.
 
     Args:
         uri: the dataset.
@@ -151,7 +152,7 @@ def split_chains(
         seed: of the order.
 
     Raises:
-        ValueError: a share is none, or they leave nothing.
+        ValueError: a share is none, they leave nothing, or every cluster is too large for one.
         RefConflict: somebody else moved a ref meanwhile.
     """
     if not shares or min(shares.values()) <= 0 or sum(shares.values()) >= 1 or REST in shares:
@@ -163,10 +164,19 @@ def split_chains(
     home: dict[str, str] = {}
     filled: Counter[str] = Counter()
     for group in order:
-        open_parts = (name for name, share in shares.items() if filled[name] < share * total)
+        open_parts = (
+            name
+            for name, share in shares.items()
+            if filled[name] < share * total and filled[name] + len(group) <= 2 * share * total
+        )
         part = next(open_parts, REST)
         home |= dict.fromkeys(group, part)
         filled[part] += len(group)
+    if empty := [f"{name}={share:g}" for name, share in shares.items() if not filled[name]]:
+        raise ValueError(
+            f"share {', '.join(empty)} of {total} chains: each cluster has more than twice as "
+            "many; take a larger share, or clusters at a higher identity"
+        )
     alone = "in no cluster: nobody can tell what it is like"
 
     def why(part: str) -> Callable[[str], str]:

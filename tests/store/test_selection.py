@@ -112,6 +112,19 @@ def test_parts_are_apart_by_cluster_and_hold_their_shares(uri: str, clusters: Pa
     }
 
 
+def test_a_large_cluster_does_not_swallow_a_small_share(uri: str, tmp_path: Path) -> None:
+    names = sorted(name for name in Dataset.open(uri) if name != "bad")
+    listed = tmp_path / "families.txt"
+    listed.write_text("\n".join([" ".join(names[20:]), *names[:20]]) + "\n")
+    known = Clusters(listed)
+    for seed in range(5):
+        valid = split_chains(uri, known, {"valid": 0.1}, seed=seed)["valid"]
+        assert 0.1 * len(names) <= len(chains(uri, valid)) <= 0.2 * len(names)
+    listed.write_text(" ".join(names) + "\n")
+    with pytest.raises(ValueError, match=r"valid=0.1 of \d+ chains: each cluster has more"):
+        split_chains(uri, Clusters(listed), {"valid": 0.1})
+
+
 def test_a_set_can_be_made_apart_from_another(uri: str, clusters: Path, tmp_path: Path) -> None:
     writer = DatasetWriter(str(tmp_path / "casp"))
     writer.add(random_record(99, chain_id="C001_a"))
