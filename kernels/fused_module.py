@@ -92,8 +92,7 @@ def tried(
         filled: gives what stands in for a weight of a name and shape.
         inputs: by position.
     """
-    named = (*module.named_parameters(), *module.named_buffers())
-    weights = {name: filled(name, tensor.shape) for name, tensor in named}
+    weights = _filled(module, filled)
     training = [inner for inner in module.modules() if inner.training]
     try:
         for inner in training:
@@ -103,9 +102,28 @@ def tried(
             torch.random.fork_rng(devices=[]),
             torch.autocast("cpu", enabled=False),
         ):
-            return functional_call(module, weights, inputs)
+            return functional_call(module, weights, inputs, tie_weights=False)
     except Exception:  # another's code, which may need more than a forward does
         return None
     finally:
         for inner in training:
             inner.training = True
+
+
+def _filled(
+    module: nn.Module, filled: Callable[[str, torch.Size], Tensor]
+) -> dict[str, Tensor]:  # fmt: skip
+    """What stands in for the weights: one tensor for those that are tied, one name a module.
+
+    By two names of one module `functional_call` would put back what stood in.
+    """
+    made: dict[int, Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for path, inner in module.named_modules():
+        for last, tensor in (*inner._parameters.items(), *inner._buffers.items()):
+            if tensor is not None:
+                name = f"{path}.{last}" if path else last
+                if id(tensor) not in made:
+                    made[id(tensor)] = filled(name, tensor.shape)
+                found[name] = made[id(tensor)]
+    return found

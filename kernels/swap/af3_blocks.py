@@ -97,6 +97,24 @@ class FusedBoltzPairformerBlock(Recordable):
         return s, z
 
 
+class FusedBoltz1PairformerBlock(Recordable):
+    """Forward of Boltz-1's `PairformerLayer`: the single track is not float32 under autocast."""
+
+    def forward(
+        self: Any, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor, *positional: Any,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As the original's."""
+        flat = _promoted(four_axes(z))
+        ops = _taken(self, flat, self.transition_z)
+        if ops is None:
+            return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
+        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
+        z = shaped(_finish(self.transition_z, flat, None), z)
+        s = s + self.attention(s, z, mask)
+        return s + self.transition_s(s), z
+
+
 # --- OpenFold3 ------------------------------------------------------------------------------------
 
 
@@ -175,6 +193,10 @@ FORMS = (
     BlockForm(
         FusedBoltzPairformerBlock,
         frozenset({"transition_z", "pre_norm_s", "attention", "transition_s", "s_post_norm"}),
+        ("s", "z", "mask", "pair_mask"), "transition_z", False, {"dropout": float},
+    ),
+    BlockForm(
+        FusedBoltz1PairformerBlock, frozenset({"transition_z", "attention", "transition_s"}),
         ("s", "z", "mask", "pair_mask"), "transition_z", False, {"dropout": float},
     ),
     BlockForm(

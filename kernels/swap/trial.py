@@ -161,6 +161,7 @@ INPUTS: dict[type[Fused], Callable[[Any], Inputs]] = {
     af3_diffusion.FusedBoltzDiffusionLayer: _boltz_diffusion_layer,
     af3_blocks.FusedBoltzPairBlock: lambda b: _pairs(_pair_width(b)),
     af3_blocks.FusedBoltzPairformerBlock: _boltz_pairformer,
+    af3_blocks.FusedBoltz1PairformerBlock: _boltz_pairformer,
     af3_blocks.FusedPairBlock: lambda b: _pairs(_pair_width(b)),
     af3_blocks.FusedProtenixBlock: _protenix_block,
     pair_stacks.FusedPairStack: lambda b: _pairs(_pair_width(b)),

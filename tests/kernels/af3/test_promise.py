@@ -13,7 +13,7 @@ from tests.kernels.af3 import boltz, maths, openfold3, protenix
 from torch import Tensor, nn
 
 from evofeed.errors import KernelError
-from evofeed.kernels import SwapReport, to_fused
+from evofeed.kernels import SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 
 C, N = 16, 4
@@ -130,6 +130,34 @@ def test_a_module_that_computes_something_else_stays_as_it_is(name: str) -> None
     assert re.search(reason, report.kept[""]), report.kept
 
 
+class Boltz1Layer(boltz.PairformerNoSeqLayer):
+    """Boltz-1's `PairformerLayer`: no norm of s before its attention, which has its own."""
+
+    def __init__(self, c_s: int, c_z: int) -> None:
+        super().__init__(c_z, 0.0, 8, 2)
+        self.attention = boltz.AttentionPairBiasV1(c_s, c_z, 2)
+        self.transition_s = boltz.Transition(c_s, 4 * c_s)
+
+    def forward(  # type: ignore[override]
+        self, s: Tensor, z: Tensor, mask: Tensor, pair_mask: Tensor,
+        chunk_size_tri_attn: int | None = None, use_kernels: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        z = boltz.pairs(self, z, pair_mask)
+        s = s + self.attention(s, z, mask)
+        return s + self.transition_s(s), z
+
+
+def test_a_block_of_boltz_1_is_taken(device: str) -> None:
+    report = SwapReport()
+    module = to_fused(Boltz1Layer(32, C), report)
+    assert "" in report.swapped and "norm_s" in report.kept["attention"]
+    s, z, mask = torch.randn(1, N, 32), torch.randn(1, N, N, C), torch.ones(1, N)
+    given = [t.to(device) for t in (s, z, mask, mask[:, None] * mask[..., None])]
+    ours = module.to(device)(*given)
+    for a, b in zip(ours, to_torch(module)(*given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 def test_swapping_again_finds_a_layer_that_was_wrapped_since() -> None:
     module = to_fused(_attention())
     module.mha.linear_q = Adapted(module.mha.linear_q)
@@ -138,16 +166,19 @@ def test_swapping_again_finds_a_layer_that_was_wrapped_since() -> None:
     assert "something else" in report.kept[""] and "" not in report.swapped
 
 
-def test_a_trial_changes_nothing() -> None:
+@pytest.mark.parametrize("make", [_block, lambda: boltz.DiffusionTransformerLayer(2, C, C)])
+def test_a_trial_changes_nothing(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
-    module = _block().train()
-    module.tri_mul_in.eval()
+    module = make().train()
+    next(iter(module.children())).eval()
     modes = [inner.training for inner in module.modules()]
     values = {name: value.clone() for name, value in module.state_dict().items()}
+    parameters = [id(p) for p in module.parameters()]
     before = torch.random.get_rng_state()
-    to_fused(module)
+    assert isinstance(to_fused(module), Fused)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [inner.training for inner in module.modules()] == modes
+    assert [id(p) for p in module.parameters()] == parameters
     assert all(torch.equal(values[name], value) for name, value in module.state_dict().items())
 
 
