@@ -49,7 +49,7 @@ from evofeed.files import write_atomic
 from evofeed.kernels import SwapReport, to_fused
 
 TRAIN = ("eager", "fused", "control", "fused control", "fused checkpointed", "graph",
-         "fused float32", "float32")  # fmt: skip
+         "fused float32", "fused float32 control", "float32")  # fmt: skip
 INFER = ("fused", "cuequivariance", "own", "eager")
 ROUNDING = 2.0**-8  # of bfloat16: up to half of it, up or down
 
