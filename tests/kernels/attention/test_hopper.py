@@ -57,6 +57,20 @@ def test_every_head_width_and_length_matches(shape: tuple[int, ...], three_way: 
 
 
 @hopper
+def test_a_single_position_takes_the_plain_kernels(three_way: Check) -> None:
+    inputs = _inputs((1, 2, 1, 2, 32))
+    assert not hopper_attention.forward_fits(inputs[0], inputs[1], inputs[2])
+    three_way(biased_attention, reference.biased_attention, inputs, [0, 1, 2, 3])
+
+
+def test_a_single_position_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton makes a constant of it, and such a kernel does not compile."""
+    monkeypatch.setattr(hopper_attention, "on_hopper", lambda *_: True)
+    q, k = (torch.zeros(1, 2, n, 2, 32) for n in (1, 2))
+    assert not hopper_attention.forward_fits(q, q, q) and hopper_attention.forward_fits(k, k, k)
+
+
+@hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("present", ["bias", "mask", "neither"])
 def test_bias_and_mask_are_optional(dtype: torch.dtype, present: str, three_way: Check) -> None:
