@@ -79,6 +79,7 @@ def averages() -> list[Row]:
     found = result(name)
     own, modes = found["unthrottled"], found["modes"]
     squeezed = ("bf16", "int8", "powersgd", "topk")
+    usual, slowed = result("slowed_card_h200_x2")["found"]
     return [
         (
             f"... what averaging adds on {found['ranks']} GPUs, real chains, 0 to 3 recycles",
@@ -92,6 +93,12 @@ def averages() -> list[Row]:
             ", ".join(f"{mode} {modes[mode]['step_ms']:.0f}" for mode in squeezed) + " ms",
             f"uncompressed {modes['none']['step_ms']:.0f} ms, same run",
             name,
+        ),
+        (
+            f"... with one of 2 GPUs slower by {slowed['slowed_by_ms']:.1f} ms",
+            f"{slowed['step_ms']['median']:.1f} ms: {slowed['lost']:.2f} of what it loses",
+            f"both as fast {usual['step_ms']['median']:.1f} ms, same run",
+            "slowed_card_h200_x2",
         ),
     ]
 
