@@ -66,36 +66,46 @@ def parts() -> list[str]:
     return lines
 
 
-def _apart(losses: list[float], others: list[float]) -> str:
-    """The most that two curves differ, relative, and of how many steps."""
-    steps = min(len(losses), len(others))
-    most = max(abs(a / b - 1) for a, b in zip(losses[:steps], others[:steps], strict=True))
-    return f"{100 * most:.2g} % in {steps} steps"
+def trained() -> dict[str, dict[str, dict[str, Any]]]:
+    """What was last measured of training a trunk, by project and way."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {project: {} for project in NAMES}
+    for row in rows_of("af3_trunks_h200"):
+        rows[row["project"]].setdefault(row["how"], {}).update(row)
+    return rows
+
+
+def _apart(losses: list[float], others: list[float]) -> float:
+    """The most that two curves differ, relative, as far as both go."""
+    return max(abs(a / b - 1) for a, b in zip(losses, others, strict=False))
+
+
+def _spread(found: dict[str, dict[str, Any]], how: str) -> str:
+    """The most that curves of a way differ from its first where the pairs are rounded by chance."""
+    control = "control" if how == "eager" else f"{how} control"
+    drawn = [row["losses"] for name, row in found.items() if name.rstrip(" 0123456789") == control]
+    if not drawn:
+        return "-"
+    most = max(_apart(losses, found[how]["losses"]) for losses in drawn)
+    return f"{100 * most:.2g} % in {max(map(len, drawn))}, {len(drawn)}"
 
 
 def training() -> list[str]:
     """Trunks at a crop of 384 before and after one line."""
     lines = [
-        "| trunk | before: ms, GB | after: ms, GB | times | gradients apart | losses apart | "
-        "... of two runs before |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| trunk | before: ms, GB | after: ms, GB | times | gradients apart | losses apart, steps "
+        "| before, pairs rounded: steps, runs | after, pairs rounded |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows: dict[str, dict[str, Any]] = {}
-    for name in TRAINED:
-        for row in rows_of(name):
-            rows.setdefault(row["project"], {})[row["how"]] = row
-    for project, found in rows.items():
+    for project, found in trained().items():
         before, after = found["eager"], found["fused"]
-        control = found.get("control")
         cells = [f"{one['step_ms'][0]:,.0f}, {one['peak_mb'] / 1e3:.1f}" for one in (before, after)]
         cells += [f"{before['step_ms'][0] / after['step_ms'][0]:.2f}"]
-        cells += [f"{100 * after['gradient']:.1f} %", _apart(after["losses"], before["losses"])]
-        cells += ["-" if control is None else _apart(control["losses"], before["losses"])]
+        steps = min(len(before["losses"]), len(after["losses"]))
+        cells += [f"{100 * after['gradient']:.1f} %"]
+        cells += [f"{100 * _apart(after['losses'], before['losses']):.2g} % in {steps}"]
+        cells += [_spread(found, "eager"), _spread(found, "fused")]
         lines.append(f"| {NAMES[project]} | {' | '.join(cells)} |")
     return lines
-
-
-TRAINED = ("af3_trunks_h200", "af3_trunk_h200")
 
 
 def inference() -> list[str]:

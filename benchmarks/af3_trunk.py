@@ -1,6 +1,6 @@
 """The trunks of Boltz-2, OpenFold3 and Protenix, their own code, before and after `to_fused`.
 
-    PYTHONPATH=src python benchmarks/af3_trunk.py --out benchmarks/results/af3_trunk_h200.json
+    PYTHONPATH=src python benchmarks/af3_trunk.py --out PATH
 
 `pip install --no-deps boltz openfold3 protenix` and what their trunks import. A trunk is a MSA
 module of 4 blocks and a Pairformer of 48 (Boltz-2: 64) at the projects' widths, with random

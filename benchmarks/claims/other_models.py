@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from benchmarks.af3_tables import trained
 from benchmarks.claims.results import Row, result
 
-TRUNKS = ("af3_trunks_h200", "af3_trunk_h200")
 PROJECTS = {"openfold3": "OpenFold3", "boltz2": "Boltz-2", "protenix": "Protenix"}
 
 
@@ -26,41 +24,38 @@ def other_models() -> list[Row]:
             f"cuEquivariance {ms['cuequivariance']}, torch.compile {ms['compiled']}, same run",
             name,
         ),
-        *(row for name in TRUNKS for row in trunks(name)),
-        inference_of_trunks(),
+        *trunks(),
+        inference_of_trunks(1024),
+        inference_of_trunks(2048),
     ]
 
 
-def trunks(name: str) -> list[Row]:
-    """A training step of each trunk of one run."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in result(name).get("runs", [result(name)]):
-        for row in run["rows"]:
-            found.setdefault(row["project"], {})[row["how"]] = row
+def trunks() -> list[Row]:
+    """A training step of each trunk."""
     return [
         (
             f"{PROJECTS[project]}'s own trunk at a crop of 384, random weights, a training step",
             f"{ways['fused']['step_ms'][0]:.0f} ms, {ways['fused']['peak_mb'] / 1e3:.0f} GB "
             "after `to_fused`, activations kept",
             f"{ways['eager']['step_ms'][0]:,.0f} ms, {ways['eager']['peak_mb'] / 1e3:.0f} GB "
-            "before, recomputing activations, same run",
-            name,
+            "before, recomputing activations, same card",
+            "af3_trunks_h200",
         )
-        for project, ways in found.items()
+        for project, ways in trained().items()
     ]
 
 
-def inference_of_trunks() -> Row:
-    """A forward pass of 1,024 residues."""
+def inference_of_trunks(length: int) -> Row:
+    """A forward pass."""
     name = "af3_infer_h200"
-    rows = [row for run in result(name)["runs"] for row in run["rows"] if row["length"] == 1024]
+    rows = [row for run in result(name)["runs"] for row in run["rows"] if row["length"] == length]
     seconds = {
         how: " / ".join(f"{r['step_ms'][0] / 1e3:.2f}" for r in rows if r["how"] == how)
         for how in ("fused", "cuequivariance")
     }
     projects = dict.fromkeys(PROJECTS[row["project"]] for row in rows)
     return (
-        f"... in inference, 1,024 residues: {', '.join(projects)}",
+        f"... in inference, {length:,} residues: {', '.join(projects)}",
         f"{seconds['fused']} s",
         f"cuEquivariance {seconds['cuequivariance']}, same run",
         name,
