@@ -37,7 +37,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-faults = importlib.import_module("service_faults")  # beside this one
+faults = importlib.import_module("faults.processes")  # beside this one
 stand = importlib.import_module("service_stand")
 worst = importlib.import_module("service_worst").worst
 loader_ways = importlib.import_module("service_loader").loader_ways

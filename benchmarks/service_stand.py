@@ -27,7 +27,7 @@ from evofeed.store.storage import LocalStorage
 from evofeed.store.writer import write_snapshot
 
 small = importlib.import_module("service")  # the benchmarks beside this one
-faults = importlib.import_module("service_faults")
+faults = importlib.import_module("faults.processes")
 CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "nginx.conf"
 TICKS = os.sysconf("SC_CLK_TCK")
 SECRET = secrets.token_hex(32)
