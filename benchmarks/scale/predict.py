@@ -60,6 +60,15 @@ def measured_runs() -> list[Row]:
         what = f"`evofeed train` on {cards} H200{'s' * (cards > 1)}{older or ', 24 chains'}"
         stage = costs.taking(initial, then) if older else initial
         row(what, name, mean, simulated(stage, cards, (0,), loader))
+    found = costs.result("bench_comm_h200_x2")
+    recycles = tuple(found["recycles"])
+    for cards, case in ((1, "alone"), (2, "unthrottled")):
+        row(
+            f"steps of {cards} H200{'s' * (cards > 1)} on real chains held ready, "
+            f"{', '.join(map(str, recycles))} recycles",
+            "bench_comm_h200_x2", found[case]["step_ms"] / 1e3,
+            simulated(initial, cards, recycles, loader),
+        )  # fmt: skip
     name = "trainer_h200.initial_training.bf16_fused_graph.x4.r0"
     found = costs.result(name)
     lines = found["steps_seconds"][8:]
