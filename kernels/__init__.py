@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from evofeed.kernels.runtime.many_tensors import AddMany
     from evofeed.kernels.runtime.one_pass import OnePass
     from evofeed.kernels.runtime.peer_memory import PeerMemory
+    from evofeed.kernels.runtime.pushes import Push, sending
     from evofeed.kernels.structure.clashes.op import Spared, clashes, clashes_fit
     from evofeed.kernels.structure.frame_error.op import frame_error, frame_error_fits
     from evofeed.kernels.structure.frame_update.op import frame_update, frame_update_fits
@@ -65,6 +66,7 @@ __all__ = [
     "PeerMemory",
     "PointSizes",
     "Spared",
+    "Push",
     "SwapReport",
     "adaptive_norm",
     "attention_of",
@@ -92,6 +94,7 @@ __all__ = [
     "point_sides",
     "point_sides_fit",
     "record_graph",
+    "sending",
     "swiglu_transition",
     "to_fused",
     "to_torch",

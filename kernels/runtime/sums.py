@@ -15,6 +15,7 @@ from evofeed.kernels.runtime.launching import launch
 
 AT_ONCE = 4
 BLOCK = 4096  # numbers of a program at once
+MANY = 128  # programs that keep a card busy
 LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 
 
@@ -22,16 +23,17 @@ LONG = 4096  # numbers of a row: a weight's gradient, not a bias's
 def column_sums_kernel(
     P0, P1, P2, P3, OUT0, OUT1, OUT2, OUT3, G0, G1, G2, G3, N0, N1, N2, N3,
     ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr,
+    COLS0: tl.constexpr, COLS1: tl.constexpr, COLS2: tl.constexpr, COLS3: tl.constexpr,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
-    """OUTn the sums over the rows of Pn, for COUNT of them."""
-    block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, BLOCK // ROWS0)
+    """OUTn the sums over the rows of Pn, for COUNT of them; ROWSn and COLSn a program at once."""
+    block = _sum_block(P0, OUT0, G0, N0, tl.program_id(0), ROWS0, COLS0)
     if COUNT > 1:
-        block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, BLOCK // ROWS1)
+        block = _sum_block(P1, OUT1, G1, N1, block, ROWS1, COLS1)
     if COUNT > 2:
-        block = _sum_block(P2, OUT2, G2, N2, block, ROWS2, BLOCK // ROWS2)
+        block = _sum_block(P2, OUT2, G2, N2, block, ROWS2, COLS2)
     if COUNT > 3:
-        block = _sum_block(P3, OUT3, G3, N3, block, ROWS3, BLOCK // ROWS3)
+        block = _sum_block(P3, OUT3, G3, N3, block, ROWS3, COLS3)
 
 
 @triton.jit
@@ -48,15 +50,16 @@ def _sum_block(P, OUT, G, N, block, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
     return block - tl.cdiv(N, BLOCK_N)
 
 
-def _rows(part: Tensor) -> int:
-    """Rows that a program adds up at once.
+def _block(part: Tensor) -> tuple[int, int]:
+    """Rows and columns that a program adds up at once.
 
     Long rows make programs enough, and so few rows that a thread holds all of a column and none
     go from thread to thread (33 x 65536 twice: 20 -> 10 us); short ones are summed by few
-    programs, with more rows at once.
+    programs, with more rows at once. Rows of 16,384 numbers would make 32 programs of 512.
     """
     G, N = part.shape
-    return 8 if N >= LONG else int(max(8, min(triton.next_power_of_2(G), 128)))
+    rows = 8 if N >= LONG else int(max(8, min(triton.next_power_of_2(G), 128)))
+    return rows, 128 if LONG <= N < MANY * BLOCK // rows else BLOCK // rows
 
 
 def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
@@ -76,13 +79,15 @@ def column_sums(parts: list[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
         count = len(some)
         spare = [None] * (AT_ONCE - count)
         sizes = [[part.shape[axis] for part in some] + [0] * len(spare) for axis in (0, 1)]
-        rows = [_rows(part) for part in some]
+        shapes = [_block(part) for part in some]
         blocks = sum(
-            triton.cdiv(part.shape[1], BLOCK // n) for part, n in zip(some, rows, strict=True)
+            triton.cdiv(part.shape[1], n) for part, (_, n) in zip(some, shapes, strict=True)
         )
+        shapes += [(1, 1)] * len(spare)
         launch(
             column_sums_kernel, (blocks,), (*some, *spare, *into, *spare, *sizes[0], *sizes[1]),
-            {**{f"ROWS{n}": r for n, r in enumerate([*rows, 1, 1, 1][:AT_ONCE])}, "BLOCK": BLOCK,
+            {**{f"ROWS{n}": rows for n, (rows, _) in enumerate(shapes)},
+             **{f"COLS{n}": cols for n, (_, cols) in enumerate(shapes)},
              "COUNT": count, "num_warps": 4},
         )  # fmt: skip
     return outs

@@ -29,6 +29,7 @@ from evofeed.kernels.runtime.private_apis import (
     functorch_active,
     saved_tensor_hooks_active,
 )
+from evofeed.kernels.runtime.pushes import said, writing
 from evofeed.kernels.runtime.written import Parts
 
 Results = Sequence["Tensor | None"]
@@ -226,6 +227,7 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             kind, hooked = kind_of(tensors, options), saved_tensor_hooks_active()
             # a checkpoint counts what is saved, which must be the same at every call
             made, parts = (compute_hooked if hooked else compute)(kind, tensors, *options)
+            ctx.push = said()
             ctx.save_for_backward(*saved(tensors, made))
             ctx.kind = None if hooked else kind  # hooks may give back something else
             ctx.call = parts, options, tuple(_kinds(tensors))
@@ -237,11 +239,14 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             if grad is None:
                 return None, later, *(None for _ in ctx.call[2][1:])
             tensors = grad, later, *ctx.saved_tensors
-            if ctx.kind is None:
+            if ctx.push:
+                kind = None
+            elif ctx.kind is None:
                 kind = kind_of(tensors, ctx.call)
             else:
                 kind = kind_of(tensors[:2], ctx.kind, ctx.call[0])
-            return None, *differentiate(kind, tensors, *ctx.call)[0]
+            with writing(ctx.push):
+                return None, *differentiate(kind, tensors, *ctx.call)[0]
 
     return Function
 
@@ -258,6 +263,7 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
         ) -> Any:  # fmt: skip
             ctx.set_materialize_grads(False)
             made = compute(tensors, *options, others=others)
+            ctx.push = said()
             ctx.save_for_backward(*saved(tensors, made))
             ctx.call = options, others, _kinds(tensors)
             return made[0], tensors[0]
@@ -269,7 +275,8 @@ def _eager_shared(op: type[Operator]) -> type[torch.autograd.Function]:
             if grad is None:  # on all of them
                 return None, None, later, *(None for _ in kinds[1:])
             passed = {} if later is None else {"later": later}
-            found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
+            with writing(ctx.push):
+                found = differentiate((grad, *ctx.saved_tensors), *options, others=others, **passed)
             return None, None, *_cast(gradients(grad, found, kinds, *options), kinds)
 
     return Shared

@@ -7,6 +7,8 @@ length; with fewer positions than ranks the last parts are empty.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evofeed.errors import TrainerError
-from evofeed.kernels import PeerMemory
+from evofeed.kernels import PeerMemory, Push
 
 
 class Beside:
@@ -69,6 +71,8 @@ class Axis:
         size: how many they are.
         memory: what they exchange through if they are GPUs of one host.
         beside: and what for exchanges that other work goes on beside.
+        written: and what for exchanges of what kernels make, which write it there themselves if
+            two GPUs share a sample. Those in the middle of an operator go through `memory`.
         in_place: whether parts of the pairs are written over: nobody else reads them, and there
             is no gradient.
     """
@@ -78,6 +82,7 @@ class Axis:
     size: int
     memory: PeerMemory | None = None
     beside: Beside | None = None
+    written: PeerMemory | None = None
     in_place: bool = False
 
     def lengths(self, whole: int) -> list[int]:
@@ -100,10 +105,36 @@ class Axis:
         """Whether no part of such an axis is empty."""
         return whole >= self.size
 
-    def memory_for(self, x: Tensor, most: int) -> PeerMemory | None:
-        """The memory, if so many numbers of x's type fit, the most that any rank receives."""
-        fits = self.memory is not None and self.memory.fits(x.dtype, most)
-        return self.memory if fits else None
+    def memory_for(self, x: Tensor, most: int, written: bool = False) -> PeerMemory | None:
+        """The memory, if so many numbers of x's type fit, the most that any rank receives.
+
+        Args:
+            x: what is to be sent.
+            most: as many numbers.
+            written: whether a kernel may have written x there already.
+        """
+        memory = self.written if written and self.written is not None else self.memory
+        return memory if memory is not None and memory.fits(x.dtype, most) else None
+
+    def push(self, like: Tensor, split: int, join: int, length: int) -> Push | None:
+        """Where a kernel may write what will be exchanged so, of the type and shape of `like`.
+
+        None if nowhere. A gather cuts and joins the same axis.
+        """
+        memory, most = self.written, self.most(like.shape, split, join, length)
+        if memory is None or self.in_place or not memory.fits(like.dtype, most):
+            return None
+        return memory.push(like.shape, split, join, length)
+
+    def most(self, shape: Sequence[int], split: int, join: int, length: int) -> int:
+        """The most numbers that any rank receives when tensors of such a shape are exchanged.
+
+        Of a sum, which cuts and joins one axis too, the parts of all ranks.
+        """
+        others = math.prod(n for d, n in enumerate(shape, -len(shape)) if d not in (split, join))
+        if split == join:
+            return others * self.size * self.lengths(length)[0]
+        return others * self.lengths(shape[split])[0] * length
 
 
 def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
@@ -121,10 +152,11 @@ def axial_group(ranks: int, axial: int, device: torch.device) -> Axis:
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)["axial"]
     group = mesh.get_group()
     memory = PeerMemory.of_group(group, device)
-    more = None if memory is None else PeerMemory.of_group(group, device)
+    more, written = (None if memory is None else PeerMemory.of_group(group, device) for _ in "12")
     beside = None if more is None else Beside(more, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return Axis(
-        group=group, rank=mesh.get_local_rank(), size=axial, memory=memory, beside=beside
+        group=group, rank=mesh.get_local_rank(), size=axial, memory=memory, beside=beside,
+        written=written,
     )  # fmt: skip
 
 

@@ -37,8 +37,9 @@ def checked(
     """
     if axis.memory is None or axis.size == 1:
         return axis
-    plain = replace(axis, memory=None, beside=None)
-    ways = [axis, *([] if axis.beside is None else [replace(axis, memory=axis.beside.memory)])]
+    plain = replace(axis, memory=None, beside=None, written=None)
+    others = [axis.written, None if axis.beside is None else axis.beside.memory]
+    ways = [replace(axis, memory=m, written=None) for m in (axis.memory, *others) if m is not None]
     wrong = torch.zeros((), device=device)
     for call in _calls(axis.rank, device, shape):
         expected = call(plain)

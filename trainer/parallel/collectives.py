@@ -44,6 +44,12 @@ def send(x: Tensor, axis: Axis, *, split: int, join: int, length: int) -> Sent:
     return Sent(x, axis, split, join, length)
 
 
+def goes_beside(x: Tensor, axis: Axis, split: int, join: int, length: int) -> bool:
+    """Whether such a tensor, sent, goes beside what is done until it arrives."""
+    beside, most = axis.beside, axis.most(x.shape, split, join, length)
+    return axis.size > 1 and beside is not None and beside.takes(x, most)
+
+
 class Sent:
     """An exchange under way.
 
@@ -79,7 +85,7 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     if axis.size == 1:
         return x
     sends, receives = axis.lengths(x.shape[split]), axis.lengths(length)
-    memory = axis.memory_for(x, _most(x, axis, split, join, length))
+    memory = axis.memory_for(x, axis.most(x.shape, split, join, length), written=True)
     if memory is not None:
         mine: Tensor = memory.exchange(x.contiguous(), split, join, length)
         return mine
@@ -96,13 +102,13 @@ def exchanged(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tens
     return _joined(received, shapes, join)
 
 
-def gathered(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
-    """`gather` without a gradient."""
+def gathered(x: Tensor, axis: Axis, dim: int, length: int, written: bool = False) -> Tensor:
+    """`gather` without a gradient; `written`: of what its kernel may have sent (`Axis.push`)."""
     if axis.size == 1:
         return x
     lengths = axis.lengths(length)
     most = lengths[0]
-    memory = axis.memory_for(x, length * math.prod(_with(x.shape, dim, 1)))
+    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, length), written)
     if memory is not None:
         whole: Tensor = memory.gather(x.contiguous(), dim, length)
         return whole
@@ -120,7 +126,7 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
     """
     lengths = axis.lengths(x.shape[dim])
     most = lengths[0]
-    memory = axis.memory_for(x, axis.size * most * math.prod(_with(x.shape, dim, 1)))
+    memory = axis.memory_for(x, axis.most(x.shape, dim, dim, x.shape[dim]))
     if out is not None and (axis.size == 1 or memory is None):
         return out.copy_(reduced(x, axis, dim))
     if axis.size == 1:
@@ -140,16 +146,9 @@ def reduced(x: Tensor, axis: Axis, dim: int, out: Tensor | None = None) -> Tenso
 
 def _sent(x: Tensor, axis: Axis, split: int, join: int, length: int) -> Tensor:
     """`exchanged`, beside what follows where that can be."""
-    most, beside = _most(x, axis, split, join, length), axis.beside
-    if axis.size == 1 or beside is None or not beside.takes(x, most):
+    if axis.beside is None or not goes_beside(x, axis, split, join, length):
         return exchanged(x, axis, split, join, length)
-    return beside.exchange(x.contiguous(), split, join, length)
-
-
-def _most(x: Tensor, axis: Axis, split: int, join: int, length: int) -> int:
-    """The most numbers that any rank receives in an exchange."""
-    others = math.prod(n for dim, n in enumerate(x.shape, -x.dim()) if dim not in (split, join))
-    return others * axis.lengths(x.shape[split])[0] * length
+    return axis.beside.exchange(x.contiguous(), split, join, length)
 
 
 class _Send(torch.autograd.Function):

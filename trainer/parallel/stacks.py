@@ -46,9 +46,9 @@ def msa_rows(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of the MSA, which is given whole, and of the pairs, which are given as rows."""
     m = axis.part(m, -3)
-    for block in stack.blocks:
+    for number, block in enumerate(stack.blocks):
         m, z = checkpointed(
-            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis,
+            msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis, number > 0,
             enabled=stack.checkpointing,
         )  # fmt: skip
     return m, z

@@ -40,6 +40,7 @@ from evofeed.kernels.runtime.projection import (
     weight_grad,
     zeros_for_none,
 )
+from evofeed.kernels.runtime.pushes import Push
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
 
@@ -85,6 +86,12 @@ class Product(Protocol):
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """Its rows `[E, B, I, R]` from those of a and b `[2, E, B, I, R]`, and what to keep."""
 
+    def push(self, like: Tensor) -> Push | None:
+        """Where a kernel may write what all GPUs need all rows of, `[..., I, R]` as this tensor.
+
+        That is b of outgoing edges, and of incoming ones the gradient of the product.
+        """
+
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """The gradient of `ab` from that of the product and what was kept."""
 
@@ -127,7 +134,8 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         if in_parts:
             normed, stats[0] = composed.run_in(z, *norm_in, packed_w, packed_b, mask, ab, plan.eps)
         elif on_hopper:
-            hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps)
+            push = others.push(ab[1]) if others and plan.outgoing else None
+            hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps, push)
         else:
             run(
                 triangle_in_kernel, "triangle_in",
@@ -215,6 +223,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             dwz, of_out = hopper.run_out_grad(
                 dout, xt, gamma_out, beta_out, wz, z_bias, z, stats, gamma_in, beta_in,
                 packed_w[4 * E :], g_bias, drop, dxt, dpacked[:, 4 * E :], gamma_in.dtype,
+                others.push(dxt) if others and not plan.outgoing else None,
             )  # fmt: skip
         else:
             dwz, of_out = run_out_grad(

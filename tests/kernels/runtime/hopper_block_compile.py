@@ -17,11 +17,12 @@ from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triang
 
 FLOAT = "STATS STATS_X STATS_Z DELTA".split()
 NUMBERS = "M gs_m dg_m dp_m ds_b ds_i ds_j ds_h I_ J_ drop_1 drop_2 drop_rows".split()
+NUMBERS += ["p_slot", "p_to"]
 
 
 def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **sizes: int) -> str:
     """PTX of one kernel for bfloat16; `tiles` are those that the copy engine moves."""
-    constants = {"num_warps": 8, **sizes}
+    constants = {"num_warps": 8, "PUSH": True, **sizes}
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -29,6 +30,8 @@ def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **siz
         elif tiles and name in tiles:
             layout = NVMMASharedLayout.get_default_for(tiles[name], bfloat16)
             types[name] = f"tensordesc<bf16{tiles[name]},{layout!r}>"
+        elif name == "PEER_COUNT":
+            types[name] = "*i32"
         elif name == "eps":
             types[name] = "fp32"
         elif name in NUMBERS:

@@ -295,6 +295,27 @@ def through_memory(axis: Axis, folder: Path) -> dict[str, float]:
     return found
 
 
+def pushed_block(axis: Axis, folder: Path) -> dict[str, float]:
+    """`fused_block` whose kernels write gradients into shared memory; how many were there."""
+    assert axis.group is not None
+    places = [folder / name for name in ("others", "written")]
+    if axis.rank == 0:
+        for place in places:
+            place.mkdir()
+    dist.barrier(axis.group)
+    memory, written = (shared_files(place, axis.group) for place in places)
+    there = []
+    look = written._is_there
+
+    def counted(x: Tensor, how: str, *axes: int) -> bool:
+        there.append(look(x, how, *axes))
+        return there[-1]
+
+    written._is_there = counted  # type: ignore[method-assign]
+    found = fused_block(replace(axis, memory=memory, written=written))
+    return {**found, "there": float(sum(there))}
+
+
 def main(out: Path, dataset: str) -> None:
     """Every case on 2, 3 and 4 ranks, then a run; the first rank writes what differs."""
     dist.init_process_group("gloo")
@@ -333,6 +354,7 @@ def main(out: Path, dataset: str) -> None:
         if ranks == 2:
             beside = Beside(shared_files(out, group), None)
             compare("fused 2", fused_block, replace(axis, beside=beside))
+            compare("pushed 2", pushed_block, axis, out)
             compare("fused rows 2", fused_rows, axis)
         if ranks == 3:
             compare("memory 3", through_memory, axis, out)

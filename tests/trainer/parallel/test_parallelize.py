@@ -53,6 +53,16 @@ def test_so_they_are_on_fused_operators(found: dict[str, dict[str, float]]) -> N
     assert {n: d for n, d in found["fused 2"].items() if not d < FUSED} == {}
 
 
+def test_so_they_are_where_kernels_write_gradients_to_the_other_rank(
+    found: dict[str, dict[str, float]],
+) -> None:
+    """Those of both nodes' attention, of columns' and of the pairs' transition."""
+    differences = dict(found["pushed 2"])
+    assert differences.pop("there") == 3
+    assert len(differences) > 90
+    assert {n: d for n, d in differences.items() if not d < FUSED} == {}
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_predicting_by_rows_and_in_parts_is_predicting_at_once(
     found: dict[str, dict[str, float]], ranks: int
