@@ -47,6 +47,7 @@ class OnePass:
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._copies: dict[Any, CopyMany] = {}
+        self._prepared = 0  # how many were kept when the copies were made ready
         self._found: dict[tuple[Any, ...], tuple[tuple[Tensor, ...], Any]] = {}
 
     def __enter__(self) -> OnePass:
@@ -61,8 +62,10 @@ class OnePass:
         global _current
         _current = self._outer
         self._found.clear()
-        for copy, parts, sources in self._all():  # the next pass may be recorded
-            copy.prepare(parts, sources)
+        if len(self._kept) > self._prepared:  # the next pass may be recorded
+            self._prepared = len(self._kept)
+            for copy, parts, sources in self._all():
+                copy.prepare(parts, sources)
 
     def _all(self) -> Iterator[tuple[CopyMany, list[Tensor], list[Tensor]]]:
         """What copies the weights of one kind, where to, and they."""
