@@ -12,6 +12,7 @@ import pytest
 
 from evofeed import cli
 from evofeed.errors import StoreError
+from evofeed.options import usable_device
 
 HEAVY = "torch ray numba triton fastapi sqlalchemy gemmi matplotlib pyarrow".split()
 
@@ -148,6 +149,18 @@ def test_a_wrong_option_is_a_wrong_call(
         cli.main(command)
     assert stop.value.code == 2
     assert says in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_rank_asks_nothing_of_another_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "empty", lambda size, *, device: asked.append(device))
+    usable_device("cuda")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for name in ("cuda", "cuda:1", "cpu"):
+        assert usable_device(name) == name
+    assert asked == ["cuda", "cuda:3", "cuda:1", "cpu"]
 
 
 def test_our_errors_are_one_line_and_exit_code_one(

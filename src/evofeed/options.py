@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +45,9 @@ def usable_device(name: str | None) -> str | None:
     if name:
         import torch
 
+        local = os.environ.get("LOCAL_RANK")  # of torchrun: no rank needs memory on another's GPU
         try:
-            torch.empty(0, device=name)
+            torch.empty(0, device=f"cuda:{local}" if name == "cuda" and local else name)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise typer.BadParameter(f"{name!r} cannot be used here: {reason}") from None
