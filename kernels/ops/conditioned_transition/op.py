@@ -180,6 +180,7 @@ def conditioned_transition(
         )
         return plain.to(a.dtype)
     dtype = compute_dtype(a)
+    mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
     with without_autocast(a):
         return _ConditionedTransition.apply(
             (eps, residual, dtype), a.contiguous(), s.contiguous(), mask, *weights.tensors()

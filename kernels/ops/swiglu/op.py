@@ -240,6 +240,7 @@ def swiglu_transition(
         )
         return plain.to(x.dtype)
     dtype = compute_dtype(x)
+    mask = None if mask is None else mask.contiguous()  # one that is broadcast has no rows
     with without_autocast(x):
         return _SwigluTransition.apply(
             (eps, residual, dtype), x.contiguous(), mask, *weights.tensors()

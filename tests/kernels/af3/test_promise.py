@@ -208,6 +208,14 @@ def test_masks_are_broadcast_as_a_module_does_itself(device: str) -> None:
     _same(boltz.OuterProductMean(C, 16, C), device, z, mask)
 
 
+def test_a_mask_of_one_number_is_every_rows(device: str) -> None:
+    """Expanded, it has one number in memory."""
+    z, one = torch.randn(1, N, N, C, device=device), torch.full((1, 1, 1), 1.0, device=device)
+    _same(openfold3.SwiGLUTransition(C, 2), device, z, one)
+    a = torch.randn(1, 3, 1, C, device=device)  # copies of one token, which share its mask
+    _same(openfold3.ConditionedTransitionBlock(C, C, 2), device, a, a, one)
+
+
 def test_a_16_bit_attention_of_tokens_runs(device: str) -> None:
     module = boltz.AttentionPairBias(32, C, 2).to(device).half()
     s, z, mask = (torch.randn(1, N, *size, device=device).half() for size in ((32,), (N, C), ()))
