@@ -57,6 +57,7 @@ class Block:
         self.module, self.device, self.autocast = module.to(device, dtype), device, dtype is None
         self.inputs = [t.to(device, torch.bfloat16) for t in inputs]
         self.leaves = [t.requires_grad_() for t in self.inputs if t.dim() == 4]
+        self.all = [*self.leaves, *self.module.parameters()]
         self.grads: list[Tensor] = []
 
     def forward(self) -> tuple[Tensor, ...]:
@@ -72,7 +73,7 @@ class Block:
         return out
 
     def forget(self) -> None:
-        for t in (*self.leaves, *self.module.parameters()):
+        for t in self.all:
             t.grad = None
 
     def results(self, seed: int) -> list[Tensor]:
@@ -81,7 +82,7 @@ class Block:
         self.forget()
         torch.manual_seed(seed)
         out = [t.detach() for t in self.step()]
-        grads = [t.grad for t in (*self.leaves, *self.module.parameters())]
+        grads = [t.grad for t in self.all]
         self.forget()  # or a later step adds to them
         return [*out, *(grad for grad in grads if grad is not None)]
 

@@ -24,6 +24,9 @@ from evofeed.kernels.runtime.tiles import override
 from evofeed.kernels.runtime.written import places
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
+# PyTorch's remark where the first product of a process is made in autograd's own thread.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
+
 
 @contextmanager
 def _as_written() -> Iterator[None]:
