@@ -20,7 +20,7 @@ from evofeed.kernels.runtime import launching, one_pass
 from evofeed.kernels.runtime.tracing import traced
 from evofeed.kernels.runtime.written import Parts, written
 
-OFTEN = 8  # calls of a kind before one is traced, which takes as long as ten calls save
+OFTEN = 8  # calls of a kind before one is traced, which takes what a dozen calls save
 MOST = 512  # kinds of calls kept for a function: sizes are part of them
 
 Results = Sequence["Tensor | None"]
