@@ -92,10 +92,11 @@ class _Source:
 
     def _choose(self, joins: bool) -> None:
         """Which steps are needed, which tensors as such, and of which only the address."""
-        self._tensors = {n for n in self._results if n is not None}
-        self._joined = self._joinable() if joins else set()
-        self._tensors -= self._joined
-        self._addresses = set(self._joined)
+        results = {n for n in self._results if n is not None}
+        new = self._trace.new
+        once = {n for n in self._results[1:] if n in new and self._results.count(n) == 1}
+        parts = {n for n in once if new[n].nbytes} if joins else set()  # unless needed as such
+        self._tensors, self._addresses = results - parts, set(parts)
         steps: list[Step] = []
         for step in reversed(self._trace.steps):
             if step.kind == "view" and self._tensors.isdisjoint(step.makes):
@@ -109,19 +110,7 @@ class _Source:
                 self._tensors.update(seen.number for seen in step.reads)
             steps.append(step)
         self._steps = steps[::-1]
-
-    def _joinable(self) -> set[int]:
-        """Results but the first that are memory reserved here, which only kernels see."""
-        first, *others = self._results
-        seen = {
-            number
-            for step in self._trace.steps
-            if step.kind != "launch" or not step.grid
-            for read in step.reads
-            for number in (read.number, read.root)
-        }
-        new = {n for n in others if n in self._trace.new and self._trace.new[n].nbytes}
-        return {n for n in new - seen - {first} if others.count(n) == 1}
+        self._joined = parts - self._tensors
 
     def _uses(self) -> tuple[dict[int, int], dict[int, int]]:
         """The first and the last step that needs a tensor or its memory."""

@@ -21,6 +21,7 @@ from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
 from evofeed.kernels.runtime.projection import pack
 from evofeed.kernels.runtime.tiles import override
+from evofeed.kernels.runtime.torch_library import Operator
 from evofeed.kernels.runtime.written import places
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
@@ -94,6 +95,35 @@ class _AddOne:
             to[i] = source[i] + 1
 
 
+ADD_ONE = _AddOne()
+
+
+def _one_more(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    launching.launch(ADD_ONE, (1,), (x, y, x.numel()), {})
+    return y
+
+
+class _AddTwo(Operator, name="test_add_two"):
+    """x + 2, with a gradient that reads what the forward pass made."""
+
+    @staticmethod
+    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        y = _one_more(tensors[0])
+        return [_one_more(y), y]
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        grad, y = tensors
+        return [_one_more(grad.contiguous()) + _one_more(y)]
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[Any], *options: Any
+    ) -> Sequence[Tensor | None]:
+        return found
+
+
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> _AddOne:
     """A kernel that is launched as on a GPU; CPU tensors pass for those of device 0."""
@@ -102,7 +132,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> _AddOne:
     monkeypatch.setattr(Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
-    return _AddOne()
+    return ADD_ONE
 
 
 class _AddOneToTiles(_AddOne):
@@ -189,6 +219,32 @@ def test_results_that_only_kernels_see_are_parts_of_one(by_address: _AddOne) -> 
             results, parts = call(kind_of([given]), [given])
         assert bool(parts) == (given is other)
         _bits(restored(results, parts)[:1], [given + 1])
+
+
+@pytest.mark.usefixtures("by_address")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_what_is_saved_is_joined_but_not_where_it_is_counted(checkpointed: bool) -> None:
+    """A checkpoint wants the same tensors of a repeated call as of the one before it was traced."""
+    saved: list[int] = []
+
+    def run() -> list[Tensor | None]:
+        x = y = torch.arange(8.0).requires_grad_()
+        for _ in range(4):
+            if checkpointed:
+                y = checkpoint(lambda t: _AddTwo.apply((), t), y, use_reentrant=False)
+            else:
+                y = _AddTwo.apply((), y)
+                assert y.grad_fn is not None
+                saved.append(y.grad_fn.saved_tensors[-1].dtype.itemsize)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        return [y.detach(), grad]
+
+    ours = [run() for _ in range(2)]
+    assert saved == ([] if checkpointed else [4, 4, 1, 1, 1, 1, 1, 1])  # 1: bytes, with all in them
+    with _as_written():
+        plain = run()
+    for each in ours:
+        _bits(each, plain)
 
 
 def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
