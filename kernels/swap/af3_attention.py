@@ -36,7 +36,7 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import four_axes
+from evofeed.kernels.swap.parameters import alike, four_axes
 
 # --- attention with pair bias ---------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ def token_attention(
 ) -> Tensor | None:  # fmt: skip
     """Fused attention of either project, or None where it does not fit."""
     parts, sizes = parts_of(module), shared_bias(a.shape[:-2], z.shape[:-3])
-    if sizes is None or not usable(a, z, mask):
+    if sizes is None or not usable(a, z, mask) or not alike(a, s):
         return None
     mha = parts.mha
     layers = (mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, mha.linear_o)

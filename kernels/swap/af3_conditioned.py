@@ -27,6 +27,7 @@ from evofeed.kernels.swap.forms import (
     linear_trouble,
     signature_trouble,
 )
+from evofeed.kernels.swap.parameters import alike
 
 # norm of a, norm of s, the gate's layer, the shift's: Boltz, OpenFold3, Protenix
 NORMS = (
@@ -60,7 +61,7 @@ class FusedAdaptiveNorm(Recordable):
     def forward(self: Any, a: Tensor, s: Tensor) -> Tensor:
         """As the original's."""
         weights = adaptive_weights(self)
-        if not adaptive_norm_fits(a, s, weights):
+        if not (alike(a, s) and adaptive_norm_fits(a, s, weights)):
             return super().forward(a, s)  # type: ignore[misc,no-any-return]
         return adaptive_norm(a, s, weights, eps=adaptive_eps(self))
 
@@ -136,7 +137,7 @@ def transition_of_tokens(
         last.bias, factor,
     )  # fmt: skip
     s = s if s.shape[:-1] == a.shape[:-1] else s.expand(*a.shape[:-1], -1)
-    if not conditioned_transition_fits(a, s, weights):
+    if not (alike(a, s) and conditioned_transition_fits(a, s, weights)):
         return None
     rows = None if mask is None else mask.expand(a.shape[:-1])
     return conditioned_transition(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.gated_attention.op import AttentionWeights
@@ -68,6 +69,11 @@ def three_axes(mask: Tensor | None, of: Tensor | None = None) -> Tensor | None:
     if mask is None or mask.dim() == 3:
         return mask
     return mask.reshape(-1, *mask.shape[-2:])
+
+
+def alike(a: Tensor, s: Tensor | None) -> bool:
+    """Whether both are of one type, or autocast makes them so; else PyTorch's rules decide."""
+    return s is None or a.dtype is s.dtype or torch.is_autocast_enabled(a.device.type)
 
 
 def covers(mask: Tensor | None, m: Tensor) -> bool:

@@ -216,6 +216,14 @@ def test_a_mask_of_one_number_is_every_rows(device: str) -> None:
     _same(openfold3.ConditionedTransitionBlock(C, C, 2), device, a, a, one)
 
 
+def test_tensors_of_two_types_are_left_to_pytorch(device: str) -> None:
+    module = openfold3.AdaLN(C, C).to(device)
+    a, s = torch.randn(2, 1, N, C, device=device)
+    expected = module(a.half(), s)
+    ours = to_fused(module)(a.half(), s)
+    assert ours.dtype is expected.dtype and torch.equal(ours, expected)
+
+
 def test_a_16_bit_attention_of_tokens_runs(device: str) -> None:
     module = boltz.AttentionPairBias(32, C, 2).to(device).half()
     s, z, mask = (torch.randn(1, N, *size, device=device).half() for size in ((32,), (N, C), ()))
