@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from evofeed.kernels.runtime.backend import tl, triton, usable
 from evofeed.kernels.runtime.launching import launch
-from evofeed.kernels.runtime.private_apis import copy_all
+from evofeed.kernels.runtime.private_apis import add_all, copy_all
 
 BLOCK = 4096  # numbers of a program
 
@@ -100,7 +100,7 @@ class AddMany:
             addresses = self._addresses(flat)
         if addresses is None or self._shares is None:
             there = [(self._places[n], t) for n in self._by_size if (t := flat[n]) is not None]
-            torch._foreach_add_([place for place, _ in there], [t for _, t in there])
+            add_all([place for place, _ in there], [t for _, t in there])
         else:
             _move_many(self._places[0], self._places[0], addresses, self._shares, add=True)
 

@@ -49,6 +49,11 @@ def copy_all(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(to), list(source))
 
 
+def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
+    """Adds each tensor to its place, a launch for many of one type."""
+    torch._foreach_add_(list(to), list(more))
+
+
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
     """Views of a flat tensor in the shapes of others, one after the other."""
     return _unflatten_dense_tensors(flat, list(like))  # type: ignore[no-untyped-call, no-any-return]

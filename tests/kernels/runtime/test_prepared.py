@@ -25,8 +25,11 @@ from evofeed.kernels.runtime.torch_library import Operator
 from evofeed.kernels.runtime.written import places
 from evofeed.trainer.model.evoformer import EvoformerBlock
 
-# PyTorch's remark where the first product of a process is made in autograd's own thread.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
+pytestmark = [
+    pytest.mark.gpu,
+    # PyTorch's remark where the first product of a process is made in autograd's own thread
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
 
 
 @contextmanager
