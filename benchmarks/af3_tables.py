@@ -150,7 +150,7 @@ def precision() -> list[str]:
 
 WAYS = {
     "eager": "before",
-    "control": "... pairs rounded once more",
+    "control": "... all channels of a pair by one factor (the weak control)",
     "only multiplication": "triangle multiplication fused",
     "only attention": "triangle attention fused",
     "only transition": "transitions fused",
