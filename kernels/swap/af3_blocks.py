@@ -61,6 +61,16 @@ def _promoted(z: Tensor) -> Tensor:
     return z.float() if torch.is_autocast_enabled(z.device.type) else z
 
 
+def _boltz_pairs(block: Any, z: Tensor, pair_mask: Tensor) -> Tensor | None:
+    """z behind the pairs' part of a block of Boltz; None where the block runs its own forward."""
+    flat = _promoted(four_axes(z))
+    ops = _taken(block, flat, block.transition_z)
+    if ops is None:
+        return None
+    flat = ops.run(flat, three_axes(pair_mask, z), _drawn(block, flat))
+    return shaped(_finish(block.transition_z, flat, None), z)
+
+
 class FusedBoltzPairBlock(Recordable):
     """Forward of `PairformerNoSeqLayer`."""
 
@@ -68,12 +78,10 @@ class FusedBoltzPairBlock(Recordable):
         self: Any, z: Tensor, pair_mask: Tensor, *positional: Any, **options: Any
     ) -> Tensor:
         """As the original's."""
-        flat = _promoted(four_axes(z))
-        ops = _taken(self, flat, self.transition_z)
-        if ops is None:
+        made = _boltz_pairs(self, z, pair_mask)
+        if made is None:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
-        return shaped(_finish(self.transition_z, flat, None), z)
+        return made
 
 
 class FusedBoltzPairformerBlock(Recordable):
@@ -84,12 +92,10 @@ class FusedBoltzPairformerBlock(Recordable):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As the original's."""
-        flat = _promoted(four_axes(z))
-        ops = _taken(self, flat, self.transition_z)
-        if ops is None:
+        made = _boltz_pairs(self, z, pair_mask)
+        if made is None:
             return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
-        z = shaped(_finish(self.transition_z, flat, None), z)
+        z = made
         with torch.autocast(s.device.type, enabled=False):
             normed = self.pre_norm_s(s.float())
             s = s.float() + self.attention(s=normed, z=z.float(), mask=mask.float(), k_in=normed)
@@ -105,12 +111,10 @@ class FusedBoltz1PairformerBlock(Recordable):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As the original's."""
-        flat = _promoted(four_axes(z))
-        ops = _taken(self, flat, self.transition_z)
-        if ops is None:
+        made = _boltz_pairs(self, z, pair_mask)
+        if made is None:
             return super().forward(s, z, mask, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
-        flat = ops.run(flat, three_axes(pair_mask, z), _drawn(self, flat))
-        z = shaped(_finish(self.transition_z, flat, None), z)
+        z = made
         s = s + self.attention(s, z, mask)
         return s + self.transition_s(s), z
 

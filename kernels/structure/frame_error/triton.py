@@ -5,20 +5,7 @@ Letters: G structures, T targets that follow one another in them, F frames, P po
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-
-
-@triton.jit
-def _load_frames(ROTS, TRANS, at, inside):
-    """Nine numbers of each rotation, row by row, and three of each origin."""
-    r, t = ROTS + at * 9, TRANS + at * 3
-    return (
-        tl.load(r, mask=inside, other=0.0), tl.load(r + 1, mask=inside, other=0.0),
-        tl.load(r + 2, mask=inside, other=0.0), tl.load(r + 3, mask=inside, other=0.0),
-        tl.load(r + 4, mask=inside, other=0.0), tl.load(r + 5, mask=inside, other=0.0),
-        tl.load(r + 6, mask=inside, other=0.0), tl.load(r + 7, mask=inside, other=0.0),
-        tl.load(r + 8, mask=inside, other=0.0), tl.load(t, mask=inside, other=0.0),
-        tl.load(t + 1, mask=inside, other=0.0), tl.load(t + 2, mask=inside, other=0.0),
-    )  # fmt: skip
+from evofeed.kernels.structure.frames import load_frame
 
 
 @triton.jit
@@ -69,8 +56,8 @@ def frame_error_kernel(
     target = structure % T
     f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
     inside = f < F
-    mine = _load_frames(ROTS, TRANS, structure * F + f, inside)
-    theirs = _load_frames(TARGET_ROTS, TARGET_TRANS, target * F + f, inside)
+    mine = load_frame(ROTS, TRANS, structure * F + f, inside)
+    theirs = load_frame(TARGET_ROTS, TARGET_TRANS, target * F + f, inside)
     frame_weight = tl.load(FRAME_WEIGHT + target * F + f, mask=inside, other=0.0)
     share = tl.load(SHARE + target)
     zeros = tl.zeros([BLOCK_F, BLOCK_P], tl.float32)
@@ -131,8 +118,8 @@ def frame_error_points_kernel(
     for first in range(0, F, BLOCK_F):
         f = first + tl.arange(0, BLOCK_F)
         inside = f < F
-        mine = _load_frames(ROTS, TRANS, structure * F + f, inside)
-        theirs = _load_frames(TARGET_ROTS, TARGET_TRANS, target * F + f, inside)
+        mine = load_frame(ROTS, TRANS, structure * F + f, inside)
+        theirs = load_frame(TARGET_ROTS, TARGET_TRANS, target * F + f, inside)
         weight = tl.load(FRAME_WEIGHT + target * F + f, mask=inside, other=0.0)
         weight = weight[:, None] * point_weight[None, :]
         seen, known = _seen(mine, points), _seen(theirs, known_points)

@@ -7,20 +7,7 @@ of values. A row of projections is q `[H, C]`, k and v `[H, 2 C]`, then points o
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-
-
-@triton.jit
-def _load_frame(ROTS, TRANS, n, inside):
-    """Nine numbers of a rotation, row by row, and three of an origin, as columns."""
-    r, t = ROTS + n * 9, TRANS + n * 3
-    return (
-        tl.load(r, mask=inside, other=0.0), tl.load(r + 1, mask=inside, other=0.0),
-        tl.load(r + 2, mask=inside, other=0.0), tl.load(r + 3, mask=inside, other=0.0),
-        tl.load(r + 4, mask=inside, other=0.0), tl.load(r + 5, mask=inside, other=0.0),
-        tl.load(r + 6, mask=inside, other=0.0), tl.load(r + 7, mask=inside, other=0.0),
-        tl.load(r + 8, mask=inside, other=0.0), tl.load(t, mask=inside, other=0.0),
-        tl.load(t + 1, mask=inside, other=0.0), tl.load(t + 2, mask=inside, other=0.0),
-    )  # fmt: skip
+from evofeed.kernels.structure.frames import load_frame
 
 
 @triton.jit
@@ -70,7 +57,7 @@ def point_sides_kernel(
     n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     h = tl.program_id(1)
     inside = n < N
-    frame = _load_frame(ROTS, TRANS, n, inside)
+    frame = load_frame(ROTS, TRANS, n, inside)
     gamma = tl.load(GAMMA + h)
     c, p, v = tl.arange(0, C)[None, :], tl.arange(0, P)[None, :], tl.arange(0, V)[None, :]
     row = PROJECTED + n * WIDTH
@@ -128,7 +115,7 @@ def point_sides_grad_kernel(
     n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     h = tl.program_id(1)
     inside = n < N
-    frame = _load_frame(ROTS, TRANS, n, inside)
+    frame = load_frame(ROTS, TRANS, n, inside)
     gamma = tl.load(GAMMA + h)
     c, p, v = tl.arange(0, C)[None, :], tl.arange(0, P)[None, :], tl.arange(0, V)[None, :]
     at = (n // R * H + h) * R + n % R
@@ -188,7 +175,7 @@ def point_ends_kernel(
     n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     h = tl.program_id(1)
     inside = n < N
-    frame = _load_frame(ROTS, TRANS, n, inside)
+    frame = load_frame(ROTS, TRANS, n, inside)
     c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
     row, out = ATTENDED + ((n // R * H + h) * R + n % R) * VALUE, OUT + n * stride
     tl.store(out + h * C + c, tl.load(row + c, mask=inside, other=0.0), mask=inside)
@@ -212,7 +199,7 @@ def point_ends_grad_kernel(
     n = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     h = tl.program_id(1)
     inside = n < N
-    frame = _load_frame(ROTS, TRANS, n, inside)
+    frame = load_frame(ROTS, TRANS, n, inside)
     c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
     at = ((n // R * H + h) * R + n % R) * VALUE
     row, out, grad = ATTENDED + at, OUT + at, DOUT + n * stride
