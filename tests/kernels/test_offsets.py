@@ -44,16 +44,24 @@ def _kernels() -> Iterator[tuple[str, ast.FunctionDef]]:
                 yield f"{path.relative_to(ROOM)}:{node.name}", node
 
 
+def _is_wide(node: ast.expr) -> bool:
+    return "int64" in ast.unparse(node)
+
+
 class _Widths(ast.NodeVisitor):
     """Products of a stride and a position in 32 bits, in one function.
 
     Args:
         names: what its parameters are, where that is known.
         calls: filled with what it hands to the functions that it calls.
+        returned: what functions return, where that is a tuple.
     """
 
-    def __init__(self, names: dict[str, int], calls: dict[str, list[list[int]]]) -> None:
-        self.names, self.calls = dict(names), calls
+    def __init__(
+        self, names: dict[str, int], calls: dict[str, list[list[int]]],
+        returned: dict[str, list[ast.expr]],
+    ) -> None:  # fmt: skip
+        self.names, self.calls, self.returned = dict(names), calls, returned
         self.found: list[str] = []
 
     def kind(self, node: ast.expr) -> int:
@@ -63,7 +71,7 @@ class _Widths(ast.NodeVisitor):
             return LOCAL
         if isinstance(node, ast.Call):
             text = ast.unparse(node)
-            if "int64" in text or text.startswith("positions("):
+            if _is_wide(node) or text.startswith("positions("):
                 return WIDE
             if re.match(r"(tl|gl)\.(arange|zeros)\(0?", text) or text.startswith("in_turn("):
                 return LOCAL
@@ -94,6 +102,13 @@ class _Widths(ast.NodeVisitor):
             pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=True))
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Call):
+                made = self.returned.get(ast.unparse(node.value.func), [])
+                pairs += [
+                    (to, value)
+                    for to, value in zip(target.elts, made, strict=False)
+                    if _is_wide(value)
+                ]
             for to, value in pairs:
                 if isinstance(to, ast.Name):
                     self.names[to.id] = self.kind(value)
@@ -119,11 +134,16 @@ class _Widths(ast.NodeVisitor):
 def test_a_position_times_a_stride_is_64_bits_wide_in_every_kernel() -> None:
     functions = dict(_kernels())
     known: dict[str, dict[str, int]] = {}
+    ends = [(node.name, node.body[-1]) for node in functions.values()]
+    returned = {
+        name: end.value.elts for name, end in ends
+        if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple)
+    }  # fmt: skip
     for _ in range(3):  # helpers of helpers
         calls: dict[str, list[list[int]]] = {}
         found = {}
         for name, node in functions.items():
-            widths = _Widths(known.get(node.name, {}), calls)
+            widths = _Widths(known.get(node.name, {}), calls, returned)
             widths.visit(node)
             if widths.found:
                 found[name] = widths.found

@@ -138,14 +138,14 @@ def point_sides_grad_kernel(
     local = _load_three(row + p, H * (P + V), inside)
     k = _moved(frame, local)
     d = _load_three(right + C + p, P, inside)
-    square = tl.load(right + C + 3 * P + p, mask=inside, other=0.0)
+    of_square = tl.load(right + C + 3 * P + p, mask=inside, other=0.0)
     of_gamma = d[0] * k[0] + d[1] * k[1] + d[2] * k[2]
-    of_gamma -= 0.5 * square * (k[0] * k[0] + k[1] * k[1] + k[2] * k[2])
+    of_gamma -= 0.5 * of_square * (k[0] * k[0] + k[1] * k[1] + k[2] * k[2])
     of_gamma = tl.sum(tl.sum(tl.where(inside, of_gamma, 0.0), 1), 0)
     tl.store(DGAMMA + tl.program_id(0) * H + h, of_gamma)
     d = (
-        gamma * (d[0] - square * k[0]), gamma * (d[1] - square * k[1]),
-        gamma * (d[2] - square * k[2]),
+        gamma * (d[0] - of_square * k[0]), gamma * (d[1] - of_square * k[1]),
+        gamma * (d[2] - of_square * k[2]),
     )  # fmt: skip
     total = _sums_of(total, d, local, OF_ROTS)
     back = _turned_back(frame, d)
@@ -177,7 +177,7 @@ def point_ends_kernel(
     inside = n < N
     frame = load_frame(ROTS, TRANS, n, inside)
     c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
-    row, out = ATTENDED + ((n // R * H + h) * R + n % R) * VALUE, OUT + n * stride
+    row, out = ATTENDED + ((n // R * H + h) * R + n % R) * VALUE, OUT + n.to(tl.int64) * stride
     tl.store(out + h * C + c, tl.load(row + c, mask=inside, other=0.0), mask=inside)
     x, y, z = _load_three(row + C + v, V, inside)
     x, y, z = _turned_back(frame, (x - frame[9], y - frame[10], z - frame[11]))
@@ -202,7 +202,7 @@ def point_ends_grad_kernel(
     frame = load_frame(ROTS, TRANS, n, inside)
     c, v = tl.arange(0, C)[None, :], tl.arange(0, V)[None, :]
     at = ((n // R * H + h) * R + n % R) * VALUE
-    row, out, grad = ATTENDED + at, OUT + at, DOUT + n * stride
+    row, out, grad = ATTENDED + at, OUT + at, DOUT + n.to(tl.int64) * stride
     tl.store(out + c, tl.load(grad + h * C + c, mask=inside, other=0.0), mask=inside)
     x, y, z = _load_three(row + C + v, V, inside)
     x, y, z = _turned_back(frame, (x - frame[9], y - frame[10], z - frame[11]))
