@@ -133,7 +133,8 @@ def test_a_job_taken_up_while_its_first_process_sleeps_waits_for_it_and_ends_wel
     try:
         assert world.queue.claim(1) == world.job
         first = run(1)
-        until((tmp_path / "out" / "leases").is_dir)  # it drives
+        leases = tmp_path / "out" / "leases"
+        until(lambda: leases.is_dir() and any(leases.iterdir()))  # it drives
         first.send_signal(signal.SIGSTOP)
         silent = JobQueue(world.database, 100, silence=0.0)
         until(lambda: silent.claim(1))
