@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,18 +72,17 @@ _said: list[Push | None] = []
 _now: list[Push | None] = []
 
 
-@contextmanager
-def sending(gradient: Push | None) -> Iterator[None]:
+def sending(gradient: Push | None) -> AbstractContextManager[None]:
     """Says where the gradient of the first input of the operator called here will go."""
-    with _last(_said, gradient):
-        yield
+    return _last(_said, gradient)
 
 
-@contextmanager
-def writing(push: Push | None) -> Iterator[None]:
+def writing(push: Push | None) -> AbstractContextManager[None]:
     """The backward pass of an operator of which that was `said`."""
-    with _last(_now, push):
-        yield
+    return _last(_now, push) if push is not None or _now else _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager

@@ -104,14 +104,6 @@ def _conditioned_transition(module: Any) -> Inputs:
     return (*inputs, _mask(1, N)) if masked else inputs
 
 
-def _diffusion_block(block: Any) -> Inputs:
-    a, s, z = _token_attention(block.attention_pair_bias)
-    protenix = isinstance(block, af3_diffusion.FusedProtenixDiffusionBlock) or hasattr(
-        block, "conditioned_transition_block"
-    )
-    return (a, s, z) if protenix else (a, s, z, _mask(1, N))
-
-
 def _boltz_diffusion_layer(layer: Any) -> Inputs:
     a, s = _conditioned(layer.adaln)
     return a, s, _random(1, N, N, layer.pair_bias_attn.num_heads), _mask(1, N)
@@ -156,8 +148,10 @@ INPUTS: dict[type[Fused], Callable[[Any], Inputs]] = {
     af3_attention.FusedProtenixPairBiasAttention: _token_attention,
     af3_conditioned.FusedAdaptiveNorm: _conditioned,
     af3_conditioned.FusedConditionedTransition: _conditioned_transition,
-    af3_diffusion.FusedDiffusionBlock: _diffusion_block,
-    af3_diffusion.FusedProtenixDiffusionBlock: _diffusion_block,
+    af3_diffusion.FusedDiffusionBlock: lambda b: (
+        *_token_attention(b.attention_pair_bias), _mask(1, N)
+    ),
+    af3_diffusion.FusedProtenixDiffusionBlock: lambda b: _token_attention(b.attention_pair_bias),
     af3_diffusion.FusedBoltzDiffusionLayer: _boltz_diffusion_layer,
     af3_blocks.FusedBoltzPairBlock: lambda b: _pairs(_pair_width(b)),
     af3_blocks.FusedBoltzPairformerBlock: _boltz_pairformer,
