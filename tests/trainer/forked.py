@@ -31,9 +31,7 @@ def fork(
 
 def run_ranks(ranks: int, target: Callable[..., Any], *arguments: Any, folder: Path) -> str:
     """Call the target on some ranks, as torchrun does; what the first one printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
     world = {
@@ -51,6 +49,14 @@ def run_ranks(ranks: int, target: Callable[..., Any], *arguments: Any, folder: P
         process.kill()
     assert not failed, "\n".join(log.read_text()[-3000:] for log in failed)
     return logs[0].read_text()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _begin(

@@ -23,6 +23,10 @@ from evofeed.trainer.parallel.axis import Axis, axial_group, check_divides
 
 _PATIENCE: Final = timedelta(minutes=20)
 """How long a rank waits for another: a loader waits 15 for a storage that does not answer."""
+GONE: Final = "another rank has ended or does not answer"
+_ABSENT: Final = (dist.DistNetworkError, dist.DistStoreError)
+_SIGNS: Final = ("gloo/transport", "ncclRemoteError")
+"""In what gloo and NCCL say when a connection to another rank breaks or stays silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +110,13 @@ def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[Wor
         axial: ranks that share a sample: neighbours; None: all.
 
     Raises:
-        TrainerError: torchrun's variables are broken, there are more ranks than GPUs, or `axial`
-            does not divide the ranks.
+        TrainerError: torchrun's variables are broken, there are more ranks than GPUs, `axial`
+            does not divide the ranks, or another rank is gone.
     """
-    text = os.environ.get("WORLD_SIZE", "1")
-    if not text.isdecimal():
-        raise TrainerError(f"WORLD_SIZE is {text!r} and must be a whole number: use torchrun")
-    size = int(text)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
+        if not (text := os.environ.get(name, "1")).isdecimal():
+            raise TrainerError(f"{name} is {text!r} and must be a whole number: use torchrun")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     axial = size if axial is None else axial
     check_divides(size, axial)
     place = torch.device(device) if device else _default_device()
@@ -128,16 +132,39 @@ def join_world(device: str | None = None, axial: int | None = 1) -> Iterator[Wor
         )
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group(
-        "nccl" if place.type == "cuda" else "gloo",
-        timeout=_PATIENCE,
-        # Named, or NCCL guesses a device at the first barrier and warns.
-        device_id=place if place.type == "cuda" else None,
-    )
+    with _peers_named():
+        dist.init_process_group(
+            "nccl" if place.type == "cuda" else "gloo",
+            timeout=_PATIENCE,
+            # Named, or NCCL guesses a device at the first barrier and warns.
+            device_id=place if place.type == "cuda" else None,
+        )
+        try:
+            yield _world(place, axial)
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _peers_named() -> Iterator[None]:
+    """Says of an exchange that failed because another rank is gone what to do.
+
+    Raises:
+        TrainerError: one is.
+    """
     try:
-        yield _world(place, axial)
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not isinstance(error, _ABSENT) and not any(sign in text for sign in _SIGNS):
+            raise
+        why = text.partition("\n")[0]
+        why = why[why.startswith("[") and why.find("] ") + 2 :].partition(". ")[0]  # no source line
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        raise TrainerError(
+            f"rank {rank} of {size}: {GONE} ({why[:200]}); its own output says why. Start all of "
+            "them again; a training run goes on from its newest checkpoint with --resume"
+        ) from error
 
 
 def _world(device: torch.device, axial: int) -> World:

@@ -147,7 +147,7 @@ def _result(found: Any, target: Path) -> dict[str, Any]:
         "out": str(target),
         "default": dataclasses.asdict(found.default),
         "chosen": dataclasses.asdict(found.chosen),
-        "ratio_to_default": statistics.median(found.ratios) if found.ratios else None,
+        "ratio_to_default": _ratio(found),
         "ratios": found.ratios,
         "trials": [
             {"settings": dataclasses.asdict(settings), **dataclasses.asdict(trial)}
@@ -156,22 +156,33 @@ def _result(found: Any, target: Path) -> dict[str, Any]:
     }
 
 
-def _show(found: Any, target: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _ratio(found: Any) -> float | None:
+    """Time of what was chosen over the default's; None if the default did not run."""
+    if found.chosen == found.default:
+        return 1.0
+    return statistics.median(found.ratios) if found.ratios else None
 
-    every = [field.name for field in dataclasses.fields(found.default)]
-    columns = [n for n in every if len({getattr(one, n) for one, _ in found.trials}) > 1]
-    table = Table(*columns, "step", "memory", "wait for data")
+
+def _show(found: Any, target: Path) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    varied = _differing([one for one, _ in found.trials])
+    timed = [(settings, trial) for settings, trial in found.trials if not trial.error]
+    shown = _differing([settings for settings, _ in timed])
+    names = [*shown, "step", "memory", "waits"]
+    columns = [Column(name, overflow="fold") for name in names]  # cut in two, but not off
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for settings, trial in timed:
+        values = [str(getattr(settings, name)) for name in shown]
+        memory = f"{trial.peak_memory / 2**30:.1f} GiB"
+        table.add_row(*values, _ms(trial), memory, f"{trial.wait_share:.1%}")
     failed = []
     for settings, trial in found.trials:
-        values = [str(getattr(settings, name)) for name in columns]
         if trial.error:
-            named = ", ".join(map("{} {}".format, columns, values))
+            named = ", ".join(f"{name} {getattr(settings, name)}" for name in varied)
             failed.append(f"not timed: {named}: {trial.error}")
-        else:
-            memory = f"{trial.peak_memory / 2**30:.1f} GiB"
-            table.add_row(*values, _ms(trial), memory, f"{trial.wait_share:.1%}")
     Console().print(table)
     for line in failed:
         print(line)
@@ -181,3 +192,9 @@ def _show(found: Any, target: Path) -> None:
         print(f"{target}: {statistics.median(found.ratios):.3f} of the default's time")
     else:
         print(f"{target}: the default did not run, this does")
+
+
+def _differing(tried: list[Any]) -> list[str]:
+    """Names of the settings that were not the same in all of these."""
+    names = [field.name for field in dataclasses.fields(tried[0])]
+    return [name for name in names if len({getattr(one, name) for one in tried}) > 1]

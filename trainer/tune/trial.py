@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.run_report import training_seconds
 from evofeed.trainer.run.build import build_loader, build_model, set_precision
-from evofeed.trainer.run.distributed import join_world
+from evofeed.trainer.run.distributed import GONE, join_world
 from evofeed.trainer.run.loop import Loop
 from evofeed.trainer.run.settings import from_dict
 from evofeed.trainer.run.train import peak_memory
@@ -77,9 +77,9 @@ def launch(
 
 
 def _said(output: str, errors: str) -> Trial:
-    """A trial from the lines of its ranks; an error comes before a result."""
+    """A trial from its ranks' lines: errors before results, causes before what came of them."""
     said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    found = min(said, key=lambda line: not line["error"], default=None)
+    found = min(said, key=lambda line: (not line["error"], GONE in line["error"]), default=None)
     if found is None:
         return Trial(error=(errors.strip().splitlines() or ["it ended without a word"])[-1][:300])
     return Trial(**found | {"seconds": tuple(found["seconds"])})
@@ -87,9 +87,11 @@ def _said(output: str, errors: str) -> Trial:
 
 def run_trial(config: TrainConfig, dataset: Sequence[str], steps: int, device: str) -> Trial:
     """Some steps of a run, in this process: one rank's part of it."""
+    # Compressed gradients as they are once their own first steps are over.
     few = config.replace(
-        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0
-    )
+        steps=WARM_UP + steps, checkpoint_every=0, validate_every=0, profile_steps=0,
+        gradients=replace(config.gradients, warmup_steps=0),
+    )  # fmt: skip
     with join_world(device, few.axial) as world, contextlib.ExitStack() as cleanup:
         set_precision(few)
         model, loss = build_model(few, world.device, None, world.axis)

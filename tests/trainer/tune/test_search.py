@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 from tests.trainer.synthetic_records import write_dataset
 from typer.testing import CliRunner
 
-from evofeed.trainer.config import TrainConfig
+from evofeed.errors import TrainerError
+from evofeed.trainer.config import GradientConfig, TrainConfig
 from evofeed.trainer.presets import tiny
 from evofeed.trainer.run.build import build_loader
-from evofeed.trainer.run.distributed import World
+from evofeed.trainer.run.distributed import GONE, World
 from evofeed.trainer.run.settings import load_config
 from evofeed.trainer.tune import commands, trial
 from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, ratio, search
@@ -159,6 +160,52 @@ def test_a_trial_that_fails_or_hangs_in_its_process_says_why(dataset: str) -> No
     assert launch(run, [dataset], limit=0.01, **few).error == "no end within 0 s"
 
 
+def test_trials_of_compressed_gradients_are_past_their_exact_first_steps(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = []
+
+    def build(config: TrainConfig, *_: object) -> None:
+        began.append(config.gradients)
+        raise TrainerError("that was all")
+
+    monkeypatch.setattr(trial, "build_model", build)
+    run = tiny().train.replace(gradients=GradientConfig(mode="powersgd", rank=3))
+    with pytest.raises(TrainerError, match="that was all"):
+        run_trial(run, [dataset], 1, "cpu")
+    assert began == [GradientConfig(mode="powersgd", rank=3, warmup_steps=0)]
+
+
+def test_what_a_rank_died_of_is_said_and_not_that_the_others_miss_it() -> None:
+    lost, cause = (
+        json.dumps(asdict(Trial(error=text)))
+        for text in (f"TrainerError: rank 0 of 2: {GONE}", "OutOfMemoryError: none left")
+    )
+    for lines in ((lost, cause), (cause, lost)):
+        assert trial._said("\n".join(lines), "").error == "OutOfMemoryError: none left"
+
+
+@pytest.mark.slow
+def test_the_command_measures_two_ranks_that_share_their_samples_or_not(
+    dataset: str, tmp_path: Path
+) -> None:
+    """Real trials: torchrun, two processes each, gloo."""
+    source, target = tmp_path / "run.yaml", tmp_path / "tuned.yaml"
+    small = "model: {evoformer: {no_blocks: 1}, structure_module: {no_blocks: 1}}"
+    source.write_text(f"preset: tiny\nloader: {{crop_size: 17}}\n{small}\n")
+    words = ["--dataset", dataset, "--out", str(target), "--device", "cpu", "--ranks", "2"]
+    words += ["--only", "axial", "--steps", "1", "--rounds", "1", "--json"]
+    done = CliRunner().invoke(_app(), [str(source), *words])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    tried = {one["settings"]["axial"]: one for one in found["trials"]}
+    assert set(tried) == {1, 2}
+    assert all(len(one["seconds"]) == 1 and not one["error"] for one in tried.values())
+    tuned = load_config(str(target))
+    assert tuned.accumulate == tuned.axial == found["chosen"]["axial"]  # two samples a step
+    assert found["ratio_to_default"] <= 1
+
+
 def test_the_command_writes_what_train_reads(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,8 +239,24 @@ def test_its_table_has_what_was_changed_and_fits_a_terminal(
     assert done.exit_code == 0, done.output
     assert "checkpointing" in done.output and "batch_size" in done.output
     assert "cuda_graphs" not in done.output  # a CPU has none to try
+    assert "…" not in done.output
     said = "not timed: checkpointing False, batch_size 8, prefetch 16: samples a step: 2"
     assert said in done.output
+
+
+def test_the_table_of_several_ranks_fits_a_terminal_too(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "run.yaml"
+    source.write_text("preset: tiny\naccumulate: 2\n")
+    monkeypatch.setattr(trial, "launch", lambda *_, **options: Trial(seconds=(0.1234,)))
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["--dataset", dataset, "--out", str(tmp_path / "tuned.yaml"), "--device", "cpu"]
+    done = CliRunner().invoke(_app(), [str(source), *words, "--ranks", "2", "--lossy"])
+    assert done.exit_code == 0, done.output
+    table = done.stdout.partition("not timed")[0]
+    assert "…" not in table and max(map(len, table.splitlines())) <= 80
+    assert table.count("123.4") == 12
 
 
 def _app() -> Any:
