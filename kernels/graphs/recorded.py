@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.graphs.recording import Homes, Recording, autocast_type, stream_number
+from evofeed.kernels.graphs.recording import Homes, Recording, stream_number
+from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.private_apis import (
     backward_runs,
     functorch_active,
     saved_tensor_hooks_active,
+    tf32_allowed,
 )
 
 MOST_RECORDINGS = 8  # of a module: shapes, and calls in flight
@@ -201,7 +203,8 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         else:
             parts.append((name, type(value), value))
     assert device is not None
-    return (*parts, grad, autocast_type(device), stream_number(device))
+    settings = grad, autocast_type(device.type), tf32_allowed()
+    return (*parts, *settings, stream_number(device))
 
 
 def _of_tensors(

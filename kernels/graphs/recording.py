@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from evofeed.errors import KernelError
 from evofeed.kernels.graphs.capture import record_graph, recording_stream
+from evofeed.kernels.runtime.backend import autocast_type
 from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.private_apis import copy_all, function_apply, unflatten
 
@@ -204,16 +205,10 @@ def _stand_ins(homes: Homes) -> Iterator[list[tuple[tuple[dict[str, Any], str], 
 _pools: dict[Hashable, Any] = {}
 
 
-def autocast_type(device: torch.device) -> torch.dtype | None:
-    """What autocast computes in, None where it is off."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if on else None
-
-
 @contextlib.contextmanager
 def _autocast_without_cache(device: torch.device) -> Iterator[None]:
     """A cached cast of a parameter would be replayed with its old numbers."""
-    dtype = autocast_type(device)
+    dtype = autocast_type(device.type)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
         yield
 

@@ -129,6 +129,12 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def autocast_type(device_type: str) -> torch.dtype | None:
+    """What autocast computes in on such devices, None where it is off."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
+
+
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Autocast off at x's device; where it is off already, nothing is entered, which costs 4 us."""
     if torch.is_autocast_enabled(x.device.type):

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.runtime import launching, one_pass
+from evofeed.kernels.runtime.backend import autocast_type
+from evofeed.kernels.runtime.private_apis import tf32_allowed
 from evofeed.kernels.runtime.tracing import traced
 from evofeed.kernels.runtime.written import Parts, written
 
@@ -31,7 +33,8 @@ class Prepared:
     """`compute(tensors, *constants)`, which must depend on nothing else, and what was traced of it.
 
     Args:
-        compute: gives tensors or None; reads no numbers out of tensors and draws none.
+        compute: gives tensors or None; draws no numbers, and enters no context but those that
+            change nothing for PyTorch.
         joins: whether results but the first may be parts of one more, the last.
     """
 
@@ -60,20 +63,27 @@ class Prepared:
             if len(self._found) >= MOST:
                 self._found.clear()
             self._found[kind] = found + 1
-        elif not _recorded(tensors):
+        elif _traceable(tensors):
             given = _different(tensors)
             with traced(given) as trace:
                 made = self._compute(given, *constants)
-            self._found[kind] = written(trace, made, self._joins)
+            if kind in self._found:  # else `forget` was called meanwhile
+                self._found[kind] = written(trace, made, self._joins)
             return made, ()
         return self._compute(tensors, *constants), ()
 
 
-def _recorded(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a CUDA graph is recorded, in which nothing is launched for the first time."""
+def _traceable(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether this call is the one to trace.
+
+    Kernels are compiled for addresses that are multiples of 16 bytes, which others of its kind may
+    have; and while a CUDA graph is recorded nothing may be launched for the first time.
+    """
+    if any(t.data_ptr() & 15 for t in tensors if t is not None):
+        return False
     first = tensors[0]
     assert first is not None
-    return first.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (first.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 _known: list[dict[Any, Any]] = []
@@ -87,7 +97,7 @@ def forget() -> None:
 
 def kind_of(tensors: Sequence[Tensor | None], *constants: Any) -> Any:
     """All that a call's Python depends on; None where it must be run."""
-    if launching.elsewhere or torch.is_grad_enabled():
+    if launching.elsewhere or launching.watched.by or torch.is_grad_enabled():
         return None
     first = tensors[0]
     assert first is not None
@@ -95,8 +105,7 @@ def kind_of(tensors: Sequence[Tensor | None], *constants: Any) -> Any:
     if device >= 0 and device != torch.cuda.current_device():
         return None
     parts: list[Any] = [
-        constants, device, torch.is_autocast_enabled(first.device.type),
-        torch.backends.cuda.matmul.allow_tf32, one_pass.under_way(),
+        constants, device, autocast_type(first.device.type), tf32_allowed(), one_pass.under_way(),
     ]  # fmt: skip
     for t in tensors:
         if t is None:

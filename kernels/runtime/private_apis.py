@@ -41,6 +41,20 @@ def backward_runs() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+# --- what is set for all calls --------------------------------------------------------------------
+
+
+def tf32_allowed() -> bool:
+    """Whether the GPU's float32 products may be in TF32.
+
+    There is an old and a new way to say so; the public `allow_tf32` raises where the new one was
+    used.
+    """
+    if hasattr(torch._C, "_get_fp32_precision_getter"):  # from 2.9 on
+        return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
+    return bool(torch.backends.cuda.matmul.allow_tf32)
+
+
 # --- many tensors at once -------------------------------------------------------------------------
 
 

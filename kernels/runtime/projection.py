@@ -16,7 +16,7 @@ from torch import Tensor
 from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
-from evofeed.kernels.runtime.private_apis import product_relu
+from evofeed.kernels.runtime.private_apis import product_relu, tf32_allowed
 from evofeed.kernels.runtime.projection_kernels import (
     norm_rows_kernel,
     scaled_kernel,
@@ -65,7 +65,7 @@ def precision(dtype: torch.dtype) -> str:
     """Precision of a float32 product: TF32 only where PyTorch is set to use it."""
     if dtype is not torch.float32:
         return "ieee"  # says nothing of 16-bit products
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else EXACT
+    return "tf32" if tf32_allowed() else EXACT
 
 
 def padded(size: int) -> int:

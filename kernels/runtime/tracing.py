@@ -8,7 +8,7 @@ bytes behind that one's address it begins, so that a launch needs the root's add
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -19,9 +19,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from evofeed.kernels.runtime import launching
-from evofeed.kernels.runtime.backend import TensorDescriptor
+from evofeed.kernels.runtime.backend import TensorDescriptor, autocast_type
 
 _ALLOCATIONS = frozenset({torch.empty, torch.empty_like, Tensor.new_empty, torch.empty_strided})
+_QUESTIONS = frozenset({  # whose answers all calls of a kind share; addresses, a launch asks for
+    "__get__", "__len__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_floating_point", "is_inference", "nelement", "numel", "size",
+    "storage_offset", "stride",
+})  # fmt: skip
+_OPERATORS = "add and div floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+_IN_PLACE = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OPERATORS.split())})
 
 
 class Seen(NamedTuple):
@@ -95,6 +102,7 @@ class Trace:
         failed: why it cannot be repeated; empty if it can.
         inputs: how many there are.
         device: where they are.
+        autocast: what autocast computes in there.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -103,6 +111,7 @@ class Trace:
     failed: str = ""
     inputs: int = 0
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - a constant
+    autocast: torch.dtype | None = None
     _count: int = 0
 
     def give(self, tensors: Sequence[Tensor | None]) -> None:
@@ -111,9 +120,8 @@ class Trace:
         for number, tensor in enumerate(tensors):
             if tensor is not None:
                 self.device = tensor.device
-                if tensor.data_ptr() & 15:
-                    self.failed = "kernels were compiled for addresses that are none of 16 bytes"
                 self._remember(tensor, Seen(number, number, 0))
+        self.autocast = autocast_type(self.device.type)
 
     def _remember(self, tensor: Tensor, seen: Seen) -> None:
         forget = partial(self.tensors.pop, id(tensor))  # another may get its id
@@ -129,33 +137,35 @@ class Trace:
 
     def call(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Writes down a call of PyTorch with its result."""
-        given = [t for t in _flat((*args, *kwargs.values())) if isinstance(t, Tensor)]
-        results = [t for t in _flat((result,)) if isinstance(t, Tensor)]
-        if not results and not _writes(function, kwargs):
-            return  # asks for a size or so
+        given, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        name, several = getattr(function, "__name__", ""), isinstance(result, list | tuple)
+        writes = "out" in kwargs or name in _IN_PLACE or (name[-1:] == "_" != name[-2:-1])
         fresh = [t for t in results if id(t) not in self.tensors]
-        if not fresh and not _writes(function, kwargs):
-            return  # one of its arguments as it was
-        if fresh and len(fresh) < len(results):
-            self.failed = f"{function.__name__} gives new tensors and old ones"
-        if getattr(function, "__name__", "") == "split" and len(args) == 2:  # three calls of Python
+        if not fresh and not writes:  # one of its arguments as it was, or a question
+            if not results and result is not None and name not in _QUESTIONS:
+                self.failed = f"what {name} answers may depend on the numbers in a tensor"
+            return
+        if fresh and len(fresh) < (len(result) if several else 1):
+            self.failed = f"{name} gives more than new tensors"
+        if autocast_type(self.device.type) is not self.autocast:
+            self.failed = f"{name} is called with autocast set otherwise"
+        if name == "split" and len(args) == 2:  # three calls of Python
             function, axis = Tensor.split_with_sizes, kwargs.get("dim", 0)
             args, kwargs = (args[0], tuple(t.shape[axis] for t in results), axis), {}
         makes = [self._add(t, given) for t in fresh]
         kind = "call"
-        if fresh and not _writes(function, kwargs):
-            if function in _ALLOCATIONS:
+        if fresh and not writes:
+            if function in _ALLOCATIONS and fresh[0].device == self.device:
                 kind, (made,) = "new", fresh
                 self.new[makes[0]] = New(
                     tuple(made.shape), made.stride(), made.dtype, made.untyped_storage().nbytes()
                 )
             elif all(self.seen(t).root != self.seen(t).number for t in fresh):
                 kind = "view"
-        names = {name: self._named(value) for name, value in kwargs.items()}
+        named = {key: self._named(value) for key, value in kwargs.items()}
         reads = [self.seen(t) for t in given]
-        several = type(result) is not Tensor
         put = tuple(map(self._named, args))
-        self.steps.append(Step(function, put, names, reads, makes, kind, several))
+        self.steps.append(Step(function, put, named, reads, makes, kind, several))
 
     def launch(self, ready: Any, grid: tuple[int, ...], values: Sequence[Any]) -> None:
         """Writes down a launch."""
@@ -185,22 +195,20 @@ class Trace:
             return SeenTiles(self.seen(value.base), launching.tiles_at(0, value))
         if type(value) in (list, tuple):
             return type(value)(map(self._named, value))
+        if next(_tensors(value), None) is not None:
+            self.failed = f"it gives a {type(value).__name__} with tensors to PyTorch"
         return value
 
 
-def _flat(values: Iterable[Any]) -> Iterable[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from value
-        else:
-            yield value
-
-
-def _writes(function: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a function changes one of its arguments, by its name."""
-    name = getattr(function, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return "out" in kwargs or in_place or name.startswith(("__i", "__set"))
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
 
 
 class traced(TorchFunctionMode):  # noqa: N801 - reads as a statement: `with traced(inputs) as trace`
@@ -228,7 +236,9 @@ class traced(TorchFunctionMode):  # noqa: N801 - reads as a statement: `with tra
     ) -> Any:
         """Runs the call, and writes it down; launches inside are its own."""
         launching.watched.by = None
-        result = func(*args, **(kwargs or {}))
-        launching.watched.by = self._trace.launch
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            launching.watched.by = self._trace.launch
         self._trace.call(func, args, kwargs or {}, result)
         return result

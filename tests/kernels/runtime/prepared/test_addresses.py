@@ -1,0 +1,171 @@
+"""Repeated calls: memory that they share, and addresses in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.runtime.prepared.common import (
+    AddOne,
+    as_written,
+    one_more,
+    run,
+    same_bits,
+    written_calls,
+)
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from evofeed.kernels.runtime import launching
+from evofeed.kernels.runtime.backend import HAS_GLUON
+from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
+from evofeed.kernels.runtime.torch_library import Operator
+from evofeed.kernels.runtime.written import places
+
+pytestmark = pytest.mark.gpu
+
+
+class _AddTwo(Operator, name="test_add_two"):
+    """x + 2, with a gradient that reads what the forward pass made."""
+
+    @staticmethod
+    def forward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        y = one_more(tensors[0])
+        return [one_more(y), y]
+
+    @staticmethod
+    def backward(tensors: Sequence[Any], *options: Any) -> list[Tensor | None]:
+        grad, y = tensors
+        return [one_more(grad.contiguous()) + one_more(y)]
+
+    @staticmethod
+    def gradients(
+        grad: Tensor, found: Sequence[Any], kinds: Sequence[Any], *options: Any
+    ) -> Sequence[Tensor | None]:
+        return found
+
+
+class _AddOneToTiles(AddOne):
+    """It gets the tiles of what it writes."""
+
+    __name__ = "add_one_to_tiles"
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda x, y, n, **meta: (self.run(*(0,) * 9, x.data_ptr(), y, n), self)[1]
+
+    @staticmethod
+    def run(*arguments: Any) -> None:
+        x, y, n = arguments[9:]
+        assert y.block_shape == [1, 8] and y.strides == [8, 1] and y.layout is not None
+        AddOne.run(*(0,) * 9, x, y.base.data_ptr(), n)
+
+
+@pytest.mark.skipif(not HAS_GLUON, reason="needs Triton 3.6")
+def test_tiles_of_a_repeated_call_are_of_its_own_memory(by_address: AddOne) -> None:
+    kernel = _AddOneToTiles()
+
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        (x,) = tensors
+        y = torch.empty_like(x)
+        launching.launch(kernel, (1,), (x[8:], launching.tiles_in(y.view(4, 8)[1:], 1, 8), 24), {})
+        return [y[8:] * 2]
+
+    call = Prepared(compute)
+    for k in range(4):
+        x = torch.arange(32.0) + k
+        (found,) = run(call, [x])
+        assert found is not None and torch.equal(found, (x[8:] + 1) * 2)
+    assert len(written_calls()) == 1
+
+
+def test_what_only_kernels_see_is_an_address_in_shared_memory(by_address: AddOne) -> None:
+    def compute(tensors: Sequence[Any], times: int) -> list[Tensor | None]:
+        (x,) = tensors
+        for _ in range(times):  # x + times, each in memory of its own
+            y = torch.empty_like(x)
+            launching.launch(by_address, (1,), (x[2:], y[2:], x.numel() - 2), {})
+            launching.launch(by_address, (1,), (x, y, 2), {})
+            x = y
+        last = x.view(2, -1) * 2
+        return [last, None, tensors[0]]
+
+    call = Prepared(compute)
+    for k in range(4):
+        x = torch.arange(8.0) + k
+        made = run(call, [x], 5)
+        same_bits(made, [2 * (x + 5).view(2, 4), None, x])
+        assert made[2] is x
+    ((function, _),) = call._found.values()
+    assert function.__code__.co_names.count("empty") == 1
+    assert 512 in function.__code__.co_consts  # two tensors at a time, of the five
+    assert 3 * 512 not in function.__code__.co_consts
+
+
+def test_results_that_only_kernels_see_are_parts_of_one(by_address: AddOne) -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        (x,) = tensors
+        made = [torch.empty_like(x), torch.empty(2, 4), torch.empty(1, 8), torch.empty(0)]
+        for y in made[:3]:
+            launching.launch(by_address, (1,), (x, y, 8), {})
+        made[2] += 1  # not by a kernel
+        return [*made, x]
+
+    call, x = Prepared(compute, joins=True), torch.arange(8.0)
+    for _ in range(3):
+        with torch.no_grad():
+            results, parts = call(kind_of([x]), [x])
+    assert [part.place for part in parts] == [-4] and results[1] is None
+    y = x + 1
+    whole = restored(results, parts)
+    same_bits(whole, [y, y.view(2, 4), y.view(1, 8) + 1, torch.empty(0), x])
+    late, other = torch.arange(9.0)[1:], torch.arange(8.0)
+    for given in (late, other):  # the first does not begin at a multiple of 16 bytes
+        with torch.no_grad():
+            results, parts = call(kind_of([given]), [given])
+        assert bool(parts) == (given is other)
+        same_bits(restored(results, parts)[:1], [given + 1])
+
+
+@pytest.mark.usefixtures("by_address")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_what_is_saved_is_joined_but_not_where_it_is_counted(checkpointed: bool) -> None:
+    """A checkpoint wants the same tensors of a repeated call as of the one before it was traced."""
+    saved: list[int] = []
+
+    def run() -> list[Tensor | None]:
+        x = y = torch.arange(8.0).requires_grad_()
+        for _ in range(4):
+            if checkpointed:
+                y = checkpoint(lambda t: _AddTwo.apply((), t), y, use_reentrant=False)
+            else:
+                y = _AddTwo.apply((), y)
+                assert y.grad_fn is not None
+                saved.append(y.grad_fn.saved_tensors[-1].dtype.itemsize)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        return [y.detach(), grad]
+
+    ours = [run() for _ in range(2)]
+    assert saved == ([] if checkpointed else [4, 4, 1, 1, 1, 1, 1, 1])  # 1: bytes, with all in them
+    with as_written():
+        plain = run()
+    for each in ours:
+        same_bits(each, plain)
+
+
+def test_parts_in_use_at_the_same_time_do_not_overlap() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        parts = {}
+        for number in range(draw.randint(0, 12)):
+            first = draw.randint(0, 10)
+            parts[number] = draw.choice([0, 1, 512, 700, 5000]), first, draw.randint(first, 10)
+        found, size = places(parts)
+        for a, (bytes_a, first_a, last_a) in parts.items():
+            assert found[a] % 512 == 0 and found[a] + bytes_a <= size
+            for b, (bytes_b, first_b, last_b) in parts.items():
+                if a < b and first_a <= last_b and first_b <= last_a and bytes_a and bytes_b:
+                    assert found[a] + bytes_a <= found[b] or found[b] + bytes_b <= found[a]
+        assert size <= sum(-(-part[0] // 512) * 512 for part in parts.values())

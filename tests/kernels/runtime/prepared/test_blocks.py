@@ -1,0 +1,135 @@
+"""Calls that are repeated without their Python: same bits, whatever is asked of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.runtime.cases import CASES
+from tests.kernels.runtime.prepared.common import (
+    as_written,
+    same_bits,
+    written_calls,
+)
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evofeed.kernels import OnePass, to_fused
+from evofeed.trainer.model.evoformer import EvoformerBlock
+
+pytestmark = [
+    pytest.mark.gpu,
+    # PyTorch's remark where the first product of a process is made in autograd's own thread
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_repeated_calls_give_the_same_bits(name: str, half: torch.dtype, device: str) -> None:
+    op, inputs = CASES[name]()
+
+    def run(call: int) -> list[Tensor | None]:
+        leaves = [(t * (1 + 0.1 * call)).to(device, half).requires_grad_() for t in inputs]
+        out = op(*leaves)
+        weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=half).view_as(out)
+        return [out.detach(), *torch.autograd.grad(out, leaves, weight, allow_unused=True)]
+
+    *_, ours = [run(call) for call in range(3)]
+    assert len(written_calls()) >= 2  # the third ran no other
+    with as_written():
+        same_bits(ours, run(2))
+
+
+def _plain(block: nn.Module, *inputs: Tensor) -> Any:
+    return block(*inputs)
+
+
+def _without_gradients(block: nn.Module, *inputs: Tensor) -> Any:
+    with torch.no_grad():
+        return block(*inputs)
+
+
+def _checkpointed(block: nn.Module, *inputs: Tensor) -> Any:
+    return checkpoint(block, *inputs, use_reentrant=False)
+
+
+def _checkpointed_again(block: nn.Module, *inputs: Tensor) -> Any:
+    return checkpoint(block, *inputs, use_reentrant=True)
+
+
+def _cast(block: nn.Module, *inputs: Tensor) -> Any:
+    device = inputs[0].device.type
+    with torch.autocast(device, torch.float16 if device == "cpu" else torch.bfloat16):
+        return block(*inputs)
+
+
+def _offloaded(block: nn.Module, *inputs: Tensor) -> Any:
+    def pack(t: Tensor) -> Tensor:  # kept elsewhere, and other strides when it comes back
+        return t.detach().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.clone()):
+        return block(*inputs)
+
+
+ONE_PASS = OnePass()
+
+
+def _in_a_pass(block: nn.Module, *inputs: Tensor) -> Any:
+    with ONE_PASS:
+        return _cast(block, *inputs)
+
+
+def _twice(block: nn.Module, *inputs: Tensor) -> Any:
+    m, z = block(*inputs)
+    return block(m, z, *inputs[2:])
+
+
+def _checkpointed_in_a_row(block: nn.Module, *inputs: Tensor) -> Any:
+    """The first runs its Python, the others and what is made again later do not."""
+    m, z, *masks = inputs
+    for _ in range(3):
+        m, z = checkpoint(block, m, z, *masks, use_reentrant=False)
+    return m, z
+
+
+HOW = (
+    _plain, _without_gradients, _checkpointed, _checkpointed_again, _checkpointed_in_a_row, _cast,
+    _offloaded, _in_a_pass, _twice,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_block_keeps_its_gradients_and_hooks(how: Callable[..., Any], device: str) -> None:
+    torch.manual_seed(0)
+    block = EvoformerBlock(
+        c_m=16, c_z=16, c_hidden_msa_att=8, c_hidden_opm=16, c_hidden_mul=16, c_hidden_pair_att=8,
+        no_heads_msa=2, no_heads_pair=2, transition_n=2, msa_dropout=0.15, pair_dropout=0.25,
+    ).to(device)  # fmt: skip
+    to_fused(block)
+    frozen = block.msa_transition.linear_1.weight.requires_grad_(False)
+    shapes = (1, 2, 3, 16), (1, 3, 3, 16), (1, 2, 3), (1, 3, 3)
+    fired: list[str] = []
+    for name, weight in block.named_parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+
+    def step(call: int) -> list[Tensor | None]:
+        torch.manual_seed(call)
+        m, z, *masks = (torch.randn(shape, device=device) for shape in shapes)
+        inputs = m.requires_grad_(), z.requires_grad_(), *(mask.sign().relu() for mask in masks)
+        block.zero_grad()
+        fired.clear()
+        out = how(block, *inputs)
+        if how is not _without_gradients:
+            torch.autograd.backward(out, [torch.ones_like(t) for t in out])
+            assert sorted(fired) == sorted(
+                name for name, weight in block.named_parameters() if weight is not frozen
+            )
+        return [*(t.detach() for t in out), m.grad, z.grad, *(w.grad for w in block.parameters())]
+
+    *_, ours = [step(call) for call in range(3)]
+    assert len(written_calls()) >= 6
+    with as_written():
+        same_bits(ours, step(2))

@@ -1,0 +1,201 @@
+"""Which calls are repeated, and for which others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.kernels.runtime.prepared.common import (
+    one_more,
+    run,
+    same_bits,
+    written_calls,
+)
+from torch import Tensor, nn
+
+from evofeed.kernels import OnePass
+from evofeed.kernels.runtime import prepared
+from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.prepared import Prepared, kind_of
+from evofeed.kernels.runtime.projection import pack
+from evofeed.kernels.runtime.tiles import override
+
+pytestmark = pytest.mark.gpu
+
+
+class Sums(NamedTuple):
+    """What is made of a mask."""
+
+    total: Tensor
+    least: Tensor
+
+
+def _outcomes(call: Prepared, *calls: tuple[Any, ...]) -> list[Any]:
+    return [run(call, *arguments)[0] for arguments in calls]
+
+
+def test_a_call_is_repeated_only_for_its_like(device: str) -> None:
+    ran: list[Any] = []
+
+    def compute(tensors: Sequence[Any], factor: float) -> list[Tensor | None]:
+        ran.append(factor)
+        a, b = tensors
+        return [a * factor if b is None else a @ b.t() * factor]
+
+    call, x = Prepared(compute), torch.randn(4, 4, device=device)
+    for other in ([x, None], [x, x], [x.t(), x], [x[:2], x], [x.half(), x.half()], [x[1:], x]):
+        ran.clear()
+        got = _outcomes(call, *[(other, 2.0)] * 4, (other, 3.0))
+        assert ran == [2.0, 2.0, 3.0]  # once as it is, once traced, then repeated
+        same_bits(got[:3], [compute(other, 2.0)[0]] * 3)
+        same_bits(got[4:], compute(other, 3.0))
+
+
+def test_tensors_that_were_one_may_be_two_the_next_time() -> None:
+    call = Prepared(lambda tensors: [tensors[0] - tensors[1]])
+    x, y = torch.ones(3), torch.zeros(3)
+    got = _outcomes(call, ([x, x],), ([x, x],), ([x, y],))
+    same_bits(got, [y, y, x])
+
+
+def test_what_reads_a_tensor_from_elsewhere_runs_its_own_python() -> None:
+    elsewhere = torch.ones(3)
+    call, x = Prepared(lambda tensors: [torch.cat([tensors[0], elsewhere])]), torch.zeros(2)
+    _outcomes(call, ([x],), ([x],))
+    elsewhere = torch.zeros(3)
+    assert not _outcomes(call, ([x],))[0].any()
+
+
+class Pair(NamedTuple):
+    """Two tensors, given to PyTorch as such."""
+
+    first: Tensor
+    second: Tensor
+
+
+def _in_float32(tensors: Sequence[Any]) -> list[Tensor | None]:
+    with torch.autocast("cpu", enabled=False):
+        return [tensors[0] @ tensors[0]]
+
+
+NEVER: dict[str, Callable[[Sequence[Any]], list[Tensor | None]]] = {
+    "a number": lambda tensors: [tensors[0] * tensors[0].max().item()],
+    "a branch": lambda tensors: [tensors[0] + 1 if tensors[0].sum() > 9 else tensors[0] - 1],
+    "an index": lambda tensors: [tensors[0][: int(tensors[0].sum()) % 4]],
+    "autocast": _in_float32,
+    "a tuple of another type": lambda tensors: [torch.cat(Pair(tensors[0], tensors[0] * 2))],
+    "old and new": lambda tensors: [sum(torch.broadcast_tensors(tensors[0], tensors[0][:1]))],
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_cannot_be_repeated_runs_its_own_python(name: str) -> None:
+    call = Prepared(NEVER[name])
+    with torch.autocast("cpu", torch.bfloat16):
+        for k in range(5):
+            x = torch.full((2, 2), float(k))
+            same_bits(run(call, [x]), NEVER[name]([x]))
+    assert not written_calls()
+
+
+@pytest.mark.usefixtures("by_address")
+def test_a_call_inside_a_traced_one_is_not_repeated() -> None:
+    """Its launches would be in no trace."""
+    inner = Prepared(lambda tensors: [one_more(tensors[0])])
+    outer = Prepared(lambda tensors: [run(inner, [tensors[0]])[0]])
+    for k in range(4):
+        run(inner, [torch.zeros(8)])
+        same_bits(run(outer, [torch.full((8,), float(k))]), [torch.full((8,), k + 1.0)])
+
+
+@pytest.mark.usefixtures("by_address")
+def test_a_launch_after_a_call_that_failed_is_seen() -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        with contextlib.suppress(RuntimeError):
+            torch.mm(tensors[0], tensors[0])
+        return [one_more(tensors[0])]
+
+    call = Prepared(compute)
+    for k in range(4):
+        same_bits(run(call, [torch.full((8,), float(k))]), [torch.full((8,), k + 1.0)])
+
+
+@pytest.mark.usefixtures("by_address")
+def test_an_odd_address_puts_tracing_off() -> None:
+    call, late = Prepared(lambda tensors: [one_more(tensors[0])]), torch.arange(9.0)[1:]
+    for given, times in ((late, 3), (torch.arange(8.0), 1)):
+        assert not written_calls()
+        for _ in range(times):
+            same_bits(run(call, [given]), [given + 1])
+    assert len(written_calls()) == 1
+
+
+def test_autocast_and_tf32_make_a_call_another() -> None:
+    x, kinds = [torch.ones(2, 2)], set()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.no_grad(), torch.autocast("cpu", dtype):
+            kinds.add(kind_of(x))
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        for name, values in (("allow_tf32", (False, True)), ("fp32_precision", ("ieee", "tf32"))):
+            if hasattr(matmul, name):
+                for value in values:
+                    setattr(matmul, name, value)
+                    with torch.no_grad():
+                        kinds.add(kind_of(x))
+    finally:
+        matmul.allow_tf32 = False
+    assert len(kinds) == 4
+
+
+def test_what_is_forgotten_while_it_is_traced_is_not_kept() -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        prepared.forget()
+        return [tensors[0] + 1]
+
+    call = Prepared(compute)
+    for _ in range(4):
+        run(call, [torch.zeros(2)])
+    assert not written_calls()
+
+
+def test_while_a_graph_is_recorded_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, x = Prepared(lambda tensors: [tensors[0] + 1]), torch.zeros(2)
+    with monkeypatch.context() as recording:
+        recording.setattr(prepared, "_traceable", lambda tensors: False)
+        _outcomes(call, *[([x],)] * 3)
+        assert not written_calls()
+    _outcomes(call, ([x],))
+    assert len(written_calls()) == 1
+
+
+def test_another_tile_is_asked_for_again(device: str) -> None:
+    ran: list[int] = []
+    call, x = Prepared(lambda tensors: [ran.append(1), tensors[0] + 1][1:]), torch.zeros(2)
+    _outcomes(call, *[([x],)] * 3)
+    override("small_norm", 0)
+    _outcomes(call, ([x],))
+    assert len(ran) == 3
+
+
+def test_what_a_pass_keeps_is_asked_for_again() -> None:
+    def compute(tensors: Sequence[Any]) -> list[Tensor | None]:
+        weight, mask = tensors
+        total, least = once(("sum",), (mask,), lambda mask: Sums(mask.sum(), mask.min()))
+        return [pack([weight], torch.float64) * total + least]
+
+    call, weight, mask = Prepared(compute), nn.Parameter(torch.ones(2)), torch.ones(3)
+    one_pass = OnePass()
+    for value in range(5):
+        with torch.no_grad():
+            weight.fill_(value)
+            mask.fill_(value + 1)
+        with one_pass:
+            (got,) = run(call, [weight, mask])
+        same_bits([got], [weight.double() * 3 * (value + 1) + value + 1])
+    assert len(written_calls()) == 1
+    (got,) = run(call, [weight, mask])  # outside it is another kind of call
+    assert len(call._found) == 2
