@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evofeed.kernels.runtime.private_apis import transformed
+
 
 class _Absent:
     """Replaces a Triton name; a kernel is defined with it, never run."""
@@ -110,16 +112,23 @@ def launchable(*tensors: Tensor | None) -> bool:
 
 
 def usable(*tensors: Tensor | None) -> bool:
-    """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU."""
+    """Whether a kernel may run on these tensors: all on one GPU, or interpreted on the CPU.
+
+    The first, which is never None, must have numbers. Transforms of PyTorch see its own operators.
+    """
     if _plain:
         return True
-    if not HAS_TRITON:
-        return False
     present = [tensor for tensor in tensors if tensor is not None]
+    if not HAS_TRITON or not present[0].numel() or _is_transformed():
+        return False
     if INTERPRETER:
         return _interpreting and all(tensor.device.type == "cpu" for tensor in present)
     device = present[0].device
     return device.type == "cuda" and all(tensor.device == device for tensor in present)
+
+
+def _is_transformed() -> bool:
+    return not torch.compiler.is_compiling() and transformed()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

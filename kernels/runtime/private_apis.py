@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
@@ -27,8 +29,27 @@ def function_apply(function: type[torch.autograd.Function]) -> Any:
 
 
 def functorch_active() -> bool:
-    """Whether a transform of `torch.func` runs; then `function.apply` itself must be called."""
+    """Whether a transform of `torch.func` runs."""
     return torch._C._are_functorch_transforms_active()
+
+
+def transformed() -> bool:
+    """Whether what runs is more than a call: `torch.func`, forward-mode AD or `torch.jit.trace`."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def no_view(result: Tensor) -> Tensor:
+    """The result of a function of ours, which may then be changed in place as any other.
+
+    Autograd lets nobody change a view that such a function made.
+    """
+    if result._is_view():
+        return torch.ops.aten._unsafe_view.default(result, result.shape)  # type: ignore[no-any-return]
+    return result
 
 
 def saved_tensor_hooks_active() -> bool:
@@ -39,6 +60,11 @@ def saved_tensor_hooks_active() -> bool:
 def backward_runs() -> bool:
     """Whether this is called inside a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def no_modes() -> Any:
+    """A context without modes that see operators, such as one of fake tensors."""
+    return _disable_current_modes()
 
 
 # --- what is set for all calls --------------------------------------------------------------------

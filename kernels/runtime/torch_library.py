@@ -14,6 +14,7 @@ A tensor that is None is an empty one there: lists of optional tensors have no g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from evofeed.kernels.runtime.one_pass import apart
 from evofeed.kernels.runtime.prepared import Prepared, kind_of, restored
 from evofeed.kernels.runtime.private_apis import (
     function_apply,
-    functorch_active,
+    no_view,
     saved_tensor_hooks_active,
 )
 from evofeed.kernels.runtime.pushes import said, writing
@@ -100,6 +101,8 @@ class Operator:
         raise NotImplementedError
 
     def __init_subclass__(cls, name: str) -> None:
+        cls.forward = staticmethod(_of_dense(cls.forward))  # type: ignore[method-assign]
+        cls.backward = staticmethod(_of_dense(cls.backward))  # type: ignore[method-assign]
         cls._function = _eager(cls)
         cls._function_and_input = _eager(cls, passes_on=True)
         cls._shared = _eager_shared(cls)
@@ -118,8 +121,6 @@ class Operator:
         if torch.compiler.is_compiling():
             given = _without_none(tensors, tensors)
             result: Tensor = cls.compiled(given, *options)[0]
-        elif functorch_active():
-            result = cls._function.apply(options, *tensors)
         elif not torch.is_grad_enabled():
             result = cls._result(options, tensors)
         else:
@@ -147,9 +148,7 @@ class Operator:
         if torch.compiler.is_compiling():
             return cls.apply(options, *tensors), first
         results: tuple[Tensor, Tensor]
-        if functorch_active():
-            results = cls._function_and_input.apply(options, *tensors)
-        elif not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             results = cls._result(options, tensors), first
         else:
             results = function_apply(cls._function_and_input)(options, *tensors)
@@ -165,6 +164,17 @@ class Operator:
         """
         results: tuple[Tensor, Tensor] = cls._shared.apply(options, others, *tensors)
         return results
+
+
+def _of_dense(compute: Callable[..., Results]) -> Callable[..., Results]:
+    """Gives a forward or backward pass its weights of one axis as kernels read them: contiguous."""
+
+    @functools.wraps(compute)
+    def run(tensors: Results, *options: Any, **others: Any) -> Results:
+        dense = [t.contiguous() if t is not None and t.dim() == 1 else t for t in tensors]
+        return compute(dense, *options, **others)
+
+    return run
 
 
 def _saver(op: type[Operator]) -> Callable[[Results, Results], list[Tensor | None]]:
@@ -227,11 +237,13 @@ def _eager(op: type[Operator], passes_on: bool = False) -> type[torch.autograd.F
             kind, hooked = kind_of(tensors, options), saved_tensor_hooks_active()
             # a checkpoint counts what is saved, which must be the same at every call
             made, parts = (compute_hooked if hooked else compute)(kind, tensors, *options)
+            assert made[0] is not None
+            result = no_view(made[0])
             ctx.push = said()
-            ctx.save_for_backward(*saved(tensors, made))
+            ctx.save_for_backward(*saved(tensors, (result, *made[1:])))
             ctx.kind = None if hooked else kind  # hooks may give back something else
             ctx.call = parts, options, tuple(_kinds(tensors))
-            return (made[0], tensors[0]) if passes_on else made[0]
+            return (result, tensors[0]) if passes_on else result
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, later: Tensor | None = None) -> Any:

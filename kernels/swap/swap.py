@@ -9,7 +9,8 @@ odd dtype, an argument it does not know) it hands to the original forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
 from evofeed.kernels.fused_module import Fused, Recordable, fuse
+from evofeed.kernels.runtime.private_apis import no_modes
 from evofeed.kernels.swap import (
     af3_attention,
     af3_averages,
@@ -106,7 +108,8 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
     report = SwapReport() if report is None else report
     outer: list[str] = []  # prefixes of the modules that are recorded
     for name, module in _walk(model):
-        answer = _answer_again(module) if isinstance(module, Fused) else _answer(module)
+        with _usual_defaults():
+            answer = _answer_again(module) if isinstance(module, Fused) else _answer(module)
         if isinstance(answer, str):
             report.kept[name] = answer
         elif answer is not None:
@@ -117,6 +120,18 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
             fuse(module, answer, record)
             report.swapped.append(name)
     return model
+
+
+@contextlib.contextmanager
+def _usual_defaults() -> Iterator[None]:
+    """New tensors are float32 on the CPU, whatever the program around makes them."""
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with no_modes(), torch.device("cpu"), torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def _answer_again(module: Fused) -> type[Fused] | str:
