@@ -75,6 +75,10 @@ class _Transition(Operator, name="transition"):
         rows, flat = None if mask is None else mask.reshape(-1), x.view(-1, C)
         if C < WIDE:
             out, stats = mlp(flat, gamma, beta, packed1, b1, packed2, b2, eps, rows, residual)
+        elif residual and rows is None and hopper.wide_mlp_fits(flat, packed1):
+            out, stats, normed = hopper.run_wide_mlp(
+                flat, gamma, beta, packed1, b1, packed2, b2, eps, keeps(flat.shape, dtype)
+            )
         else:
             normed, stats, _ = norm_rows(flat, gamma, beta, eps, dtype)
             out = project(project(normed, packed1, b1, relu=True), packed2, b2)

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
-from evofeed.kernels.ops.transition.hopper import forward
+from evofeed.kernels.ops.transition.hopper import forward, wide
 from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
 
@@ -54,7 +54,7 @@ def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **siz
 
 PAIRS = {"C": 128, "E": 128, "BLOCK_M": 64}
 DROP = {"HAS_DROP": True, "DROP_STEP": 1}
-TILE = [64, 128]
+TILE, LONG = [64, 128], [128, 256]
 ROWS = {"C": 128, "K": 128, "BLOCK_M": 64, **DROP}
 TEXTS = [
     compile_kernel(triangle.triangle_in_kernel, **PAIRS),
@@ -76,6 +76,12 @@ TEXTS = [
         forward.transition_kernel,
         {"x_rows": [128, 128], "w1_rows": TILE, "w2_rows": [128, 64], "out_rows": [128, 128]},
         C=128, N=512, BLOCK_M=128, BLOCK_N=64, STAGES=4, HAS_MASK=True, HAS_RES=True,
+    ),
+    compile_kernel(
+        wide.transition_wide_kernel,
+        {"x_rows": LONG, "out_rows": LONG, "normed_rows": LONG, "w1_rows": [64, 256],
+         "w2_rows": [256, 64]},
+        C=256, N=1024, BLOCK_M=128, BLOCK_N=64, STAGES=2, KEEP=True,
     ),
     compile_kernel(transition.transition_grad_kernel, C=128, N=512, BLOCK_N=128, BLOCK_M=64),
     compile_kernel(

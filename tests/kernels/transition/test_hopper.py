@@ -39,7 +39,9 @@ def _transition(C: int, rows: int, masked: bool) -> tuple[Callable[[Op], Op], li
 
 
 @hopper
-@pytest.mark.parametrize("case", [(64, 5000, True), (128, 1030, False), (256, 999, True)])
+@pytest.mark.parametrize(
+    "case", [(64, 5000, True), (128, 1030, False), (256, 999, True), (256, 17_000, False)]
+)
 def test_transition(case: tuple[int, int, bool], three_way: Check) -> None:
     call, inputs = _transition(*case)
     three_way(call(transition), call(reference.transition), inputs, range(7))
