@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         point_sides,
         point_sides_fit,
     )
+    from evofeed.kernels.structure.renaming.op import renaming_errors, renaming_errors_fit
     from evofeed.kernels.swap.pair_ops import drop_mask
     from evofeed.kernels.swap.shards import (
         attention_of,
@@ -94,6 +95,8 @@ __all__ = [
     "point_sides",
     "point_sides_fit",
     "record_graph",
+    "renaming_errors",
+    "renaming_errors_fit",
     "sending",
     "swiglu_transition",
     "to_fused",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evofeed.kernels import renaming_errors, renaming_errors_fit
 from evofeed.residue_geometry import ATOM14_AMBIGUOUS
 from evofeed.shapes import Float
 
@@ -33,18 +34,20 @@ def rename_ground_truth(
         and `renamed_atom14_gt_exists`.
     """
     exists, ambiguous = batch["atom14_gt_exists"], batch["atom14_atom_is_ambiguous"]
-    from_mask = (exists * ambiguous)[..., _SLOTS].flatten(-2)
-    to_mask = (exists * (1 - ambiguous)).flatten(-2)
-    mask = from_mask[..., :, None] * to_mask[..., None, :]
-    pred = _distances(pred_atom14)
-    errors = []
-    for name in ("atom14_gt_positions", "atom14_alt_gt_positions"):
-        difference = torch.sqrt((pred - _distances(batch[name])) ** 2 + _EPS)
-        per_atom = torch.sum(mask * difference, dim=-1)
-        errors.append(torch.unflatten(per_atom, -1, (exists.shape[-2], -1)).sum(-1))
-    better = (errors[1] < errors[0]).to(pred.dtype)
-    atom, xyz = better[..., None], better[..., None, None]
+    from_mask, to_mask = (exists * ambiguous)[..., _SLOTS], exists * (1 - ambiguous)
     gt, alt = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]
+    errors: Tensor | list[Tensor]
+    if renaming_errors_fit(pred_atom14) and gt.dtype is alt.dtype is pred_atom14.dtype:
+        errors = renaming_errors(pred_atom14, (gt, alt), from_mask, to_mask, _SLOTS.start, _EPS)
+    else:
+        mask = from_mask.flatten(-2)[..., :, None] * to_mask.flatten(-2)[..., None, :]
+        pred, errors = _distances(pred_atom14), []
+        for target in (gt, alt):
+            difference = torch.sqrt((pred - _distances(target)) ** 2 + _EPS)
+            per_atom = torch.sum(mask * difference, dim=-1)
+            errors.append(torch.unflatten(per_atom, -1, (exists.shape[-2], -1)).sum(-1))
+    better = (errors[1] < errors[0]).to(pred_atom14.dtype)
+    atom, xyz = better[..., None], better[..., None, None]
     return {
         "alt_naming_is_better": better,
         "renamed_atom14_gt_positions": (1 - xyz) * gt + xyz * alt,

@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"
-    r"^(scaled|masked_halves|heads_last|relu_grad|swiglu|swiglu_grad|gated_(columns|rows|sum|heads)(_grad)?|column_sums|frame_error(_points)?|clashes(_grad)?|point_(sides|ends)(_grad)?|frame_update(_grad)?)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
+    r"^(scaled|masked_halves|heads_last|relu_grad|swiglu|swiglu_grad|gated_(columns|rows|sum|heads)(_grad)?|column_sums|frame_error(_points)?|clashes(_grad)?|renaming|point_(sides|ends)(_grad)?|frame_update(_grad)?)_kernel|dropped_kernel|copy|fill|cat|index|scatter|gather|dropout|sigmoid|triton_poi|triton_red|distribution",
     "memory": r"memcpy|memset",
 }
 r"""Group by the first pattern found in a kernel's or operator's name, in this order.

@@ -30,6 +30,7 @@ from evofeed.kernels import (
     masked_softmax,
     point_ends,
     point_sides,
+    renaming_errors,
     to_fused,
 )
 from evofeed.kernels.runtime import launching, tiles
@@ -139,6 +140,7 @@ def _note_structure() -> None:
     atoms, places = torch.randn(1, N, 14, 3, requires_grad=True), torch.ones(1, N, 14)
     numbers = torch.arange(N)[None]
     close = clashes(atoms, places, places, numbers, None, 1.5, Spared(2, 0, 5, False))
+    renaming_errors(atoms, (atoms, atoms), places[..., 4:8], places, 4, 1e-10)
     made = [*sides, ends, quaternion, error, close.error]
     torch.autograd.backward(made, [torch.ones_like(t) for t in made])
 

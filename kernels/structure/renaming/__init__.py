@@ -1,0 +1,1 @@
+"""How well two namings of a structure's atoms suit a prediction."""
