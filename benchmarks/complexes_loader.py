@@ -29,7 +29,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from benchmarks.loader_checks import Batch, hidden_syncs, want_mask
-from benchmarks.loader_gpu import Consumer, featurize_times, feed, queued_work
+from benchmarks.loader_sample import featurize_times, queued_work
+from benchmarks.loader_waits import Consumer, feed
 
 from evofeed.loader import FeatureLoader, LoaderConfig
 from evofeed.store import Assemblies, Dataset

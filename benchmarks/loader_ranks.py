@@ -30,7 +30,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
-from loader_gpu import Consumer, cpu_seconds, presets  # noqa: E402
+from loader_gpu import presets  # noqa: E402
+from loader_waits import Consumer, cpu_seconds  # noqa: E402
 from made_up_chains import SlowStorage, write_chains  # noqa: E402
 
 from evofeed.loader import FeatureLoader  # noqa: E402
