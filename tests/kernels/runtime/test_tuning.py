@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from benchmarks import tune_kernels
+from benchmarks.tile_cases.attention import ATTENTION, attention_cases
 
 import evofeed.kernels.runtime.tiles as room
 from evofeed.kernels.runtime.tiles import HopperTiles, Tile, hopper_tiles
@@ -16,7 +17,11 @@ CHOICES = json.loads(Path(room.__file__).with_name("choices.json").read_text())
 
 
 def test_every_saved_choice_is_raced_again() -> None:
-    assert {entry["name"] for entry in CHOICES["attention"]} <= set(tune_kernels.ATTENTION)
+    assert {entry["name"] for entry in CHOICES["attention"]} <= set(ATTENTION)
+    cases = [*tune_kernels.every_case(float32=False), *tune_kernels.every_case(float32=True)]
+    raced = {case.key["op"] for case in cases if case.key["kind"] == "tile"}
+    assert set(CHOICES["tiles"]) <= raced <= set(room.DEFAULTS)
+    assert all(case.candidates for case in cases)
 
 
 def test_rows_too_long_for_one_kernel_keep_the_tiles_of_the_others(monkeypatch: Any) -> None:
@@ -28,7 +33,7 @@ def test_rows_too_long_for_one_kernel_keep_the_tiles_of_the_others(monkeypatch: 
         "backward": [],
         "bias_gradient": [(5.0, (gradient, 3))],
     }
-    cases = [c for c in tune_kernels.attention_cases() if c.key["name"] == "triangle 768"]
+    cases = [c for c in attention_cases() if c.key["name"] == "triangle 768"]
     assert [case.key["part"] for case in cases] == list(times)
     assert tune_kernels.winners([(case, times[case.key["part"]]) for case in cases[:2]]) == {
         "card": "a card", "attention": [], "tiles": {},
