@@ -8,6 +8,9 @@ import pytest
 from benchmarks.scale import page
 from benchmarks.scale.costs import ASSUMED, Loader, Stage, Storage, extrapolated, mean_gradient
 from benchmarks.scale.simulator import training, window
+from benchmarks.scale.unmeasured import UNMEASURED
+
+from evofeed.cli import main
 
 QUICK = Loader(make=0.001, handover=0.0)
 STAGE = Stage(step=0.2, recycle=0.1, jitter=0.0, samples=1, speedups={}, measured=())
@@ -83,3 +86,22 @@ def test_what_was_not_fitted_is_predicted_within_five_per_cent() -> None:
 def test_the_page_is_printed_from_the_result() -> None:
     text = (page.RESULT.parents[2] / "docs" / "scale.md").read_text()
     assert text == page.page(FOUND) + "\n", "run: python benchmarks/scale/page.py > docs/scale.md"
+
+
+@pytest.mark.parametrize("command", [command for *_, command in UNMEASURED])
+def test_commands_that_nobody_ran_on_such_gpus_name_what_there_is(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts, subcommands and options; each was run on CPU ranks by hand."""
+    words = command.split()
+    at = next(n for n, word in enumerate(words) if word.endswith(".py") or word == "evofeed.cli")
+    said = [word for word in words[at:] if word.startswith("--")]
+    if words[at] == "evofeed.cli":
+        monkeypatch.setenv("COLUMNS", "200")
+        first = next(n for n in range(at, len(words)) if words[n].startswith("--"))
+        with pytest.raises(SystemExit, match="0"):  # the last word is the run
+            main([*words[at + 1 : first - 1], "--help"])
+        known = capsys.readouterr().out
+    else:
+        known = (page.RESULT.parents[2] / words[at]).read_text()
+    assert len(said) >= 2 and [word for word in said if word not in known] == []

@@ -54,7 +54,8 @@ def falls_short() -> list[str]:
         "tried (trainer_batches_h200).",
         "Not measured on a GPU: chains longer than 4,096 residues, and OpenFold's predictions of "
         "chains longer than 1,024; a sample shared by GPUs of which one is slower; `evofeed tune` "
-        "on several GPUs; anything on four GPUs with these kernels.",
+        "on several GPUs; anything on four GPUs with these kernels. "
+        "[At scale](scale.md#never-run-on-these-gpus-and-how-to) has the command for each.",
         "No protein has been folded better than before: nothing here was trained to the end.",
         f"Figures marked *{EARLIER}* are of another run on the same kind of card; of "
         "OpenFold's the spread was not kept.",

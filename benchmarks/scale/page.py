@@ -6,8 +6,12 @@ python benchmarks/scale/page.py > docs/scale.md
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from benchmarks.scale.unmeasured import unmeasured
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "scale.json"
 NEAR = 0.05
@@ -104,7 +108,8 @@ def page(found: dict[str, Any]) -> str:
             "`python benchmarks/scale/page.py > docs/scale.md`. A discrete-event simulation "
             "(simpy, [benchmarks/scale](../benchmarks/scale)) of reads, samples made ahead, steps "
             "that end with the slowest rank, the gradient's average, checkpoints, failures and "
-            "restarts. **Nobody has run the cards below**: what is measured is on one to four.",
+            "restarts. **Nobody has run the cards below**: what is measured is on one to four, and "
+            "[not all of that](#never-run-on-these-gpus-and-how-to).",
             "",
             "## Does it predict what was measured?",
             "",
@@ -169,6 +174,7 @@ def page(found: dict[str, Any]) -> str:
             "every row: at 200 million they take minutes, which `epoch_len` does not shorten. To "
             "change: plan in pieces of an epoch, count by shards.",
             "",
+            *unmeasured(),
             "## What was assumed",
             "",
             *(f"- `{name}`: {value:g}" for name, value in assumed.items()),

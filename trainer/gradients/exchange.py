@@ -86,16 +86,14 @@ class Whole(Exchange):
         super().__init__(Hosts(inside=Group(), between=Group(None, rank, ranks)), spans, size)
 
     def _between(self, part: Tensor, step: int) -> None:
-        self.between.sum(part)
-        if self.between.size > 1:
-            part.div_(self.between.size)
+        self.between.mean(part)
 
 
 class Hierarchical(Exchange):
     """`hierarchical`: each rank all-reduces its part between hosts; nothing is lost."""
 
     def _between(self, part: Tensor, step: int) -> None:
-        self.between.sum(part).div_(self.between.size)
+        self.between.mean(part)
 
 
 class Bfloat16(Exchange):

@@ -50,6 +50,17 @@ def test_all_ranks_have_the_same_mean(found: dict[str, Any], mode: str, locals_:
         assert float((ours - mean).norm() / mean.norm()) < apart
 
 
+def test_nccls_own_mean_is_taken_once_it_gave_the_same_bits(found: dict[str, Any]) -> None:
+    """Not judged by a step that is not finite; never taken where it was wrong on one rank."""
+    right, wrong = found["means"]["right"], found["means"]["wrong"]
+    judged = ["SUM", "AVG", "MIN"]
+    assert right["asked"] == [*judged, *judged, "AVG", "AVG"]
+    assert wrong["asked"] == [*judged, *judged, "SUM", "SUM"]
+    assert right["alike"] == wrong["alike"] == [True] * 4
+    assert right["sent"] == wrong["sent"] > 0
+    assert right["gloo"] is False
+
+
 @pytest.mark.parametrize("locals_", [1, 2])
 @pytest.mark.parametrize("mode", ["none", "hierarchical", *KEEPING])
 def test_what_was_sent_and_what_waits_are_all_there_was(
