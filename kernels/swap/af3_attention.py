@@ -36,7 +36,7 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import alike, four_axes
+from evofeed.kernels.swap.parameters import alike, four_axes, spreads, within
 
 # --- attention with pair bias ---------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class FusedBoltzPairBiasAttention(Recordable):
         """As the original's."""
         width, same = self.proj_q.weight.shape[0] // self.num_heads, s.shape == k_in.shape
         copies = s.dim() == 3 and s.shape[0] == z.shape[0] * multiplicity
-        if not (copies and same and _fits(s, width, z, mask, k_in)):
+        if not (copies and same and within(mask, s) and _fits(s, width, z, mask, k_in)):
             return super().forward(s, z, mask, k_in, multiplicity)  # type: ignore[misc,no-any-return]
         inner = list(self.proj_z.children())
         bias = _bias_of(z, *inner[:2]) if inner else self.proj_z(z)
@@ -148,7 +148,9 @@ def token_attention(
 ) -> Tensor | None:  # fmt: skip
     """Fused attention of either project, or None where it does not fit."""
     parts, sizes = parts_of(module), shared_bias(a.shape[:-2], z.shape[:-3])
-    if sizes is None or not usable(a, z, mask) or not alike(a, s):
+    if sizes is None or not usable(a, z, mask) or not alike(a, s) or not within(mask, a):
+        return None
+    if parts.last is not None and (s is None or not spreads(s.shape[:-1], a.shape[:-1])):
         return None
     mha = parts.mha
     layers = (mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, mha.linear_o)

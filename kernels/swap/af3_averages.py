@@ -21,7 +21,7 @@ from evofeed.kernels.swap.forms import (
     norm_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import four_axes, shaped
+from evofeed.kernels.swap.parameters import four_axes, shaped, within
 
 # norm of m, norm of z, values, gate, pair weights, output: Boltz, OpenFold3, Protenix
 AVERAGES = (
@@ -41,7 +41,7 @@ class FusedPairWeightedAveraging(Recordable):
         mask = positional[0] if positional else options.get("mask")
         weights = AverageWeights(norm_m.weight, norm_m.bias, v.weight, g.weight, o.weight)
         flat, pairs = four_axes(m), four_axes(z)
-        late = len(positional) > 1 or flat.shape[0] != pairs.shape[0]
+        late = len(positional) > 1 or flat.shape[0] != pairs.shape[0] or not within(mask, z)
         heads = pairs.new_empty((1, pair.weight.shape[0], 1, 1))
         if late or not weighted_average_fits(flat, heads, weights):
             return super().forward(m, z, *positional, **options)  # type: ignore[misc,no-any-return]

@@ -29,7 +29,7 @@ from evofeed.kernels.swap.forms import (
 )
 from evofeed.kernels.swap.modules import FusedTriangleAttention, FusedTriangleMultiplication
 from evofeed.kernels.swap.pair_ops import TRIANGLES, Dropped, PairOps, dropout_trouble
-from evofeed.kernels.swap.parameters import four_axes, pair_layer, shaped, three_axes
+from evofeed.kernels.swap.parameters import four_axes, pair_layer, shaped, three_axes, within
 
 
 def _taken(block: Any, z: Tensor, last: Any) -> PairOps | None:
@@ -65,7 +65,7 @@ def _boltz_pairs(block: Any, z: Tensor, pair_mask: Tensor) -> Tensor | None:
     """z behind the pairs' part of a block of Boltz; None where the block runs its own forward."""
     flat = _promoted(four_axes(z))
     ops = _taken(block, flat, block.transition_z)
-    if ops is None:
+    if ops is None or not within(pair_mask, z):
         return None
     flat = ops.run(flat, three_axes(pair_mask, z), _drawn(block, flat))
     return shaped(_finish(block.transition_z, flat, None), z)
@@ -135,7 +135,7 @@ class FusedPairBlock(Recordable):
         named = options.get("pair_mask", options.get("mask"))
         given = positional[0] if positional else named
         late = len(positional) > 1  # options by position: left to the original
-        if late or given is None or ops is None:
+        if late or given is None or ops is None or not within(given, z):
             return super().forward(z, *positional, **options)  # type: ignore[misc,no-any-return]
         mask, layer = three_axes(given, z), self.ps_dropout_row_layer
         flat = ops.run_with(flat, mask, layer, layer, getattr(self, "tri_mul_first", True))
@@ -155,7 +155,7 @@ class FusedProtenixBlock(Recordable):
         """As the original's; nothing is changed in place, though `inplace_safe` allows it."""
         flat = four_axes(z)
         ops = _taken(self, flat, self.pair_transition)
-        if positional or ops is None:
+        if positional or ops is None or not within(pair_mask, z):
             return super().forward(s, z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         mask = three_axes(pair_mask, z)
         flat = ops.run_with(flat, mask, self.dropout_row, self.dropout_row)

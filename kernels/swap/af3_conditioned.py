@@ -27,7 +27,7 @@ from evofeed.kernels.swap.forms import (
     linear_trouble,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import alike
+from evofeed.kernels.swap.parameters import alike, spreads, within
 
 # norm of a, norm of s, the gate's layer, the shift's: Boltz, OpenFold3, Protenix
 NORMS = (
@@ -136,6 +136,8 @@ def transition_of_tokens(
         w.norm_weight, w.gate, w.gate_bias, w.shift, silu, value, out.weight, last.weight,
         last.bias, factor,
     )  # fmt: skip
+    if not (within(mask, a) and spreads(s.shape[:-1], a.shape[:-1])):
+        return None
     s = s if s.shape[:-1] == a.shape[:-1] else s.expand(*a.shape[:-1], -1)
     if not (alike(a, s) and conditioned_transition_fits(a, s, weights)):
         return None

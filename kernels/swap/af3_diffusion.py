@@ -35,6 +35,7 @@ from evofeed.kernels.swap.af3_conditioned import (
     transition_of_tokens,
 )
 from evofeed.kernels.swap.forms import children, linear_trouble, signature_trouble
+from evofeed.kernels.swap.parameters import spreads, within
 
 
 class FusedDiffusionBlock(Recordable):
@@ -111,6 +112,8 @@ def _boltz_attention(
     layers = (inner.proj_q, inner.proj_k, inner.proj_v, inner.proj_g, inner.proj_o)
     weights = token_weights(layer.adaln, layers, layer.output_projection_linear)
     if torch.is_autocast_enabled(a.device.type) or a.dtype is not torch.float32:
+        return None
+    if not (within(mask, a) and spreads(s.shape[:-1], a.shape[:-1])):
         return None
     tokens, of_s = a.reshape(*rows, -1), s.expand(*a.shape[:-1], -1).reshape(*rows, -1)
     if not conditioned_attention_fits(tokens, of_s, weights, inner.num_heads):

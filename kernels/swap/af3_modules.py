@@ -36,7 +36,7 @@ from evofeed.kernels.swap.forms import (
     plain_class,
     signature_trouble,
 )
-from evofeed.kernels.swap.parameters import covers, four_axes, shaped, three_axes
+from evofeed.kernels.swap.parameters import covers, four_axes, shaped, three_axes, within
 
 PACKED = ("norm_in", "p_in", "g_in", "norm_out", "p_out", "g_out")
 NAMED = {"TriangleMultiplicationOutgoing": True, "TriangleMultiplicationIncoming": False}
@@ -60,7 +60,7 @@ class FusedPackedTriangleMultiplication(Recordable):
     def forward(self: Any, x: Tensor, mask: Tensor, *positional: Any, **options: Any) -> Tensor:
         """As the original's."""
         weights, flat = packed_triangle_weights(self), four_axes(x)
-        if not triangle_multiplication_fits(flat, weights):
+        if not (within(mask, x) and triangle_multiplication_fits(flat, weights)):
             return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         update = triangle_multiplication(
             flat, weights, outgoing=self.outgoing, mask=three_axes(mask, x), eps=self.norm_in.eps
@@ -130,7 +130,7 @@ class FusedSwigluTransition(Recordable):
         weights, mask = swiglu_weights(self), None
         if hasattr(self, "swiglu"):
             mask = positional[0] if positional else options.get("mask")
-        if not swiglu_transition_fits(x, weights):
+        if not (within(mask, x) and swiglu_transition_fits(x, weights)):
             return super().forward(x, *positional, **options)  # type: ignore[misc,no-any-return]
         mask = None if mask is None else mask.expand(x.shape[:-1])
         return swiglu_transition(x, weights, mask=mask, eps=swiglu_parts(self)[0].eps)

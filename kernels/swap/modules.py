@@ -50,6 +50,7 @@ from evofeed.kernels.swap.parameters import (
     three_axes,
     transition_weights,
     triangle_weights,
+    within,
 )
 
 
@@ -73,7 +74,7 @@ class FusedTriangleAttention(Recordable):
         swap = _is_transposed(x)
         natural = x.transpose(-2, -3) if swap else x
         flat = four_axes(natural)
-        if not gated_attention_fits(flat, weights, self.mha.no_heads):
+        if not (within(mask, x) and gated_attention_fits(flat, weights, self.mha.no_heads)):
             return super().forward(x, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         if mask is not None and swap:
             mask = mask.transpose(-1, -2)
@@ -135,7 +136,7 @@ def biased_row_attention(
     swap = _is_transposed(m)
     natural = m.transpose(-2, -3) if swap else m
     flat = four_axes(natural)
-    if not gated_attention_fits(flat, weights, heads):
+    if not (within(mask, m) and gated_attention_fits(flat, weights, heads)):
         return None
     if bias is not None:
         options = {**options, "bias_scale": _bias_scale(module)}
@@ -202,7 +203,8 @@ class FusedTriangleMultiplication(Recordable):
         weights, flat = triangle_weights(self), four_axes(z)
         # also changes what is returned
         inplace = options.get("inplace_safe", False) or any(positional)
-        if inplace or not triangle_multiplication_fits(flat, weights):
+        fits = within(mask, z) and triangle_multiplication_fits(flat, weights)
+        if inplace or not fits:
             return super().forward(z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         update = triangle_multiplication(
             flat,
@@ -221,7 +223,7 @@ class FusedTransition(Recordable):
         """As the original's, whose first argument is x, z or m."""
         x: Any = given[0] if given else next(options[n] for n in "xzm" if n in options)
         weights, of_rows = transition_weights(self), given[1] if len(given) > 1 else mask
-        if not transition_fits(x, weights):
+        if not (within(of_rows, x) and transition_fits(x, weights)):
             named = options if len(given) > 1 else {**options, "mask": mask}
             return super().forward(*given, **named)  # type: ignore[misc,no-any-return]
         of_rows = None if of_rows is None else of_rows.expand(x.shape[:-1])

@@ -16,7 +16,13 @@ from evofeed.kernels.swap.modules import (
     FusedTriangleMultiplication,
 )
 from evofeed.kernels.swap.pair_ops import PairOps, dropout_trouble
-from evofeed.kernels.swap.parameters import four_axes, shaped, three_axes, transition_weights
+from evofeed.kernels.swap.parameters import (
+    four_axes,
+    shaped,
+    three_axes,
+    transition_weights,
+    within,
+)
 
 
 def _finish(block: Any, z: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
@@ -37,6 +43,7 @@ class FusedPairStack(Recordable):
         flat, ops = four_axes(z), PairOps.of(self)
         transposes = self.tri_att_start.starting and self.tri_att_end.starting  # the block does
         fits = ops.fit(flat) and transition_fits(flat, transition_weights(self.pair_transition))
+        fits = fits and within(pair_mask, z)
         if positional or options.get("inplace_safe", False) or not transposes or not fits:
             return super().forward(z, pair_mask, *positional, **options)  # type: ignore[misc,no-any-return]
         mask, drop = three_axes(pair_mask, z), self.ps_dropout_row_layer
@@ -50,7 +57,7 @@ class FusedTemplateBlock(Recordable):
         """As the original's; OpenFold's draws its dropout for one template after the other."""
         flat, ops = four_axes(z), PairOps.of(self)
         fits = ops.fit(flat) and transition_fits(flat, transition_weights(self.pair_transition))
-        if positional or options.get("inplace_safe", False) or not fits:
+        if positional or options.get("inplace_safe", False) or not (fits and within(mask, z)):
             return super().forward(z, mask, *positional, **options)  # type: ignore[misc,no-any-return]
         pairs = three_axes(mask, z)
         flat = ops.run_with(flat, pairs, self.dropout_row, self.dropout_col, self.tri_mul_first)

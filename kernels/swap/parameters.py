@@ -76,9 +76,22 @@ def alike(a: Tensor, s: Tensor | None) -> bool:
     return s is None or a.dtype is s.dtype or torch.is_autocast_enabled(a.device.type)
 
 
+def spreads(part: torch.Size, whole: torch.Size) -> bool:
+    """Whether sizes can be expanded to those of the whole."""
+    if part == whole:
+        return True
+    missing = len(whole) - len(part)
+    return missing >= 0 and all(a in (1, b) for a, b in zip(part, whole[missing:], strict=True))
+
+
+def within(mask: Tensor | None, x: Tensor) -> bool:
+    """Whether a mask is of the positions of x or fewer: a larger one makes the result larger."""
+    return mask is None or spreads(mask.shape, x.shape[:-1])
+
+
 def covers(mask: Tensor | None, m: Tensor) -> bool:
     """Whether a mask has every sequence and position of an MSA: broadcast, it would count fewer."""
-    return mask is None or mask.shape[-2:] == m.shape[-3:-1]
+    return mask is None or (mask.shape[-2:] == m.shape[-3:-1] and within(mask, m))
 
 
 def shaped(x: Tensor, like: Tensor) -> Tensor:
