@@ -36,6 +36,10 @@ class _Kept(NamedTuple):
         joined = torch.zeros(shape, dtype=dtype, device=sources[0].device)
         return cls(sources, joined, list(torch.split(joined[: sum(sizes)], sizes)))
 
+    def is_in_place(self) -> bool:
+        """Whether they are where the weights are: a module may have moved to another GPU."""
+        return self.joined.device == self.sources[0].device
+
 
 class OnePass:
     """A pass through a model, again and again: `with one_pass: model(batch)`.
@@ -52,6 +56,7 @@ class OnePass:
 
     def __enter__(self) -> OnePass:
         global _current
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.is_in_place()}
         with torch.no_grad():
             for copy, parts, sources in self._all():
                 copy(parts, sources)
@@ -82,13 +87,14 @@ class OnePass:
             own = [weight for weight in sources if isinstance(weight, nn.Parameter)]
             if len(own) < len(sources):
                 return None
-            found = self._kept[key] = _Kept.of(own, dtype, rows)
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # a later pass may need gradients
+                found = self._kept[key] = _Kept.of(own, dtype, rows)
                 copy_all(found.parts, own)
         return found.joined
 
     def made(self, key: tuple[Any, ...], given: tuple[Tensor, ...], make: Any) -> Any:
         """What `make` makes of these tensors, made now or earlier in this pass."""
+        key += (torch.is_inference_mode_enabled(),)
         key += tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t._version) for t in given)
         if key not in self._found:  # the tensors are held: no other is at their address
             self._found[key] = given, make(*given)

@@ -157,3 +157,29 @@ def test_once_is_once_a_pass_and_for_the_same_numbers() -> None:
         total(mask)
     total(mask)
     assert len(made) == 6
+
+
+def test_a_pass_in_inference_mode_leaves_nothing_that_gradients_cannot_use() -> None:
+    weight, mask, one_pass = nn.Parameter(torch.ones(2, 3)), torch.ones(4), OnePass()
+    for value in (1.0, 2.0):
+        for mode in (torch.inference_mode, nullcontext):
+            with torch.no_grad():
+                weight.fill_(value)
+            with one_pass:
+                for inside in (torch.inference_mode, nullcontext):
+                    with mode(), inside(), torch.no_grad():
+                        joined = pack([weight], torch.float16)
+                        twice = once(("twice",), (mask,), lambda mask: 2 * mask)
+                    assert not joined.is_inference()
+                    assert torch.equal(joined, weight.half())
+                    assert twice.is_inference() == (torch.inference_mode in (mode, inside))
+
+
+def test_weights_that_moved_are_joined_where_they_are() -> None:
+    part, one_pass = nn.Linear(3, 2), OnePass()
+    for device in ("cpu", "meta", "cpu"):
+        part.to_empty(device=device)
+        nn.init.ones_(part.weight)
+        for _ in range(2):
+            with one_pass:
+                assert pack([part.weight], torch.float16).device.type == device
