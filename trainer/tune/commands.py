@@ -45,6 +45,8 @@ def tune(
 
     Example: evofeed tune run.yaml --dataset data/ --out tuned.yaml
     """
+    from evofeed.trainer.run.build import build_loader
+    from evofeed.trainer.run.distributed import World
     from evofeed.trainer.run.settings import load_config
     from evofeed.trainer.tune.search import Settings, Trial, alternatives, applied, search
     from evofeed.trainer.tune.trial import launch
@@ -66,6 +68,9 @@ def tune(
     target = out or Path(f"{Path(config).stem}.tuned.yaml")
     if not target.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {target.parent} for {target.name}")
+
+    loader = build_loader(run, dataset, World())  # what cannot be read is said before any trial
+    getattr(loader, "close", lambda: None)()
 
     def measure(settings: Settings) -> Trial:
         changed = applied(run, settings, ranks)

@@ -1,8 +1,9 @@
 """A few steps of a run, timed, in processes of their own: what fails there fails alone.
 
-    python -m evofeed.trainer.tune.trial TRIAL.json      # by torchrun for several ranks
+    python -m evofeed.trainer.tune.trial FOLDER/trial.json      # by torchrun for several ranks
 
-`TRIAL.json` holds `config`, `dataset`, `steps` and `device`; a line of JSON says what was found.
+`trial.json` holds `config`, `dataset`, `steps` and `device`; the first rank, and each that failed,
+writes what it found beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evofeed.errors import TrainerError
+from evofeed.files import write_atomic
 from evofeed.trainer.config import TrainConfig
 from evofeed.trainer.log.runlog import RunLog, read_steps
 from evofeed.trainer.report.run_report import training_seconds
@@ -31,6 +33,7 @@ from evofeed.trainer.run.train import peak_memory
 from evofeed.trainer.tune.search import Trial
 
 WARM_UP = 3  # steps: kernels compiled, a graph recorded, buffers grown
+_RANKS = "rank{}.json"  # what they found, beside the trial: what they print may run together
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -62,23 +65,23 @@ def launch(
         path = Path(folder) / "trial.json"
         path.write_text(json.dumps(task))
         command = [*start, "evofeed.trainer.tune.trial", str(path)]
-        pipe = subprocess.PIPE
         with subprocess.Popen(
-            command, env=environment, text=True, start_new_session=True, stdout=pipe, stderr=pipe
-        ) as process:
+            command, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
             try:
-                output, errors = process.communicate(timeout=limit)
+                _, errors = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
                 return Trial(error=f"no end within {limit:.0f} s")
             finally:  # ranks of a launcher that has ended may still be there
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-    return _said(output, errors)
+        return _said(path.parent, errors)
 
 
-def _said(output: str, errors: str) -> Trial:
+def _said(folder: Path, errors: str) -> Trial:
     """A trial from its ranks' lines: errors before results, causes before what came of them."""
-    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    said = [json.loads(path.read_text()) for path in sorted(folder.glob(_RANKS.format("*")))]
     found = min(said, key=lambda line: (not line["error"], GONE in line["error"]), default=None)
     if found is None:
         return Trial(error=(errors.strip().splitlines() or ["it ended without a word"])[-1][:300])
@@ -117,16 +120,18 @@ class TimedLoop(Loop):
         pass
 
 
-def main(task: Mapping[str, Any]) -> int:
-    """A trial from its description; prints what was found, on the first rank or where it failed."""
+def main(path: Path) -> int:
+    """A trial from its description; the first rank, and who failed, writes what was found."""
+    task: Mapping[str, Any] = json.loads(path.read_text())
+    rank = os.environ.get("RANK", "0")
     try:
         found = run_trial(from_dict(task["config"]), task["dataset"], task["steps"], task["device"])
     except Exception as error:  # whatever it is, it is what this trial found
         found = Trial(error=f"{type(error).__name__}: {error}".partition("\n")[0][:300])
-    if found.error or os.environ.get("RANK", "0") == "0":
-        print(json.dumps(asdict(found)), flush=True)
+    if found.error or rank == "0":
+        write_atomic(path.with_name(_RANKS.format(rank)), json.dumps(asdict(found)))
     return int(bool(found.error))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(json.loads(Path(sys.argv[1]).read_text())))
+    raise SystemExit(main(Path(sys.argv[1])))

@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.synthetic_records import write_dataset
 from typer.testing import CliRunner
 
-from evofeed.errors import TrainerError
+from evofeed.errors import EvofeedError, TrainerError
 from evofeed.trainer.config import GradientConfig, TrainConfig
 from evofeed.trainer.presets import tiny
 from evofeed.trainer.run.build import build_loader
@@ -176,13 +176,29 @@ def test_trials_of_compressed_gradients_are_past_their_exact_first_steps(
     assert began == [GradientConfig(mode="powersgd", rank=3, warmup_steps=0)]
 
 
-def test_what_a_rank_died_of_is_said_and_not_that_the_others_miss_it() -> None:
-    lost, cause = (
-        json.dumps(asdict(Trial(error=text)))
-        for text in (f"TrainerError: rank 0 of 2: {GONE}", "OutOfMemoryError: none left")
-    )
-    for lines in ((lost, cause), (cause, lost)):
-        assert trial._said("\n".join(lines), "").error == "OutOfMemoryError: none left"
+def test_what_a_rank_died_of_is_said_and_not_that_the_others_miss_it(tmp_path: Path) -> None:
+    lost, cause = f"TrainerError: rank 0 of 2: {GONE}", "OutOfMemoryError: none left"
+    for texts in ((lost, cause), (cause, lost)):
+        for rank, text in enumerate(texts):
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps(asdict(Trial(error=text))))
+        assert trial._said(tmp_path, "").error == cause
+    assert trial._said(tmp_path / "none", "first\nlast\n").error == "last"
+
+
+def test_two_ranks_that_fail_at_once_say_why(dataset: str) -> None:
+    few: dict[str, Any] = {"steps": 1, "ranks": 2, "device": "cpu", "limit": 300.0}
+    assert "data-not" in launch(tiny().train, [f"{dataset}-not"], **few).error
+
+
+def test_a_dataset_that_is_not_there_is_said_before_any_trial(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "launch", lambda *_, **__: pytest.fail("a trial began"))
+    source = tmp_path / "run.yaml"
+    source.write_text("preset: tiny\n")
+    words = ["--dataset", f"{dataset}-not", "--device", "cpu", "--out", str(tmp_path / "to.yaml")]
+    with pytest.raises(EvofeedError, match="data-not"):
+        CliRunner().invoke(_app(), [str(source), *words], catch_exceptions=False)
 
 
 @pytest.mark.slow
