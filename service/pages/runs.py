@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Path, Query, Request
 from markupsafe import Markup
 from pydantic import StringConstraints
 from starlette.responses import HTMLResponse, Response
 
-from evofeed.drawing.charts import Curve, chart
+from evofeed.drawing.run_charts import loss_charts, validation_charts
 from evofeed.drawing.structure_view import pair_view
 from evofeed.service import runs
 from evofeed.service.names import NAME_PATTERN
@@ -64,7 +64,6 @@ def run_page(
         routes.own_run(service, principal, name) for name in dict.fromkeys([run, beside]) if name
     ]
     curves = [runs.read_curves(row.folder) for row, _ in shown]
-    panels = {name: _panel(name, curves) for found in curves for name in found}
     structures = [
         pair_view(*found, f"first validated chain of {row.name}", i)
         for i, (row, _) in enumerate(shown)
@@ -77,8 +76,8 @@ def run_page(
         principal,
         shown=shown,
         facts=[runs.read_facts(row.folder) if principal.sees_places else {} for row, _ in shown],
-        losses=[panel for name, panel in panels.items() if not name.startswith("metrics")],
-        validation=[panel for name, panel in panels.items() if name.startswith("metrics")],
+        losses=[Markup(one) for one in loss_charts(curves)],
+        validation=[Markup(one) for one in validation_charts(curves)],
         structures=[Markup(one) for one in structures],
         pictures=[(row.name, runs.pictures_of(row.folder)) for row, _ in shown],
         others=[name for name in others if name != run],
@@ -98,12 +97,3 @@ def run_picture(
     row, _ = routes.own_run(service, principal, run)
     data = runs.read_picture(row.folder, file)
     return Response(data, media_type="image/png", headers={"Cache-Control": "private, max-age=60"})
-
-
-def _panel(name: str, curves: list[dict[str, Any]]) -> Markup:
-    drawn = [
-        Curve(run=i, steps=found[name][0], values=found[name][1])
-        for i, found in enumerate(curves)
-        if name in found
-    ]
-    return Markup(chart(name.removeprefix("terms: ").removeprefix("metrics: "), drawn))

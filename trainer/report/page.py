@@ -5,16 +5,15 @@ It reads without its script, which only turns the structures. Several runs share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from evofeed.drawing.charts import RUNS, Curve, bars, chart
+from evofeed.drawing.charts import RUNS, Curve, bars
+from evofeed.drawing.run_charts import Curves, chart_of_most, loss_charts, validation_charts
 from evofeed.drawing.structure_view import structure_view
 from evofeed.errors import InputError
 from evofeed.files import write_atomic
@@ -25,7 +24,6 @@ from evofeed.trainer.report.run_report import (
     make_report,
     report_rows,
     training_seconds,
-    usual_top,
 )
 from evofeed.trainer.report.settings_table import (
     differences,
@@ -73,6 +71,7 @@ def _page(runs: Sequence[_Run]) -> str:
         for i, run in enumerate(runs)
     )
     # The browser itself sees to it that the page asks nobody for anything.
+    curves = [_curves(run) for run in runs]
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -81,8 +80,8 @@ def _page(runs: Sequence[_Run]) -> str:
         f"<title>{title}: training report</title><style>\n{style}</style></head>\n<body>"
         f"<h1>{title}</h1><p>{names}</p>\n"
         f"{_section('What went wrong', _troubles(runs), panels=False)}"
-        f"{_section('Loss', _losses(runs))}"
-        f"{_section('Validation', _validation(runs))}"
+        f"{_section('Loss', loss_charts(curves))}"
+        f"{_section('Validation', validation_charts(curves))}"
         f"{_section('Structure', _structures(runs))}"
         f"{_section('Where the time went', _times(runs))}"
         f"{_section('Ranks', _ranks(runs))}"
@@ -133,74 +132,25 @@ def _troubles(runs: Sequence[_Run]) -> list[str]:
 _LISTED = 10  # steps named one by one
 
 
-def _losses(runs: Sequence[_Run]) -> list[str]:
-    """Loss, gradient norm and rate, and each term that is not zero throughout.
+def _curves(run: _Run) -> Curves:
+    """What each step and validation of a run says, by name; nothing is said of a step left out."""
+    found: dict[str, tuple[list[int], list[float | None]]] = {}
 
-    A term of which a sample has nothing is 0 there and left out: confidence is learnt from
-    structures of a good resolution alone.
-    """
-    lines = [line.get("terms", {}) for run in runs for line in run.steps]
-    names = dict.fromkeys(name for terms in lines for name in terms)
-    parts = [
-        _over_steps(runs, "loss", lambda line: line.get("loss")),
-        _over_steps(runs, "gradient norm", lambda line: line.get("norm"), cut=True),
-        _over_steps(runs, "learning rate", lambda line: line.get("rate")),
-    ]
-    for name in names:
-        values = [terms.get(name) for terms in lines]
-        if name != "loss" and any(values):
-            partly = " (of the samples that have it)" if 0 in values else ""
-            parts.append(_over_steps(runs, name + partly, _term(name), zeros=False))
-    return parts
+    def add(name: str, step: int, value: float | None) -> None:
+        steps, values = found.setdefault(name, ([], []))
+        steps.append(step)
+        values.append(value)
 
-
-def _term(name: str) -> Callable[[Mapping[str, Any]], float | None]:
-    return lambda line: line.get("terms", {}).get(name)
-
-
-def _over_steps(
-    runs: Sequence[_Run],
-    title: str,
-    value: Callable[[Mapping[str, Any]], float | None],
-    *,
-    cut: bool = False,
-    zeros: bool = True,
-) -> str:
-    """A chart of something each step has; `cut`: a few steps far above do not set its axis."""
-    curves = []
-    for i, run in enumerate(runs):
-        points = [(line["step"], value(line)) for line in run.steps]
-        points = [(step, v) for step, v in points if zeros or v != 0]
-        curves.append(Curve(run=i, steps=[s for s, _ in points], values=[v for _, v in points]))
-    known = np.array([v for curve in curves for v in curve.values if v is not None])
-    if not (cut and len(known)):
-        return chart(title, curves)
-    top = usual_top(known)
-    more = " (the highest are cut off)" if top < known.max() else ""
-    return chart(title + more, curves, low=0.0, high=top)
-
-
-def _validation(runs: Sequence[_Run]) -> list[str]:
-    entries = [run.report["validation"] for run in runs]
-    names = dict.fromkeys(name for found in entries for entry in found for name in entry)
-    parts = []
-    for name in names:
-        if name == "step":
-            continue
-        curves = [
-            Curve(
-                run=i,
-                steps=[entry["step"] for entry in found],
-                values=[entry.get(name) for entry in found],
-            )
-            for i, found in enumerate(entries)
-        ]
-        values = [v for curve in curves for v in curve.values if v is not None]
-        score = all(0 <= v <= 1 for v in values)
-        parts.append(
-            chart(name, curves, low=0.0 if score else None, high=1.0 if score else None, dots=True)
-        )
-    return parts
+    for line in run.steps:
+        for name in ("loss", "norm", "rate"):
+            add(name, line["step"], line.get(name))
+        for name, value in line.get("terms", {}).items():
+            add(f"terms: {name}", line["step"], value)
+    for entry in run.report["validation"]:
+        for name, value in entry.items():
+            if name != "step":
+                add(f"metrics: {name}", entry["step"], value)
+    return found
 
 
 def _structures(runs: Sequence[_Run]) -> list[str]:
@@ -227,13 +177,16 @@ def _times(runs: Sequence[_Run]) -> list[str]:
     for i, run in enumerate(runs):
         for name, entry in run.report["operators"].get("groups", {}).items():
             groups.setdefault(name, []).append((i, entry["share"], f"{entry['share']:.2%}"))
+    steps = [
+        Curve(
+            run=i,
+            steps=[line["step"] for line in run.steps],
+            values=[1e3 * training_seconds(line) for line in run.steps],
+        )
+        for i, run in enumerate(runs)
+    ]
     return [
-        _over_steps(
-            runs,
-            "milliseconds of a step, without validation and checkpoints",
-            lambda line: 1e3 * training_seconds(line),
-            cut=True,
-        ),
+        chart_of_most("milliseconds of a step, without validation and checkpoints", steps),
         bars("share of wall time", {name: row for name, row in shares.items() if row}),
         bars("operators of the profiled steps", groups),
     ]

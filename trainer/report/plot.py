@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from evofeed.drawing.run_charts import usual_top
 from evofeed.trainer.log.runlog import STRUCTURE, read_steps
 from evofeed.trainer.log.step_times import PARTS
-from evofeed.trainer.report.run_report import make_report, usual_top
+from evofeed.trainer.report.run_report import make_report
 
 _NOW_AND_THEN = ("validation", "checkpoint", "profiling")
 """Parts that only some steps have: they would dwarf the rest, and are among the shares."""

@@ -101,12 +101,6 @@ def training_seconds(line: Mapping[str, Any]) -> float:
     return float(sum(s for part, s in line["seconds"].items() if part not in _NOT_TRAINING))
 
 
-def usual_top(totals: np.ndarray) -> float:
-    """Upper end of an axis of times: the few steps far above the others do not set it."""
-    usual = 1.5 * float(np.quantile(totals, 0.9))
-    return usual if 0 < usual < totals.max() / 2 else 1.05 * float(totals.max()) or 1.0
-
-
 def _figures(
     facts: Mapping[str, Any],
     steps: Sequence[Mapping[str, Any]],

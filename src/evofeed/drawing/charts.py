@@ -187,7 +187,12 @@ def _ticks(low: float, high: float) -> list[float]:
 def _number(value: float, digits: int = 3) -> str:
     if 1_000 <= abs(value) < 100_000:
         return f"{value:,.0f}"
-    return f"{value:.{digits}g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    text = f"{value:.{digits}g}"
+    if 0 < abs(value) < 0.001 and "e" not in text:  # as wide as the others
+        text = f"{value:.{digits - 1}e}"
+        mantissa, power = text.split("e")
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{power}"
+    return text.replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
 
 
 def _told_apart(values: list[float]) -> list[str]:

@@ -17,6 +17,7 @@ from tests.trainer.loop.loop_standin import TinyLoader, TinyModel, squared_error
 
 import evofeed.kernels
 from evofeed.cli import main
+from evofeed.drawing.run_charts import usual_top
 from evofeed.errors import CheckpointError, InputError, TrainerError
 from evofeed.trainer.config import TrainConfig, save_config
 from evofeed.trainer.log.runlog import STEPS, RunLog, forget_steps, read_steps
@@ -25,7 +26,7 @@ from evofeed.trainer.presets import PRESETS
 from evofeed.trainer.report.flops import count_step_flops
 from evofeed.trainer.report.operators import Kernel, busy_share, group_kernels, group_of
 from evofeed.trainer.report.plot import _layout, plot_report
-from evofeed.trainer.report.run_report import make_report, report_rows, usual_top
+from evofeed.trainer.report.run_report import make_report, report_rows
 from evofeed.trainer.run.distributed import World
 from evofeed.trainer.run.settings import from_dict, load_config
 from evofeed.trainer.run.train import run
