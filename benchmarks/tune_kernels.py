@@ -96,7 +96,9 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     for op, entries in new["tiles"].items():
         widths = {entry["C"] for entry in entries}
         tiles[op] = [e for e in tiles.get(op, []) if e["C"] not in widths] + entries
-    return {"card": new["card"], "attention": attention + new["attention"], "tiles": tiles}
+    return {
+        **old, "card": new["card"], "attention": attention + new["attention"], "tiles": tiles,
+    }  # fmt: skip
 
 
 def winners(raced: list[tuple[Case, list[tuple[float, Any]]]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from evofeed.kernels.runtime.backend import triton
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import kept
 from evofeed.kernels.runtime.private_apis import product_relu, tf32_allowed
+from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection_kernels import (
     norm_rows_kernel,
     scaled_kernel,
@@ -184,17 +185,13 @@ def weight_grad(dy: Tensor, a: Tensor, dtype: torch.dtype | None = None) -> Tens
 
     In `dtype` if given: cuBLAS adds up in float32 and need not round to 16 bits.
     """
-    if dtype is None or dtype is dy.dtype:
-        return torch.mm(dy.t(), a)
-    if dtype is torch.float32 and dy.is_cuda:
-        return torch.mm(dy.t(), a, out_dtype=dtype)
-    return torch.mm(dy.t(), a).to(dtype)
+    return product(dy.t(), a, dtype=dtype)
 
 
 def project(a: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """a weight^T + bias for `[M, K]` and `[N, K]`, by cuBLAS, which also does the relu."""
     if bias is None:
-        return torch.mm(a, weight.t())
+        return product(a, weight.t())
     bias = pack([bias], a.dtype)
     if relu:
         return product_relu(bias, a, weight.t())

@@ -44,6 +44,7 @@ from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
 from evofeed.kernels.ops.pair_bias.op import heads_last
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
@@ -196,7 +197,7 @@ class _GatedAttention(Operator, name="gated_attention"):
         if normed is None:
             normed = again = torch.empty_like(flat, dtype=plan.dtype)
         dx, norm_sums = norm_rows_grad(
-            torch.mm(dpacked, packed_w), flat, stats, gamma, beta,
+            product(dpacked, packed_w), flat, stats, gamma, beta,
             dout if plan.residual else None, again, residual_sum=residual_sums,
         )  # fmt: skip
         dw = weight_grad(dpacked, normed, gamma.dtype)

@@ -36,6 +36,7 @@ from evofeed.kernels.runtime.backend import (
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
+from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
@@ -158,7 +159,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
         options = _options("outer_project", E, N, dtype)
         a, b = _a_and_b(ab, m, others)
-        outer = torch.bmm(a.mT, b)
+        outer = product(a.mT, b)
         launch(
             outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), L, B),
             (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
@@ -207,14 +208,14 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         a, b = _a_and_b(ab, m, others)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
-        torch.bmm(b, douter.mT, out=da)
+        product(b, douter.mT, out=da)
         if others is None:
-            torch.bmm(a, douter, out=db)
+            product(a, douter, out=db)
         else:
-            of_all = torch.bmm(a, douter).view(B, S, R, E)
+            of_all = product(a, douter).view(B, S, R, E)
             db.copy_(others.reduce(of_all).flatten(2))
         del douter
-        outer = torch.bmm(a.mT, b) if outer is None else outer
+        outer = product(a.mT, b) if outer is None else outer
         d_out_w = _outer_dw(outer, scaled, (B * L, R), E, N, weight.dtype)
         del outer
         masked = torch.empty((B * S * L, 2, E), dtype=dab.dtype, device=dab.device)
@@ -225,7 +226,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         if normed is None:
             normed = again = torch.empty_like(flat, dtype=packed_w.dtype)
         dm, norm_sums = norm_rows_grad(
-            torch.mm(dab, packed_w), flat, stats, gamma, beta,
+            product(dab, packed_w), flat, stats, gamma, beta,
             None if later is None else later.contiguous().view(-1, C), again,
         )  # fmt: skip
         sums = column_sums([norm_sums, ab_sums, out_sums], gamma.dtype)

@@ -28,6 +28,7 @@ from evofeed.kernels.runtime.backend import (
 )
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
 from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
@@ -123,7 +124,7 @@ class _Transition(Operator, name="transition"):
             del hidden
         del normed
         dx, norm_sums = norm_rows_grad(
-            torch.mm(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
+            product(dhidden, w1), flat, stats, gamma, beta, dout if residual else None,
             residual_sum=not own_sums,
         )  # fmt: skip
         parts = [norm_sums, hidden_sums, *out_sums]

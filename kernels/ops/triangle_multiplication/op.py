@@ -32,6 +32,7 @@ from evofeed.kernels.ops.triangle_multiplication.triton import (
 )
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
+from evofeed.kernels.runtime.products import product as matmul
 from evofeed.kernels.runtime.projection import (
     Drop,
     keeps,
@@ -251,7 +252,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
                 sizes, plan.dtype, (dpacked.stride(0), plan.eps),
             )  # fmt: skip
         dz, norm_sums = norm_rows_grad(
-            torch.mm(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
+            matmul(dpacked, packed_w), flat, stats[0], gamma_in, beta_in,
             dout if plan.residual else None, None if in_parts else normed,
         )  # fmt: skip
         of_norm, of_in = column_sums([norm_sums, in_sums], gamma_in.dtype)
