@@ -186,6 +186,7 @@ def _inputs(of: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("of", [entry["kind"] for entry in SAVED])
 def test_a_saved_algorithm_is_taken_and_right(of: str) -> None:
     card, version = torch.cuda.get_device_name(), cublaslt.version()
@@ -211,6 +212,7 @@ def test_a_saved_algorithm_is_taken_and_right(of: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_addresses_that_are_no_multiples_of_16_bytes_are_pytorchs() -> None:
     a, b, named = _inputs(SAVED[0]["kind"])
     memory = torch.empty(a.numel() + 8, device="cuda", dtype=a.dtype)
