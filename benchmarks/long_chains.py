@@ -2,15 +2,17 @@
 
     PYTHONPATH=src python benchmarks/long_chains.py --sizes 1024 2048 4096 --out one.json
     PYTHONPATH=src python benchmarks/long_chains.py --sizes 2048 4096 --cards 2 --out two.json
-    PYTHONPATH=src python benchmarks/long_chains.py --sizes 6144 8192 --blocks 2 --out most.json
+    PYTHONPATH=src python benchmarks/long_chains.py --sizes 11264 --least --once --out most.json
     python benchmarks/long_chains.py --sizes 1024 --openfold OPENFOLD --out theirs.json
     PYTHONPATH=src python benchmarks/long_chains.py --equal 1024 --cards 2 --out equal.json
 
 One pass, 512 + 1,024 rows, 4 templates, bfloat16 under `no_grad`. The model is `evofeed
 predict`'s: fused, in parts above 1,024 residues, with `--cards` shared by as many. Sizes go one
 after the other in one process; where it dies the next size gets a new one. The peak of memory
-does not depend on the number of blocks: `--blocks 3` finds the longest chain in little time.
-`block_seconds` are those of the Evoformer's blocks, one by one, where the chain is in parts;
+does not depend on the number of blocks: `--blocks 3`, or `--least` with one in every stack,
+finds the longest chain in little time.
+Where the chain is in parts, `stages` are the parts of the model, each with its own peak of memory,
+and `block_seconds` those of the Evoformer's blocks, one by one;
 `whole_seconds` is what all 48 would take: the pass and the last block's seconds for each left out.
 
 `--openfold`: OpenFold's model in its settings for long chains (`long_sequence_inference`: small
@@ -29,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
 import json
 import platform
 import subprocess
@@ -46,15 +47,16 @@ import torch
 from torch import Tensor
 
 from evofeed.trainer import AlphaFold, initial_training, tiny
-from evofeed.trainer.parallel import rows, stacks
+from evofeed.trainer.parallel import rows
 from evofeed.trainer.predict.prediction import spread
 from evofeed.trainer.run.distributed import World, join_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.long_chain_times import Blocks, Stages
 from benchmarks.train_step import command
 from tests.trainer.synthetic_batch import synthetic_batch
 
-WARM = 1100  # residues: what long chains run, in little time
+WARM = 1104  # residues: what long chains run, in little time; a multiple of 16, as they are
 OPENFOLD_WARM = 128  # it compiles nothing
 ALL_BLOCKS = 48  # of AF2's Evoformer
 SHORT = 6.0  # seconds: a pass as short is repeated
@@ -66,6 +68,11 @@ def config_of(options: argparse.Namespace) -> Any:
     config = {"initial_training": initial_training, "tiny": tiny}[options.model]().model
     if options.blocks:
         config = replace(config, evoformer=replace(config.evoformer, no_blocks=options.blocks))
+    if options.least:
+        stacks = ("evoformer", "extra_msa", "template")
+        config = replace(
+            config, **{name: replace(getattr(config, name), no_blocks=1) for name in stacks}
+        )
     return config
 
 
@@ -110,28 +117,6 @@ def ours(options: argparse.Namespace, world: World) -> Callable[[int], Callable[
         return run
 
     return prepare
-
-
-class Blocks:
-    """Seconds of each block of the Evoformer in the last pass, by the device's own clock."""
-
-    def __init__(self, no_blocks: int) -> None:
-        self.no_blocks = no_blocks
-        self.ends: list[torch.cuda.Event] = []
-        block = stacks.msa_block
-
-        def timed_block(*given: Any, **named: Any) -> Any:
-            found = block(*given, **named)
-            self.ends.append(torch.cuda.Event(enable_timing=True))
-            self.ends[-1].record()
-            return found
-
-        stacks.msa_block = timed_block
-
-    def seconds(self) -> list[float]:
-        """Those since the last call; after a synchronization."""
-        last, self.ends = self.ends[-self.no_blocks - 1 :], []
-        return [round(a.elapsed_time(b) / 1e3, 3) for a, b in itertools.pairwise(last)]
 
 
 def theirs(options: argparse.Namespace, world: World) -> Callable[[int], Callable[[], Any]]:
@@ -192,20 +177,26 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def once(
-    size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device, only_once: bool
-) -> Any:
+    size: int, prepare: Callable[[int], Callable[[], Any]], device: torch.device, only_once: bool,
+    stages: Stages | None,
+) -> Any:  # fmt: skip
     """A pass at one size, and its row; short ones three times more."""
     run = prepare(size)
+    if stages:
+        stages.found = {}  # of what came before
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds, outputs = timed(run, device)
     found: dict[str, Any] = {"residues": size, "seconds": round(seconds, 3)}
     if device.type == "cuda":
-        found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        gib = torch.cuda.max_memory_allocated() / 2**30
+        found["peak_gib"] = round(max(gib, stages.peak() if stages else 0.0), 2)
     names = ("msa", "pair", "single", "final_atom_positions", "distogram_logits", "plddt")
     found["finite"] = all(_finite(outputs[name]) for name in names)
     del outputs
+    if stages and stages.found:
+        found["stages"] = stages.found
     if seconds < SHORT and not only_once:
         again = sorted(round(timed(run, device)[0], 3) for _ in range(3))
         found |= {"seconds": again[1], "fastest": again[0], "slowest": again[2]}
@@ -233,13 +224,14 @@ def child(options: argparse.Namespace) -> None:
         prepare = (theirs if options.openfold else ours)(options, world)
         timed_blocks = world.device.type == "cuda" and not options.openfold
         blocks = Blocks(config_of(options).evoformer.no_blocks) if timed_blocks else None
+        stages = Stages() if timed_blocks else None
         least = OPENFOLD_WARM if options.openfold else WARM
         first, _ = timed(prepare(min(options.one[0], least)), world.device)  # compiles
         for size in options.one:
             try:
                 if blocks:
                     blocks.seconds()  # of what came before
-                found = once(size, prepare, world.device, options.once)
+                found = once(size, prepare, world.device, options.once, stages)
             except torch.OutOfMemoryError as error:
                 say({"residues": size, "error": str(error).splitlines()[0]})
                 if world.size > 1:
@@ -248,7 +240,9 @@ def child(options: argparse.Namespace) -> None:
             found |= {"first_seconds": round(first, 2)} if size == options.one[0] else {}
             if blocks and (each := blocks.seconds()):
                 found["block_seconds"] = each
-            if options.blocks:
+            if options.least:
+                found["blocks_of_each_stack"] = 1
+            elif options.blocks:
                 found["evoformer_blocks"] = options.blocks
                 if "block_seconds" in found:
                     left = ALL_BLOCKS - options.blocks
@@ -318,6 +312,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for everything")
     parser.add_argument("--blocks", type=int, help="of the Evoformer: memory needs but two")
+    parser.add_argument("--least", action="store_true", help="one block in every stack")
     parser.add_argument("--cards", type=int, default=1, help="GPUs that share the chain")
     parser.add_argument("--openfold", type=Path, help="a checkout: its model instead")
     parser.add_argument("--chunked", action="store_true", help="OpenFold's default settings")
@@ -384,6 +379,8 @@ def children(
     for line in process.stdout:
         if line.startswith(FOUND):
             keep(json.loads(line[len(FOUND) :]))
+        else:
+            print(line, end="", flush=True)
     code = process.wait()
     timer.cancel()
     reader.join()

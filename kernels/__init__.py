@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         transition_of,
         triangle_attention_of,
         triangle_multiplication_of,
+        triangle_projections_of,
     )
     from evofeed.kernels.swap.swap import SwapReport, to_fused, to_torch
 
@@ -106,6 +107,7 @@ __all__ = [
     "triangle_attention_of",
     "triangle_multiplication",
     "triangle_multiplication_of",
+    "triangle_projections_of",
     "weighted_average",
 ]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json, picture_name, usable_device
+from evofeed.options import Json, picture_name, share_bar, usable_device
 
 Device = Annotated[
     str,
@@ -143,6 +145,20 @@ def replay(
     print(f"{'finite' if found['finite'] else 'not finite'} {how}")
 
 
+def _told(show: Callable[[float, str], None], passes: int) -> Callable[[int, int], None]:
+    """Shows which pass and block of a prediction are done, and the time left."""
+    began = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        left = int((time.monotonic() - began) * (total - done) / done)
+        blocks = total // passes
+        number, block = divmod(done - 1, blocks)
+        text = f"pass {number + 1} of {passes}, block {block + 1} of {blocks}"
+        show(done / total, f"{text}  ETA {left // 60}:{left % 60:02d}")
+
+    return told
+
+
 def predict(
     dataset: Annotated[
         str, typer.Argument(help="URI of the dataset that holds the chain, or URI@REF.")
@@ -174,6 +190,7 @@ def predict(
     for path in (out, picture):  # before the model has run
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} for {path.name}")
+    from evofeed.files import write_atomic
     from evofeed.store import Dataset, address_and_ref
     from evofeed.trainer.parallel.memory import explained
     from evofeed.trainer.predict.prediction import (
@@ -193,16 +210,21 @@ def predict(
         model = load_model(checkpoint).to(world.device)
         sizes = trained_sizes(checkpoint)
         batch = prediction_batch(record, model, no_recycling_iters=recycles, **sizes)
-        batch = {name: value.to(world.device) for name, value in batch.items()}
         num_res = batch["aatype"].shape[-1]
-        model = spread(model, num_res, world.axis)
+        templates = batch["template_aatype"].shape[-2]
         _, names = named(record)
-        with explained(chain, model.config, num_res, world.size, world.device):
+        with explained(chain, model.config, num_res, world.size, world.device, templates):
+            batch = {name: value.to(world.device) for name, value in batch.items()}
+            model = spread(model, num_res, world.axis)
             if not world.is_first:  # one writes what all found
                 evaluate(model, batch)
                 return
-            found = predict_structure(model, batch, name=chain, chain_names=names)
-    out.write_text(found.text(file_format))
+            with share_bar("predicting", quiet=as_json) as show:
+                found = predict_structure(
+                    model, batch, name=chain, chain_names=names,
+                    progress=_told(show, recycles + 1),
+                )  # fmt: skip
+    write_atomic(out, found.text(file_format))
     if picture is not None:
         from evofeed.trainer.predict.plot import plot_prediction
 

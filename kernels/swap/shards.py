@@ -31,6 +31,7 @@ from evofeed.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_fits,
     triangle_multiplication_of_rows,
 )
+from evofeed.kernels.ops.triangle_multiplication.projections import triangle_projections
 from evofeed.kernels.swap.modules import global_attention
 from evofeed.kernels.swap.parameters import (
     attention_weights,
@@ -170,6 +171,24 @@ def triangle_multiplication_of(
         drop_mask=three_axes(drop_mask), eps=module.layer_norm_in.eps,
     )  # fmt: skip
     return shaped(found, z)
+
+
+def triangle_projections_of(module: Any, z: Tensor, mask: Tensor) -> Tensor | None:
+    """Both sides `[2, E, *, I, J]` of the product of any part of the pairs; without a gradient.
+
+    Args:
+        module: the multiplication.
+        z: `[*, I, J, C]`.
+        mask: `[*, I, J]`.
+    """
+    if not _swapped(module):
+        return None
+    weights, flat, pairs = triangle_weights(module), four_axes(z), three_axes(mask)
+    if not triangle_multiplication_fits(flat, weights, rows=True):
+        return None
+    assert pairs is not None
+    eps = module.layer_norm_in.eps
+    return triangle_projections(flat, weights, mask=pairs, eps=eps)
 
 
 def outer_product_mean_of(

@@ -5,7 +5,7 @@ Source: AF2 SI 1.6, algorithm 6. Letters: S sequences, R residues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -174,7 +174,14 @@ class EvoformerBlock(MSABlock):
 
 
 class MSAStack(nn.Module):
-    """Blocks one after the other; the two stacks differ in their blocks and in what they return."""
+    """Blocks one after the other; the two stacks differ in their blocks and in what they return.
+
+    Attributes:
+        checkpointing: whether activations are recomputed in the backward pass.
+        watch: called after every block, if anybody watches.
+    """
+
+    watch: Callable[[], None] | None = None
 
     def __init__(self, blocks: Iterable[MSABlock]) -> None:
         super().__init__()
@@ -201,6 +208,8 @@ class MSAStack(nn.Module):
                 _mask_trans=_mask_trans,
                 enabled=self.checkpointing,
             )
+            if self.watch is not None:
+                self.watch()
         return self._result(m, z)
 
     def _result(self, m: Tensor, z: Tensor) -> Any:

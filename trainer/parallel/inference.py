@@ -20,12 +20,12 @@ from evofeed.trainer.model.heads import (
     compute_predicted_aligned_error,
     expected_tm,
 )
+from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.primitives import at_least_float32
-from evofeed.trainer.model.template import TemplateEmbedder
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchanged, gathered
 from evofeed.trainer.parallel.rows import embedded_rows, rows_at_once, slices
-from evofeed.trainer.parallel.stacks import add_templates, msa_rows
+from evofeed.trainer.parallel.stacks import add_templates, add_templates_of_complex, msa_rows
 
 
 def predict_by_rows(
@@ -75,13 +75,29 @@ def _add_templates(
     model: AlphaFold, axis: Axis, feats: dict[str, Tensor], z: Tensor, pair_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Adds what templates say to rows of the pairs; rows of the MSA and their mask."""
-    embedder, mask_trans = model.template_embedder, model.config.mask_trans
-    if type(embedder) is TemplateEmbedder:
-        return add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
-    whole = gathered(z, axis, -3, z.shape[-2])  # that of complexes reads all pairs
-    update, rows, row_mask = embedder(feats, whole, pair_mask, _mask_trans=mask_trans)
-    z += axis.part(update, -3)
-    return rows, row_mask
+    embedder: Any = model.template_embedder
+    mask_trans = model.config.mask_trans
+    if isinstance(embedder, TemplateEmbedderMultimer):
+        return add_templates_of_complex(embedder, axis, feats, z, pair_mask, mask_trans)
+    return add_templates(embedder, axis, feats, z, pair_mask, mask_trans)
+
+
+def _distogram(heads: AuxiliaryHeads, axis: Axis, z: Tensor) -> Tensor:
+    """Its logits, of all pairs on every rank."""
+    n, N = z.shape[-3:-1]
+    linear, at_once = heads.distogram.linear, rows_at_once(N * z.shape[-1] * 16, z.device)
+    if axis.size > 1 or at_once is None or at_once >= N:
+        logits = linear(z)
+        turned = exchanged(logits, axis, -2, -3, N).transpose(-2, -3)
+        return gathered(logits + turned, axis, -3, N)
+    found: Tensor | None = None
+    for some in slices(0, n, at_once):
+        rows, columns = linear(z[..., some, :, :]), linear(z[..., :, some, :])
+        if found is None:
+            found = rows.new_empty(*z.shape[:-1], rows.shape[-1])
+        found[..., some, :, :] = rows + columns.transpose(-2, -3)
+    assert found is not None
+    return found
 
 
 def _heads(
@@ -91,10 +107,7 @@ def _heads(
     z = outputs["pair"]
     n, N = z.shape[-3:-1]
     found = heads.of_residues(outputs, outputs["sm"]["single"])
-    logits = heads.distogram.linear(z)
-    turned = exchanged(logits, axis, -2, -3, N).transpose(-2, -3)
-    found["distogram_logits"] = gathered(logits + turned, axis, -3, N)
-    del logits, turned
+    found["distogram_logits"] = _distogram(heads, axis, z)
     if heads.tm is None:
         return found
     bins, count = heads.tm.linear.weight.shape[0], z.new_full((), N, dtype=torch.float32)

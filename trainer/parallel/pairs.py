@@ -19,12 +19,18 @@ from evofeed.kernels import (
     transition_of,
     triangle_attention_of,
     triangle_multiplication_of,
+    triangle_projections_of,
 )
 from evofeed.trainer.model.primitives import mask_bias
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.collectives import exchange, gather, gathered, reduced
 from evofeed.trainer.parallel.rows import rows_at_once, slices
-from evofeed.trainer.parallel.triangle_product import product_of
+from evofeed.trainer.parallel.triangle_product import (
+    ChannelProduct,
+    KnownSide,
+    MadeRows,
+    product_of,
+)
 
 
 def pair_stack(
@@ -40,7 +46,7 @@ def pair_stack(
     z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
     mask = axis.part(pair_mask, -2) if mask_trans else None
     with sending(axis.push(z, -2, -3, pair_mask.shape[-1])):
-        return kept(z, transition(stack.pair_transition, z, mask), axis)
+        return pair_transition(stack.pair_transition, z, mask, axis)
 
 
 def template_block(
@@ -64,7 +70,7 @@ def template_block(
     t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
     own = axis.part(mask, -2) if mask_trans else None
     with sending(axis.push(t, -2, -3, t.shape[-2]) if block.tri_mul_first else None):
-        return kept(t, transition(block.pair_transition, t, own), axis)
+        return pair_transition(block.pair_transition, t, own, axis)
 
 
 def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
@@ -93,6 +99,19 @@ def transition(module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     """x and its transition."""
     found = transition_of(module, x, mask)
     return added(x, module(x, mask), None) if found is None else found
+
+
+def pair_transition(module: Any, z: Tensor, mask: Tensor | None, axis: Axis) -> Tensor:
+    """Rows of the pairs and their transition, where they may be written over a few at a time."""
+    hidden = module.linear_1.weight.shape[0]
+    pair = 2 * (hidden + z.shape[-1]) * z.element_size() * z.shape[:-3].numel()
+    at_once = rows_at_once(z.shape[-2] * pair, z.device) if axis.in_place else None
+    if at_once is None or at_once >= z.shape[-3]:
+        return kept(z, transition(module, z, mask), axis)
+    for some in slices(0, z.shape[-3], at_once):
+        part = z[..., some, :, :]
+        part.copy_(transition(module, part, None if mask is None else mask[..., some, :]))
+    return z
 
 
 class OtherRows:
@@ -213,12 +232,16 @@ def _multiply(
     """z and its triangle multiplication, on rows; the product works on channels."""
     N = mask.shape[-1]
     mask = axis.part(mask, -2)
+    at_once = _product_rows(module, z) if axis.in_place and axis.all_have(N) else None
+    if drop is None and at_once is not None and at_once < N:
+        return _multiply_in_parts(module, z, mask, axis, at_once)
     if axis.all_have(N):
         found: Tensor | None = triangle_multiplication_of(
             module, z, mask, product_of(axis, N), drop_mask=drop
         )
         if found is not None:
             return found
+
     x = module.layer_norm_in(z)
     a, b = module._project(x, mask.to(x.dtype)[..., None])
     E = a.shape[-1]
@@ -227,5 +250,73 @@ def _multiply(
     )
     product = torch.matmul(a, b.mT) if module._outgoing else torch.matmul(a.mT, b)
     product = exchange(product, axis, split=-2, join=-3, length=E).movedim(-3, -1)
+    return _plain_end(module, z, x, product, drop)
+
+
+def _plain_end(
+    module: Any, z: Tensor, x: Tensor, product: Tensor, drop: Tensor | None
+) -> Tensor:  # fmt: skip
+    """z plus its triangle multiplication, from the product `[*, n, N, E]` and z normalised, x."""
     update = module.linear_z(module.layer_norm_out(product)) * torch.sigmoid(module.linear_g(x))
     return added(z, update, drop)
+
+
+def _product_rows(module: Any, z: Tensor) -> int | None:
+    """Rows, or columns, of a product at once: where a kernel takes 16 pairs, whole ones."""
+    channels = 3 * module.c_hidden + 2 * z.shape[-1]
+    # Twice the share: a narrower product would wait for the memory, which reads one side whole.
+    pair = channels * z.element_size() * z.shape[:-3].numel() // 2
+    at_once = rows_at_once(z.shape[-2] * pair, z.device)
+    return at_once if at_once is None or at_once < 16 else at_once // 16 * 16
+
+
+def _multiply_in_parts(
+    module: Any, z: Tensor, mask: Tensor, axis: Axis, at_once: int
+) -> Tensor:  # fmt: skip
+    """Rows z, written over by themselves and their triangle multiplication, some at a time.
+
+    A rank alone keeps one side of the product beside z. Of outgoing edges it goes on by rows: they
+    need all of b, and of a and of z only themselves. Of incoming ones, where a and b change places,
+    by columns. Ranks that share a chain keep both sides, and the product takes a's place.
+    """
+    (n, N), outgoing, alone = z.shape[-3:-1], module._outgoing, axis.size == 1
+    kept = slice(1, 2) if outgoing else slice(0, 1)
+    whole: Tensor | None = None
+    for some in slices(0, n, at_once):
+        sides = _sides(module, z[..., some, :, :], mask[..., some, :])
+        sides = sides[kept] if alone else sides
+        if whole is None:
+            whole = sides.new_empty(*sides.shape[:-2], n, N)
+        whole[..., some, :] = sides
+        del sides
+    assert whole is not None
+    known = KnownSide(whole[0]) if alone else None
+    made = whole[0] if alone else ChannelProduct(axis, N).over(whole, outgoing)
+    by_rows = outgoing or not alone
+    for some in slices(0, n if by_rows else N, at_once):
+        place = some.start, some.stop - some.start
+        part = z.narrow(-3 if by_rows else -2, *place)
+        own = mask.narrow(-2 if by_rows else -1, *place)
+        product = MadeRows(made[..., some, :]) if known is None else known
+        new: Tensor | None = triangle_multiplication_of(
+            module, part.contiguous(), own, product, drop_mask=None
+        )
+        if new is None:
+            x = module.layer_norm_in(part)
+            found, _ = product(_plain_sides(module, x, own), outgoing)
+            found = found.movedim(0, -1).reshape(*part.shape[:-1], -1)
+            new = _plain_end(module, part, x, found, None)
+        part.copy_(new)
+    return z
+
+
+def _sides(module: Any, z: Tensor, mask: Tensor) -> Tensor:
+    """Both sides of the product, `[2, E, B, n, N]`, of rows of the pairs."""
+    found = triangle_projections_of(module, z, mask)
+    return _plain_sides(module, module.layer_norm_in(z), mask) if found is None else found
+
+
+def _plain_sides(module: Any, x: Tensor, mask: Tensor) -> Tensor:
+    """Those of normalised pairs."""
+    sides = torch.stack(module._project(x, mask.to(x.dtype)[..., None])).movedim(-1, 1)
+    return sides.reshape(*sides.shape[:2], -1, *sides.shape[-2:])

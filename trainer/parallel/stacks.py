@@ -14,6 +14,7 @@ from torch import Tensor
 from evofeed.trainer.model.activation_checkpointing import checkpointed
 from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.model.extra_msa import ExtraMSAStack
+from evofeed.trainer.model.multimer.template import TemplateEmbedderMultimer
 from evofeed.trainer.model.template import (
     TemplateEmbedder,
     TemplatePairStack,
@@ -51,6 +52,8 @@ def msa_rows(
             msa_block, block, m, z, msa_mask, pair_mask, mask_trans, axis, number > 0,
             enabled=stack.checkpointing,
         )  # fmt: skip
+        if stack.watch is not None:
+            stack.watch()
     return m, z
 
 
@@ -161,6 +164,31 @@ def _add_by_rows(
         update = embedder.template_pointwise_att(part, z[..., some, :, :], batch["template_mask"])
         to[..., some, :, :] += update * _any(batch, update)
         del part, update
+
+
+def add_templates_of_complex(
+    embedder: TemplateEmbedderMultimer, axis: Axis, batch: Mapping[str, Tensor], z: Tensor,
+    pair_mask: Tensor, mask_trans: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `add_templates`: one template after the other, of which only the sum is kept."""
+    T, N = batch["template_aatype"].shape[-2:]
+    first, last = axis.span(N)
+    at_once = rows_at_once(N * 128 * 12, z.device) or max(1, N)
+    mask, stack = pair_mask[..., None, :, :].to(z.dtype), embedder.template_pair_stack
+    total: Tensor | None = None
+    for template in range(T):
+        one = {**batch, **_one_template(batch, template)}
+        t = z.new_empty(*z.shape[:-3], 1, last - first, N, stack.layer_norm.c_in[0])
+        for some in slices(first, last, at_once):
+            here = slice(some.start - first, some.stop - first)
+            t[..., here, :, :] = embedder.embed(one, z[..., here, :, :], some)
+        t = _template_rows(stack, axis, t, mask, mask_trans).squeeze(-4)
+        total = t if total is None else total.add_(t)
+        del t
+    if total is not None:
+        for some in slices(0, last - first, at_once):
+            z[..., some, :, :] += embedder.update(total[..., some, :, :], T)
+    return embedder.rows(batch)
 
 
 def _any(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:

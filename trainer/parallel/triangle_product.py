@@ -1,7 +1,8 @@
 """The product inside a fused triangle multiplication of pairs whose rows several ranks have.
 
 `RowProduct` sends one of the three matrices, `ChannelProduct` parts of all three, but never has a
-whole one. Letters: N residues, n of them here, E hidden channels, e of them here, B batch.
+whole one; the others send nothing. Letters: N residues, n of them here, E hidden channels, e of
+them here, B batch.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ChannelProduct:
     def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
         """As `RowProduct`'s."""
         if self._axis.in_place and self._axis.size > 1:
-            return self._few_at_once(ab, outgoing), []
+            return self.over(ab, outgoing), []
         a, b = whole = self._channels(ab)
         product = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
         return self._rows(product, ab.shape[1]), [] if self._axis.in_place else [whole]
@@ -97,18 +98,17 @@ class ChannelProduct:
     def push(self, like: Tensor) -> None:
         """Nowhere: parts of the channels are sent, and the kernels that make them make others."""
 
-    def _few_at_once(self, ab: Tensor, outgoing: bool) -> Tensor:
-        """The product without a gradient, of a few channels of every rank at a time."""
+    def over(self, ab: Tensor, outgoing: bool) -> Tensor:
+        """The product without a gradient, in a's place: a few channels of every rank at a time."""
         size, E = self._axis.size, ab.shape[1]
         step = max(1, E // PARTS // size) * size
-        product = torch.empty_like(ab[0])
         for start in range(0, E, step):
             some = ab[:, start : start + step]
             a, b = self._channels(some)
             part = torch.matmul(a, b.mT) if outgoing else torch.matmul(a.mT, b)
             del a, b
-            product[start : start + step] = self._rows(part, some.shape[1])
-        return product
+            some[0] = self._rows(part, some.shape[1])
+        return ab[0]
 
     def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
         """As `RowProduct`'s."""
@@ -128,3 +128,47 @@ class ChannelProduct:
 
     def _rows(self, x: Tensor, channels: int) -> Tensor:
         return exchanged(x, self._axis, -2, -4, channels)
+
+
+class _Known:
+    """What needs nobody: for parts of the pairs, without a gradient."""
+
+    def push(self, like: Tensor) -> None:
+        """Nowhere: nobody else wants it."""
+
+    def gradient(self, dproduct: Tensor, kept: list[Tensor], outgoing: bool) -> Tensor:
+        """Never asked for: nothing learns from what is known already."""
+        raise NotImplementedError("a product of what is known has no gradient")
+
+
+class KnownSide(_Known):
+    """The product of rows of a with all of b, or of all of a with columns of b (incoming edges).
+
+    Args:
+        side: b of outgoing edges, a of incoming ones, `[E, B, N, N]`.
+    """
+
+    def __init__(self, side: Tensor) -> None:
+        self._side = side
+
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
+        """As `RowProduct`'s."""
+        a, b = ab
+        if outgoing:  # x_ij = sum_k a_ik b_jk
+            return torch.matmul(a, self._side.mT), []
+        return torch.matmul(self._side.mT, b), []  # x_ij = sum_k a_ki b_kj
+
+
+class MadeRows(_Known):
+    """Rows of a product that is there already.
+
+    Args:
+        rows: `[E, B, I, N]`.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, ab: Tensor, outgoing: bool) -> tuple[Tensor, list[Tensor]]:
+        """As `RowProduct`'s."""
+        return self._rows.contiguous(), []

@@ -41,5 +41,5 @@ def _expected_distance(distogram: np.ndarray) -> np.ndarray:
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     step = edges[1] - edges[0]
     centres = np.concatenate([[edges[0] - step / 2], edges[:-1] + step / 2, [edges[-1]]])
-    expected: np.ndarray = distogram @ centres
-    return expected
+    # Row by row: those of a long chain are in float16, and a machine does not hold them as float64.
+    return np.stack([row @ centres for row in distogram]).astype(np.float32)

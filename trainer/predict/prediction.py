@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from evofeed.trainer.formats.openfold_checkpoint import (
 )
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
+from evofeed.trainer.model.evoformer import MSAStack
 from evofeed.trainer.parallel.axis import Axis
 from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.presets import initial_training, multimer
@@ -164,18 +166,51 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
     return parallelize(model, axis or Axis(group=None, rank=0, size=1))
 
 
+Progress = Callable[[int, int], None]
+"""Takes how many blocks of the stacks are done, in all passes, and how many there are."""
+
+
 @torch.no_grad()
-def evaluate(model: AlphaFold, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+def evaluate(
+    model: AlphaFold, batch: Mapping[str, Tensor], progress: Progress | None = None
+) -> dict[str, Any]:
     """What the model gives for a batch in evaluation mode, in bfloat16 on a GPU.
 
     Of ranks that share a chain all must call it; one may go on to make a structure of it.
     """
     training = model.training
     on_gpu = batch["aatype"].device.type == "cuda"
-    with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+    autocast = torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
+    with autocast, _watched(model, batch, progress):
         outputs: dict[str, Any] = model.eval()(batch)
     model.train(training)
     return outputs
+
+
+@contextmanager
+def _watched(
+    model: AlphaFold, batch: Mapping[str, Tensor], progress: Progress | None
+) -> Iterator[None]:
+    """Within it every block that is done is told; a GPU is waited for, as it is behind."""
+    if progress is None:
+        yield
+        return
+    stacks = [module for module in model.modules() if isinstance(module, MSAStack)]
+    total = batch["msa_feat"].shape[0] * sum(len(stack.blocks) for stack in stacks)
+    done = itertools.count(1)
+
+    def watch() -> None:
+        if batch["aatype"].is_cuda:
+            torch.cuda.synchronize(batch["aatype"].device)
+        progress(next(done), total)
+
+    for stack in stacks:
+        stack.watch = watch
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            del stack.watch
 
 
 def predict_structure(
@@ -184,6 +219,7 @@ def predict_structure(
     *,
     name: str = "prediction",
     chain_names: tuple[str, ...] = (),
+    progress: Progress | None = None,
 ) -> Prediction:
     """What `evaluate` gives for a batch of one sample, as a structure with its confidences.
 
@@ -192,8 +228,9 @@ def predict_structure(
         batch: one sample, in the loader's convention.
         name: of the structure.
         chain_names: of a complex; empty: A, B and so on.
+        progress: told of every block.
     """
-    outputs = evaluate(model, batch)
+    outputs = evaluate(model, batch, progress)
     keep = batch["seq_mask"][0].bool().cpu().numpy()
     distogram = _probabilities(outputs.pop("distogram_logits"), keep)
     edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)

@@ -25,9 +25,13 @@ from evofeed.kernels.ops.triangle_multiplication.launch import (
     run,
     run_out_grad,
 )
+from evofeed.kernels.ops.triangle_multiplication.projections import (
+    by_cublas,
+    packed_weights,
+    project,
+)
 from evofeed.kernels.ops.triangle_multiplication.triton import (
     triangle_in_grad_kernel,
-    triangle_in_kernel,
     triangle_out_kernel,
 )
 from evofeed.kernels.runtime.backend import compute_dtype, launchable, usable, without_autocast
@@ -44,8 +48,6 @@ from evofeed.kernels.runtime.projection import (
 from evofeed.kernels.runtime.pushes import Push
 from evofeed.kernels.runtime.sums import column_sums
 from evofeed.kernels.runtime.torch_library import Operator
-
-COMPOSED = 256  # channels from which cuBLAS makes the projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +125,15 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         B, R, N, C = z.shape
         E = w.a_p.shape[0]
         M = B * R * N
-        packed_w = pack([w.a_p, w.a_g, w.b_p, w.b_g, w.g], plan.dtype)
-        packed_b = pack([w.a_p_bias, w.a_g_bias, w.b_p_bias, w.b_g_bias], w.a_p_bias.dtype)
+        packed_w, packed_b = packed_weights(w, plan.dtype)
         wz = pack([w.z], plan.dtype)
         ab = torch.empty((2, E * B, R, N), dtype=plan.dtype, device=z.device)
         stats = torch.empty((2, 2, M), dtype=torch.float32, device=z.device)
         norm_in = (w.norm_in_weight, w.norm_in_bias)
         norm_out = (w.norm_out_weight, w.norm_out_bias)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        in_parts, normed = not on_hopper and _composed(C, E), None
-        if in_parts:
-            normed, stats[0] = composed.run_in(z, *norm_in, packed_w, packed_b, mask, ab, plan.eps)
-        elif on_hopper:
-            push = others.push(ab[1]) if others and plan.outgoing else None
-            hopper.run_in(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps, push)
-        else:
-            run(
-                triangle_in_kernel, "triangle_in",
-                (z, *norm_in, packed_w, packed_b, mask, ab, stats[0]), sizes, plan.dtype,
-                (plan.eps,),
-            )  # fmt: skip
+        push = others.push(ab[1]) if on_hopper and others and plan.outgoing else None
+        normed = project(z, *norm_in, packed_w, packed_b, mask, ab, stats[0], plan.eps, push)
         if others is None:
             xt = product(ab, plan.outgoing)
             kept = [ab, xt if keeps(xt.shape, plan.dtype) else None]
@@ -201,7 +192,7 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
         dout = dout.contiguous().view(M, C)
         flat = z.view(M, C)
         sizes, on_hopper = (M, C, E), hopper.fits(z, E, plan.dtype)
-        in_parts = not on_hopper and _composed(C, E)
+        in_parts = not on_hopper and by_cublas(C, E)
         if in_parts:
             normed, _, _ = norm_rows(flat, gamma_in, beta_in, plan.eps, plan.dtype)
             dpacked = torch.mm(normed, packed_w.t())  # becomes its gradient
@@ -281,11 +272,6 @@ class _TriangleMultiplication(Operator, name="triangle_multiplication"):
             *(t for pair in zip(dws[:4], dbs, strict=True) for t in pair),
             dgamma_out, dbeta_out, dwz, dbz, dws[4], dbg,
         ]  # fmt: skip
-
-
-def _composed(C: int, E: int) -> bool:
-    """Whether cuBLAS makes the projections too: wide tiles spill registers."""
-    return max(C, E) >= COMPOSED
 
 
 def triangle_multiplication_fits(

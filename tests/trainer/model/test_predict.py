@@ -23,9 +23,10 @@ from evofeed.trainer.predict.prediction import (
     load_model,
     predict,
     predict_structure,
+    spread,
     trained_sizes,
 )
-from evofeed.trainer.presets import PRESETS
+from evofeed.trainer.presets import PRESETS, multimer
 
 L, N, T = 24, 7, 2
 CUDA = torch.device("cuda")
@@ -171,14 +172,26 @@ def test_sizes_given_are_sizes_of_the_batch(record: ChainRecord) -> None:
 
 def test_a_chain_that_does_not_fit_says_what_it_takes_and_what_to_do() -> None:
     config = initial_training().model
-    alone = prediction_bytes(config, 8_000)
-    assert alone == 8_000**2 * 1_280
-    assert prediction_bytes(config, 8_000, 4) == alone // 4
-    said = r"long_A: out of memory .* 76\.3 GiB on each of 1 GPU; .* --nproc-per-node 2 "
-    with pytest.raises(TrainerError, match=said), explained("long_A", config, 8_000, 1, CUDA):
+    assert prediction_bytes(config, 8_000) == 8_000**2 * 512
+    assert prediction_bytes(config, 8_000, templates=4) == 8_000**2 * 896
+    assert prediction_bytes(config, 8_000, 4, templates=4) == 8_000**2 // 4 * 1_024
+    assert prediction_bytes(multimer().model, 8_000, templates=4) == 8_000**2 * 640
+    said = r"long_A: out of memory .* 53\.4 GiB on each of 1 GPU; .* --nproc-per-node 2 "
+    with pytest.raises(TrainerError, match=said), explained("long_A", config, 8_000, 1, CUDA, 4):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.81 GiB")
     with pytest.raises(RuntimeError, match="shapes"), explained("a_A", config, 8, 1, CUDA):
         raise RuntimeError("shapes")
+
+
+@pytest.mark.parametrize("num_res", [8, 2000], ids=["at once", "in parts"])
+def test_every_block_of_every_pass_is_told(record: ChainRecord, num_res: int) -> None:
+    model, told = AlphaFold(tiny().model), []
+    batch = record_batch(record, no_recycling_iters=2)
+    predict_structure(spread(model, num_res), batch, progress=lambda *now: told.append(now))
+    total = 3 * (len(model.evoformer.blocks) + len(model.extra_msa_stack.blocks))
+    assert told == [(done, total) for done in range(1, total + 1)]
+    predict_structure(model, batch)
+    assert len(told) == total
 
 
 def test_an_unknown_format_is_refused(record: ChainRecord, checkpoint: Path) -> None:

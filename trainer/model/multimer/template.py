@@ -45,17 +45,18 @@ class TemplatePairEmbedderMultimer(nn.Module):
 
     def forward(
         self,
-        template_dgram: Float[Tensor, "*T R R n"],
+        template_dgram: Float[Tensor, "*T I R n"],
         aatype_one_hot: Float[Tensor, "*T R 22"],
-        query_embedding: Float[Tensor, "*Q R R c_z"],
+        query_embedding: Float[Tensor, "*Q I R c_z"],
         pseudo_beta_mask: Float[Tensor, "*T R"],
         backbone_mask: Float[Tensor, "*T R"],
-        multichain_mask_2d: Bool[Tensor, "*Q R R"],
-        unit_vector: Float[Tensor, "*T R R 3"],
-    ) -> Float[Tensor, "*T R R c_t"]:
-        """Embedded pairs; what is of the query broadcasts over the templates."""
-        beta = _pairs(pseudo_beta_mask) * multichain_mask_2d
-        backbone = _pairs(backbone_mask) * multichain_mask_2d
+        multichain_mask_2d: Bool[Tensor, "*Q I R"],
+        unit_vector: Float[Tensor, "*T I R 3"],
+        rows: slice = slice(None),
+    ) -> Float[Tensor, "*T I R c_t"]:
+        """Embedded pairs of residues i of `rows`; the query's are there for all templates."""
+        beta = _pairs(pseudo_beta_mask, rows) * multichain_mask_2d
+        backbone = _pairs(backbone_mask, rows) * multichain_mask_2d
         features = [
             template_dgram * beta[..., None],
             beta[..., None],
@@ -72,7 +73,7 @@ class TemplatePairEmbedderMultimer(nn.Module):
         act = F.linear(torch.cat(features, dim=-1), weight, bias)
         query = self.query_embedding_linear(self.query_embedding_layer_norm(query_embedding))
         row = self.aatype_linear_1(aatype_one_hot)[..., None, :, :]
-        column = self.aatype_linear_2(aatype_one_hot)[..., :, None, :]
+        column = self.aatype_linear_2(aatype_one_hot)[..., rows, None, :]
         return act + (row + column) + query  # type: ignore[no-any-return]
 
 
@@ -130,26 +131,44 @@ class TemplateEmbedderMultimer(nn.Module):
         _mask_trans: bool = True,
     ) -> tuple[Float[Tensor, "*B R R c_z"], Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
         """Pair update, one MSA row per template, and those rows' mask: where chi1 is known."""
-        aatype = batch["template_aatype"]
-        positions = batch["template_all_atom_positions"]
-        atom_mask = batch["template_all_atom_mask"]
-        restype = one_hot(aatype, 22, positions.dtype)
-        frames, backbone_mask = backbone_frames(positions, atom_mask)
-        beta = _pseudo_beta_mask(aatype, atom_mask)
-        dgram = distance_one_hot(pseudo_beta(aatype, positions), inf=self.inf, **self.distogram)  # type: ignore[arg-type]
-        asym_id = batch["asym_id"]
-        same_chain = (asym_id[..., :, None] == asym_id[..., None, :])[..., None, :, :]
-        t = self.template_pair_embedder(
-            dgram, restype, z[..., None, :, :, :], beta, backbone_mask, same_chain,
-            unit_vectors(frames),
-        )  # fmt: skip
+        t = self.embed(batch, z)
         t = self.template_pair_stack(
             t, pair_mask[..., None, :, :].to(t.dtype), _mask_trans=_mask_trans
         )
-        update = self.linear_t(torch.relu(torch.sum(t, dim=-4) / t.shape[-4]))
-        angles, chi_mask = chi_angles(positions, atom_mask, aatype)
-        rows = self.template_single_embedder(restype, angles, chi_mask)
-        return update, rows, chi_mask[..., 0]
+        return (self.update(torch.sum(t, dim=-4), t.shape[-4]), *self.rows(batch))
+
+    def embed(
+        self, batch: Mapping[str, Tensor], z: Float[Tensor, "*B I R c_z"], rows: slice = slice(None)
+    ) -> Float[Tensor, "*B T I R c_t"]:
+        """Pairs of every template, of residues i of `rows`, and those rows of the query's pairs."""
+        aatype = batch["template_aatype"]
+        positions = batch["template_all_atom_positions"]
+        atom_mask = batch["template_all_atom_mask"]
+        frames, backbone_mask = backbone_frames(positions, atom_mask)
+        beta = pseudo_beta(aatype, positions)
+        dgram = distance_one_hot(beta, inf=self.inf, rows=rows, **self.distogram)  # type: ignore[arg-type]
+        asym_id = batch["asym_id"]
+        same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
+        found: Tensor = self.template_pair_embedder(
+            dgram, one_hot(aatype, 22, positions.dtype), z[..., None, :, :, :],
+            _pseudo_beta_mask(aatype, atom_mask), backbone_mask, same_chain[..., None, :, :],
+            unit_vectors(frames, rows), rows,
+        )  # fmt: skip
+        return found
+
+    def update(self, total: Float[Tensor, "*B I R c_t"], count: int) -> Float[Tensor, "*B I R c_z"]:
+        """What so many templates add to pairs, from the sum of what the stack made of them."""
+        return self.linear_t(torch.relu(total / count))  # type: ignore[no-any-return]
+
+    def rows(
+        self, batch: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, "*B T R c_m"], Float[Tensor, "*B T R"]]:
+        """Rows of the MSA, and where their chi1 is known."""
+        aatype = batch["template_aatype"]
+        positions = batch["template_all_atom_positions"]
+        angles, chi_mask = chi_angles(positions, batch["template_all_atom_mask"], aatype)
+        restype = one_hot(aatype, 22, positions.dtype)
+        return self.template_single_embedder(restype, angles, chi_mask), chi_mask[..., 0]
 
 
 def backbone_frames(
@@ -164,9 +183,10 @@ def backbone_frames(
     return Rigid(rots, ca), mask[..., _N] * mask[..., _CA] * mask[..., _C]
 
 
-def unit_vectors(frames: Rigid) -> Float[Tensor, "*B R R 3"]:
-    """Direction to residue j seen from residue i; 0 on the diagonal."""
-    return _normalised(invert_apply(frames.unsqueeze(-1), frames.trans[..., None, :, :]))
+def unit_vectors(frames: Rigid, rows: slice = slice(None)) -> Float[Tensor, "*B I R 3"]:
+    """Direction to residue j seen from residue i of `rows`; 0 where they are the same."""
+    own = Rigid(frames.rots[..., rows, :, :], frames.trans[..., rows, :])
+    return _normalised(invert_apply(own.unsqueeze(-1), frames.trans[..., None, :, :]))
 
 
 def chi_angles(
@@ -193,8 +213,8 @@ def _pseudo_beta_mask(aatype: Tensor, mask: Tensor) -> Tensor:
     return torch.where(aatype == _GLYCINE, mask[..., _CA], mask[..., _CB])
 
 
-def _pairs(mask: Tensor) -> Tensor:
-    return mask[..., :, None] * mask[..., None, :]
+def _pairs(mask: Tensor, rows: slice) -> Tensor:
+    return mask[..., rows, None] * mask[..., None, :]
 
 
 def _norm(vector: Tensor) -> Tensor:
