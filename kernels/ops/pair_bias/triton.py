@@ -39,14 +39,17 @@ def pair_norm_backward_kernel(
 ):  # fmt: skip
     """DZ from DBIAS `[B, H, I, J]`, plus RES; PARTIAL `[programs, (2 + H) C]`: gamma, beta, W.
 
-    I * J = size.
+    I * J = size. With d the gradient of the bias and x the normalised rows before GAMMA, all three
+    sums follow from d^T x and the sum of d, as the gradient of the norm's result is d W.
     """
     c, h = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_H)
     c_in, h_in = c < C, h < H
     w_in = h_in[:, None] & c_in[None, :]
     w = tl.load(W + h[:, None] * C + c[None, :], mask=w_in, other=0.0)
-    dgamma = tl.zeros([BLOCK_C], tl.float32)
-    dbeta = tl.zeros([BLOCK_C], tl.float32)
+    gamma = tl.load(GAMMA + c, mask=c_in, other=0.0).to(tl.float32)
+    weighted = (w.to(tl.float32) * gamma[None, :]).to(w.dtype)
+    mean_w = (tl.sum(weighted.to(tl.float32), 1) / C)[None, :]
+    sum_d = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     dw = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for step in tl.range(tiles_each, num_stages=STAGES):
         tile_ = step * tl.num_programs(0) + tl.program_id(0)
@@ -61,22 +64,21 @@ def pair_norm_backward_kernel(
         d = (d.to(tl.float32) * scale).to(w.dtype)
         mean = tl.load(STATS + rows, mask=row_in, other=0.0)
         rstd = tl.load(STATS + M + rows, mask=row_in, other=0.0)
-        xhat = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
-        gamma = tl.load(GAMMA + c, mask=c_in, other=0.0).to(tl.float32)
-        beta = tl.load(BETA + c, mask=c_in, other=0.0).to(tl.float32)
-        normed = (xhat * gamma[None, :] + beta[None, :]).to(w.dtype)
-        dw = tl.dot(tl.trans(d), normed, dw, input_precision=PRECISION)
-        dy = tl.dot(d, w, input_precision=PRECISION)
-        dgamma += tl.sum(dy * xhat, 0)
-        dbeta += tl.sum(dy, 0)
-        g = dy * gamma[None, :]
-        mean_g = tl.sum(g, 1) / C
+        xhat = (z - mean[:, None]) * rstd[:, None]  # times 0 in what is not inside
+        sum_d += d.to(tl.float32)
+        dw = tl.dot(tl.trans(d), xhat.to(w.dtype), dw, input_precision=PRECISION)
+        g = tl.dot(d, weighted, input_precision=PRECISION)
+        mean_g = tl.sum(d.to(tl.float32) * mean_w, 1)
         mean_gx = tl.sum(g * xhat, 1) / C
         dz = rstd[:, None] * (g - mean_g[:, None] - xhat * mean_gx[:, None])
         if HAS_RES:
             dz += tl.load(RES + flat, mask=inside, other=0.0).to(tl.float32)
         tl.store(DZ + flat, dz.to(DZ.dtype.element_ty), mask=inside)
+    beta = tl.load(BETA + c, mask=c_in, other=0.0).to(tl.float32)
+    total = tl.sum(sum_d, 0)[:, None]
+    of_w = tl.load(W + h[:, None] * C + c[None, :], mask=w_in, other=0.0).to(tl.float32)
     to = PARTIAL + tl.program_id(0) * (2 + H) * C
-    tl.store(to + c, dgamma, mask=c_in)
-    tl.store(to + C + c, dbeta, mask=c_in)
+    tl.store(to + c, tl.sum(of_w * dw, 0), mask=c_in)
+    tl.store(to + C + c, tl.sum(of_w * total, 0), mask=c_in)
+    dw = dw * gamma[None, :] + total * beta[None, :]
     tl.store(to + (2 + h)[:, None] * C + c[None, :], dw, mask=w_in)
