@@ -66,6 +66,8 @@ def _held(storage: Storage, name: str) -> tuple[bytes | None, Ref | None]:
 
 
 def _what_is_there(storage: Storage) -> str:
+    if isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        return "there is no such folder; `evofeed featurize INPUT DATASET` makes one"
     try:
         names = [ref.name for ref in list_refs(storage, or_main=False)]
     except ReadOnlyStorage:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from evofeed import __version__
-from evofeed.service.access.auth import Principal
+from evofeed.service.access.auth import COOKIE, Principal
 from evofeed.service.clock import iso
 from evofeed.service.pages import charts
 from evofeed.service.problems import Problem
@@ -115,6 +115,7 @@ def render(
     """A page, for somebody if they are known."""
     frame = {
         "who": principal.id if principal else "",
+        "signed_in": COOKIE in request.cookies,
         "may": principal.scopes if principal else frozenset(),
         "everywhere": principal is not None and principal.datasets is None,
         "places": principal is not None and principal.sees_places,

@@ -402,6 +402,7 @@ def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start
     there = client.get("/ui/login", params={"token": text, "then": "/ui/api?x=1"})
     assert (there.status_code, there.headers["location"]) == (303, "/ui/api?x=1")
     assert client.get("/").status_code == 200 and "sign out" in client.get("/").text
+    assert "sign out" not in start(auth="off").get("/").text  # nobody signed in
     me = client.get("/v1/me", headers=bearer(text)).json()
     assert me["id"] == "local" and set(me["scopes"]) == set(SCOPES)
     assert client.post("/ui/logout").status_code == 303

@@ -116,13 +116,14 @@ def test_a_missing_dataset_is_one_line_and_exit_code_one(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["snapshots", "verify", str(tmp_path / "nothing")])
     assert caught.value.code == 1
-    assert "no ref 'main': nothing is published here" in capsys.readouterr().err
+    assert "no ref 'main': there is no such folder" in capsys.readouterr().err
 
 
 def test_what_is_there_is_named_beside_what_is_not(uri, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["snapshots", "chains", uri, "--snapshot", "v2"])
     assert "no ref 'v2': there are main\n" in capsys.readouterr().err
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(SystemExit) as caught:
         cli.main(["snapshots", "ls", str(tmp_path / "nothing")])
     assert caught.value.code == 1 and "nothing is published here" in capsys.readouterr().err
