@@ -6,7 +6,7 @@ class with another `forward`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -92,28 +92,46 @@ def tried(
         filled: gives what stands in for a weight of a name and shape.
         inputs: by position.
     """
-    weights = _filled(module, filled)
-    training = [inner for inner in module.modules() if inner.training]
+    with torch.no_grad():
+        return called(module, stand_ins(module, filled), inputs)[0]
+
+
+def called(
+    module: nn.Module, weights: dict[str, Tensor], inputs: Sequence[Tensor | None],
+    training: bool = False,
+) -> tuple[Any | None, list[str]]:  # fmt: skip
+    """As `tried`, with what stands in for the weights; also the names of what it set or changed."""
+    modules = dict(module.named_modules())
+    before = {name: dict(vars(inner)) for name, inner in modules.items()}
+    modes = {name: inner.training for name, inner in modules.items()}
+    result, changed = None, list[str]()
     try:
-        for inner in training:
-            inner.training = False
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-            torch.autocast("cpu", enabled=False),
-        ):
-            return functional_call(module, weights, inputs, tie_weights=False)
+        for inner in modules.values():
+            inner.training = training
+        during = {name: dict(vars(inner)) for name, inner in modules.items()}
+        versions = {name: weight._version for name, weight in weights.items()}
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            torch.default_generator.manual_seed(0)
+            result = functional_call(module, weights, tuple(inputs), tie_weights=False)
+        changed = [
+            f"{name}.{key}".strip(".") for name, inner in modules.items()
+            for key, value in vars(inner).items() if during[name].get(key) is not value
+        ]  # fmt: skip
+        changed += [name for name, weight in weights.items() if weight._version > versions[name]]
     except Exception:  # another's code, which may need more than a forward does
-        return None
+        pass
     finally:
-        for inner in training:
-            inner.training = True
+        for name, inner in modules.items():
+            inner.__dict__.clear()
+            inner.__dict__.update(before[name])
+            inner.training = modes[name]
+    return result, changed
 
 
-def _filled(
+def stand_ins(
     module: nn.Module, filled: Callable[[str, torch.Size], Tensor]
 ) -> dict[str, Tensor]:  # fmt: skip
-    """What stands in for the weights: one tensor for those that are tied, one name a module.
+    """What `filled` gives for the weights: one tensor for those that are tied, one name a module.
 
     By two names of one module `functional_call` would put back what stood in.
     """

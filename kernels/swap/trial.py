@@ -1,8 +1,9 @@
 """Whether a module computes what its fused form does, tried on small random numbers on the CPU.
 
 A form is known by names, shapes and arguments. What a forward does with them is seen only where
-it runs: a sub-class may override it, a layer inside may be more than linear. A forward that
-cannot be run here, as it wants a GPU or its own compiled code, is taken at its names.
+it runs: a sub-class may override it, a layer inside may be more than linear. Results and gradients
+are compared, in evaluation and in training mode, with the same state of the random generator. A
+forward that cannot be run here, as it wants a GPU or its own compiled code, is taken at its names.
 
 Letters: N residues, S sequences, C channels.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels.fused_module import Fused, fuse, tried
+from evofeed.kernels.fused_module import Fused, called, fuse, stand_ins
 from evofeed.kernels.runtime.backend import plain_versions
 from evofeed.kernels.swap import (
     af3_attention,
@@ -164,28 +165,31 @@ INPUTS: dict[type[Fused], Callable[[Any], Inputs]] = {
 }  # fmt: skip
 """What the forward of a form is tried with, by position."""
 
-_known: dict[Hashable, bool] = {}
+_known: dict[Hashable, str | None] = {}
 
 
 def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
     """What speaks against the fused form of a module that has its names and shapes, or None."""
     if mixin not in INPUTS:
         return None  # a drop-in looks itself, a block of fused parts has its own forward
+    if "forward" in vars(module):
+        return "its forward is patched on this module alone"
     hooked = [name for name, inner in module.named_modules() if name and _has_hooks(inner)]
     if hooked:
-        return f"{hooked[0]} has hooks, which a fused forward would not call"
+        return f"{hooked[0]} has hooks or a patched forward, which a fused forward would not call"
     odd = next((n for n, p in module.named_parameters() if not p.is_floating_point()), None)
     if odd:
         return f"{odd} is of type {str(module.get_parameter(odd).dtype)[6:]}"
     key = (mixin, *_configuration(module))
     if key not in _known:
-        _known[key] = _agrees(module, mixin)
-    return None if _known[key] else "its forward computes something else than the fused one"
+        _known[key] = _disagreement(module, mixin)
+    return _known[key]
 
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(
-        module._forward_hooks
+        "forward" in vars(module)
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
@@ -203,31 +207,83 @@ def _configuration(module: nn.Module) -> Iterable[Hashable]:
         yield name, plain_class(inner), plain, shapes
 
 
-def _agrees(module: nn.Module, mixin: type[Fused]) -> bool:
-    """Whether its own forward and the fused one give the same; True where its own cannot run."""
+def _disagreement(module: nn.Module, mixin: type[Fused]) -> str | None:
+    """What its own forward does that the fused one does not, if that is seen on the CPU."""
     inputs = INPUTS[mixin](module)
     cls = type(module)
-    try:
-        object.__setattr__(module, "__class__", plain_class(module))
-        theirs = _outputs(module, inputs)
-        if not theirs:
-            return True
-        fuse(module, mixin, False)
-        with plain_versions():
-            ours = _outputs(module, inputs)
-    finally:
-        object.__setattr__(module, "__class__", cls)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and float((a - b).norm()) <= NEAR * float(b.norm()) + 1e-6
-        for a, b in zip(ours, theirs, strict=True)
+    for training in (False, True):
+        try:
+            object.__setattr__(module, "__class__", plain_class(module))
+            theirs, changed = _results(module, inputs, training)
+            if theirs is None:
+                wrapped = None if training else _wrapped(module)
+                if wrapped:
+                    return f"{wrapped} is more than one layer, and its forward cannot be tried"
+                continue
+            fuse(module, mixin, False)
+            with plain_versions():
+                ours, _ = _results(module, inputs, training)
+        finally:
+            object.__setattr__(module, "__class__", cls)
+        if ours is None or not _alike(ours, theirs):
+            what = "does something else in training" if training else "computes something else"
+            return f"its forward {what} than the fused one"
+        if changed:
+            return f"its forward sets {changed[0]}, which the fused one would not"
+    return None
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    """A module inside that shows a weight but has modules of its own, as adapters do."""
+    for name, inner in module.named_modules():
+        if name and isinstance(getattr(inner, "weight", None), Tensor) and [*inner.children()]:
+            return str(name)
+    return None
+
+
+def _results(
+    module: nn.Module, inputs: Inputs, training: bool
+) -> tuple[list[Tensor] | None, list[str]]:
+    """What it computes of copies of these, and gradients if it has some; None if it cannot be run.
+
+    Also what it set in itself.
+    """
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        weights, parameters = stand_ins(module, _weight), dict(module.named_parameters())
+        of_weights = [t.requires_grad_() for name, t in weights.items() if name in parameters]
+        given = [None if t is None else t.clone().requires_grad_(_varies(t)) for t in inputs]
+        copies = [None if t is None else t.clone() for t in given]
+        found, changed = called(module, weights, copies, training)
+        several: list[Any] = [*found] if isinstance(found, tuple | list) else [found]
+        made = [t.float() for t in several if isinstance(t, Tensor)]
+        if not made:
+            return None, changed
+        leaves = [t for t in (*given, *of_weights) if t is not None and t.requires_grad]
+        ends = [t for t in made if t.requires_grad]
+        slopes = [torch.linspace(0.5, 1.5, t.numel()).view(t.shape) for t in ends]
+        try:
+            grads = torch.autograd.grad(ends, leaves, slopes, allow_unused=True) if ends else ()
+        except Exception:  # another's code again
+            return [t.detach() for t in made], changed
+    missing = [None] * (len(leaves) - len(grads))
+    return [t.detach() for t in made] + [
+        torch.zeros_like(leaf) if g is None else g
+        for g, leaf in zip((*grads, *missing), leaves, strict=True)
+    ], changed
+
+
+def _varies(t: Tensor) -> bool:
+    """Whether it is no mask."""
+    return not bool(((t == 0.0) | (t == 1.0)).all())
+
+
+def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether all of theirs are near ours; a gradient that is only rounding counts as zero."""
+    least = 1e-4 * max(float(t.norm()) for t in theirs)
+    return len(ours) >= len(theirs) and all(
+        a.shape == b.shape and float((a - b).norm()) <= NEAR * max(float(b.norm()), least)
+        for a, b in zip(ours, theirs, strict=False)
     )
-
-
-def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The module's results of copies of these; none where it cannot be run."""
-    found = tried(module, _weight, *(None if t is None else t.clone() for t in inputs))
-    several: list[Any] = [*found] if isinstance(found, tuple | list) else [found]
-    return [t.float() for t in several if isinstance(t, Tensor)]
 
 
 def _weight(name: str, shape: torch.Size) -> Tensor:

@@ -26,6 +26,48 @@ class Doubled(boltz.TriangleAttention):
         return 2 * super().forward(x, mask)
 
 
+class Dropping(boltz.TriangleAttention):
+    """Drops out what no layer of it says."""
+
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        return nn.functional.dropout(super().forward(x, mask), 0.2, self.training)
+
+
+class Stopping(boltz.TriangleAttention):
+    """The same result, but no gradient of its input."""
+
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(x.detach(), mask)
+
+
+class Inferring(boltz.TriangleAttention):
+    """Has no gradients at all."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(x, mask)
+
+
+class Keeping(boltz.TriangleAttention):
+    """Leaves its result behind, to be looked at."""
+
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        self.last = super().forward(x, mask)
+        return self.last
+
+
+class Counting(boltz.TriangleAttention):
+    """Counts its calls."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:  # type: ignore[override]
+        self.calls += 1
+        return super().forward(x, mask)
+
+
 class Adapted(nn.Module):
     """A linear layer as LoRA wraps it: the weight that it shows is not all it does."""
 
@@ -63,6 +105,26 @@ def _hooked() -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
+def _patched(name: str) -> nn.Module:
+    """As libraries do that move weights or profile: a forward in place of one module's own."""
+    module = _attention()
+    inner = module.get_submodule(name)
+    forward = inner.forward
+    inner.forward = lambda *given, **named: forward(*given, **named)
+    return module  # type: ignore[no-any-return]
+
+
+def _adapted_on_a_gpu() -> nn.Module:
+    """Nothing of it can be tried."""
+
+    def fails(self: Any, x: Tensor, mask: Tensor, chunk_size: int | None = None) -> Tensor:
+        raise RuntimeError("no GPU")
+
+    module = type("TriangleAttention", (boltz.TriangleAttention,), {"forward": fails})(C, 8, 2)
+    module.mha.linear_q = Adapted(module.mha.linear_q)
+    return module
+
+
 def _quantised() -> nn.Module:
     module = _attention()
     whole = torch.zeros(C, C, dtype=torch.int8)
@@ -96,6 +158,14 @@ def _tokens() -> nn.Module:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a forward of its own": (lambda: Doubled(C, 8, 2), "computes something else"),
+    "dropout of its own": (lambda: Dropping(C, 8, 2), "something else in training"),
+    "a stopped gradient": (lambda: Stopping(C, 8, 2), "computes something else"),
+    "no gradients": (lambda: Inferring(C, 8, 2), "computes something else"),
+    "a result left behind": (lambda: Keeping(C, 8, 2), "sets last"),
+    "a count of calls": (lambda: Counting(C, 8, 2), "sets calls"),
+    "a patched forward": (lambda: _patched(""), "is patched"),
+    "a patched forward inside": (lambda: _patched("mha.linear_v"), "mha.linear_v has hooks or"),
+    "an adapter that wants a GPU": (_adapted_on_a_gpu, "linear_q is more than one layer"),
     "inside a block": (
         lambda: _with(_block(), tri_mul_in=_another_eps()), "computes something else|node",
     ),
@@ -125,9 +195,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_a_module_that_computes_something_else_stays_as_it_is(name: str) -> None:
     make, reason = CASES[name]
     module, report = make(), SwapReport()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    own = set(vars(module))
     to_fused(module, report)
     assert not isinstance(module, Fused)
     assert re.search(reason, report.kept[""]), report.kept
+    assert set(vars(module)) == own
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 class Boltz1Layer(boltz.PairformerNoSeqLayer):

@@ -20,6 +20,7 @@ from evofeed.kernels import to_fused
 from evofeed.kernels.fused_module import Fused
 from evofeed.kernels.swap import trial
 
+pytestmark = pytest.mark.gpu
 C, N = 16, 4
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: openfold3.TriangleAttention(C, 8, 2),
