@@ -1,0 +1,108 @@
+"""Predictions in parts on a GPU, in bfloat16 on fused operators, beside the same at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
+from torch import Tensor
+
+from evofeed.kernels import to_fused
+from evofeed.trainer.model.alphafold import AlphaFold
+from evofeed.trainer.model.evoformer import PairStack
+from evofeed.trainer.parallel import rows
+from evofeed.trainer.parallel.axis import Axis
+from evofeed.trainer.parallel.pairs import _multiply
+from evofeed.trainer.predict.prediction import spread
+from evofeed.trainer.presets import initial_training, multimer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
+IN_PARTS = 1 << 20
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Any]:
+    """Takes into how many bytes every part must fit; puts it back."""
+    kept = rows.SHARE
+
+    def given(nbytes: int) -> None:
+        rows.SHARE = nbytes / torch.cuda.get_device_properties(0).total_memory
+        rows._budget.cache_clear()
+
+    yield given
+    rows.SHARE = kept
+    rows._budget.cache_clear()
+
+
+def _off(ours: Tensor, theirs: Tensor) -> float:
+    """Root mean square of the difference over that of the values."""
+    difference = (ours.float() - theirs.float()).square().mean()
+    return float((difference / theirs.float().square().mean()).sqrt())
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+@pytest.mark.parametrize("outgoing", [True, False], ids=["outgoing", "incoming"])
+def test_a_triangle_product_in_parts_is_the_whole(
+    channels: int, outgoing: bool, little_memory: Any
+) -> None:
+    torch.manual_seed(0)
+    N = 520
+    with torch.device("cuda"), torch.no_grad():
+        stack = PairStack(channels, channels, channels // 4, 4, 2, 0.25).eval()
+        for parameter in stack.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        z, mask = torch.randn(1, N, N, channels).bfloat16(), torch.rand(1, N, N).gt(0.1).float()
+    to_fused(stack)
+    module = stack.tri_mul_out if outgoing else stack.tri_mul_in
+    axis, found = Axis(group=None, rank=0, size=1, in_place=True), []
+    for nbytes in (8 << 30, 16 << 20, 1 << 20):
+        little_memory(nbytes)
+        given = z.clone()
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            found.append(_multiply(module, given, mask, None, axis))
+        assert (found[-1].data_ptr() == given.data_ptr()) == (nbytes < 8 << 30)
+    assert all(_off(parts - z, found[0] - z) < 1e-3 for parts in found[1:])
+
+
+@pytest.mark.parametrize("name", ["chain", "complex"])
+def test_a_prediction_in_parts_is_as_near_to_float32_as_at_once(
+    name: str, little_memory: Any
+) -> None:
+    """Both round alike: neither is further than half as much again as the other."""
+    sizes: dict[str, Any] = {"num_res": 200, "num_seq": 32, "num_extra_seq": 64, "num_templates": 3}
+    if name == "chain":
+        config, batch = initial_training().model, synthetic_batch(**sizes, no_recycling_iters=1)
+    else:
+        config = multimer().model
+        batch = synthetic_complex(**sizes, num_chains=2, no_recycling_iters=1)
+    config = replace(
+        config,
+        evoformer=replace(config.evoformer, no_blocks=2),
+        extra_msa=replace(config.extra_msa, no_blocks=1),
+    )
+    batch = {key: value.cuda() for key, value in batch.items()}
+    found = {}
+    for way in ("float32", "at once", "in parts"):
+        torch.manual_seed(0)
+        with torch.device("cuda"), torch.no_grad():
+            model = AlphaFold(config).eval()
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        if way == "in parts":
+            little_memory(4 << 20)
+        if way != "float32":
+            spread(model, IN_PARTS if way == "in parts" else 0)
+        half = torch.autocast("cuda", torch.bfloat16, enabled=way != "float32")
+        with torch.no_grad(), half:
+            found[way] = model(batch)
+    for key in ("pair", "single", "distogram_logits", "plddt"):
+        exact = found["float32"][key]
+        parts, whole = (_off(found[way][key], exact) for way in ("in parts", "at once"))
+        assert parts < 1.5 * whole and whole < 0.1, key
