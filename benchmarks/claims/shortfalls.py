@@ -52,9 +52,10 @@ def falls_short() -> list[str]:
         f"Two samples a card at once are {two - 1:.0%} faster than one after the other; four and "
         "eight, whose activations are recomputed, are slower. Four with activations kept were not "
         "tried (trainer_batches_h200).",
-        "Not measured on a GPU: chains longer than 4,096 residues, and OpenFold's predictions of "
-        "chains longer than 1,024; a sample shared by GPUs of which one is slower; `evofeed tune` "
-        "on several GPUs; anything on four GPUs with these kernels. "
+        "Not measured on a GPU: chains longer than 8,192 residues, all blocks of one longer than "
+        "4,096, and OpenFold's predictions of chains longer than 1,024; a "
+        "sample shared by GPUs of which one is slower; `evofeed tune` on several GPUs; anything on "
+        "four GPUs with these kernels. "
         "[At scale](scale.md#never-run-on-these-gpus-and-how-to) has the command for each.",
         "No protein has been folded better than before: nothing here was trained to the end.",
         f"Figures marked *{EARLIER}* are of another run on the same kind of card; of "

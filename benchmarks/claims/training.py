@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from benchmarks.claims.results import EARLIER, Row, age, result
 
@@ -155,6 +156,7 @@ def pieces() -> list[Row]:
             "complexes_step_h200",
         ),
         long_chains(),
+        longest(),
         beside_openfold(),
         tuned(),
     ]
@@ -173,6 +175,24 @@ def long_chains() -> Row:
         f"{before['peak_gib']:.0f} GiB ({EARLIER})",
         "long_chains_h200_x2 long_chains_h200",
     )
+
+
+def longest() -> Row:
+    """The longest chain that one GPU held."""
+    name = "long_chains_longest_h200"
+    row = max((row for run in result(name)["runs"] for row in run["rows"]), key=_residues)
+    (block,) = row["block_seconds"]
+    return (
+        f"... over {row['residues']:,}, 1 of 48 blocks, 1 GPU",
+        f"{row['seconds']:.1f} s, {row['peak_gib']:.1f} GiB; {row['whole_seconds']:.0f} s with all "
+        f"blocks if each takes as long as that one, {block:.1f} s",
+        "",
+        name,
+    )
+
+
+def _residues(row: dict[str, Any]) -> int:
+    return int(row["residues"])
 
 
 def beside_openfold() -> Row:
