@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import shlex
 import textwrap
@@ -61,6 +62,30 @@ def test_every_command_in_the_documents_is_one(page: Path, line: str) -> None:
     known |= {option for parameter in command.params for option in parameter.secondary_opts}
     unknown = [word for word in words if word.startswith("--") and word not in known]
     assert not unknown, f"{page.name}: `evofeed {line}` has no {unknown}"
+
+
+def names(text: str) -> set[str]:
+    """Dotted names of ours in a page, and what its blocks import from us."""
+    found = set(re.findall(r"(?<![\w./-])evofeed(?:\.[A-Za-z_]\w*)+(?![\w/-])", text))
+    for module, imported in re.findall(r"^ +from (evofeed[\w.]*) import (.+)$", text, re.MULTILINE):
+        found |= {f"{module}.{name.strip()}" for name in imported.split("#")[0].split(",")}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_name_of_ours_in_the_documents_is_there(page: Path) -> None:
+    for name in sorted(names(page.read_text())):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError) as error:
+            raise AssertionError(f"{page.name}: {name}: {error}") from None
+
+
+def test_names_are_found() -> None:
+    text = "by `evofeed.features.BATCH`\n    from evofeed.store import Cache, Dataset  # both\n"
+    assert names(text) == {
+        "evofeed.features.BATCH", "evofeed.store", "evofeed.store.Cache", "evofeed.store.Dataset",
+    }  # fmt: skip
 
 
 def test_commands_are_found_and_a_wrong_one_would_be_noticed() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from evofeed.trainer.run.loop import Loop
     from evofeed.trainer.run.result import TrainResult
+    from evofeed.trainer.run.settings import load_config
     from evofeed.trainer.run.train import train
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "from_openfold_batch",
     "initial_training",
     "multimer",
+    "load_config",
     "load_model",
     "load_openfold_checkpoint",
     "predict_structure",
