@@ -1,4 +1,4 @@
-"""The tables of AF3-class models in docs/kernels.md, printed from the results.
+"""The tables of AF3-class models in docs/kernels.md and its notebook, printed from the results.
 
 python benchmarks/af3_tables.py
 """
@@ -6,6 +6,8 @@ python benchmarks/af3_tables.py
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,53 @@ def precision() -> list[str]:
     return lines
 
 
+def _quantile(freedom: float) -> float:
+    """Of Student's t: 2.5 % lie above it."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    scale /= math.sqrt(freedom * math.pi)
+    at, found, step = 0.0, 0.0, 1e-4
+    while found < 0.475:
+        found += step * scale * (1 + (at + step / 2) ** 2 / freedom) ** (-(freedom + 1) / 2)
+        at += step
+    return at
+
+
+def _shift(ours: list[float], theirs: list[float]) -> str:
+    """Difference of two means of logarithms with its 95 % interval (Welch), in per cent."""
+    apart = statistics.mean(ours) - statistics.mean(theirs)
+    parts = [statistics.variance(x) / len(x) for x in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(x) - 1) for part, x in zip(parts, (ours, theirs), strict=True)
+    )
+    most = _quantile(freedom) * math.sqrt(sum(parts))
+    low, high = 100 * (apart - most), 100 * (apart + most)
+    return f"{100 * apart:+.2f} % ({low:+.2f} to {high:+.2f})"
+
+
+def curves() -> list[str]:
+    """OpenFold3's losses on 160 residues: how far ways are apart on average of their curves."""
+    drawn: dict[str, list[list[float]]] = {"eager": [], "fused": [], "float32": []}
+    for row in rows_of("af3_curves_h200"):
+        way = "float32" if "float32" in row["how"] else row["how"].split()[0]
+        drawn["eager" if way == "control" else way].append([math.log(x) for x in row["losses"]])
+    lines = [
+        "| step | eager's spread | fused's | fused - eager | eager - float32 | fused - float32 |"
+    ]
+    lines.append("| --- |" + " --- |" * 5)
+    steps = range(len(drawn["eager"][0]))
+    rows = [(str(n + 1), [n]) for n in steps] + [("all", [*steps])]
+    for name, among in rows:
+        at = {way: [statistics.mean(x[n] for n in among) for x in drawn[way]] for way in drawn}
+        cells = [f"{100 * statistics.stdev(at[way]):.2f} %" for way in ("eager", "fused")]
+        cells += [_shift(at["fused"], at["eager"])]
+        cells += [
+            f"{100 * (statistics.mean(at[way]) - statistics.mean(at['float32'])):+.2f} %"
+            for way in ("eager", "fused")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 WAYS = {
     "eager": "before",
     "control": "... all channels of a pair by one factor (the weak control)",
@@ -160,7 +209,7 @@ WAYS = {
     "fused": "all fused",
 }
 
-TABLES = (parts, training, precision, inference)
+TABLES = (parts, training, curves, precision, inference)
 
 if __name__ == "__main__":
     for table in TABLES:
