@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,10 +18,12 @@ import numpy as np
 import psycopg
 import pytest
 from pydantic import SecretStr
+from tests.service.receiver import Receiver
 
 from evofeed.chain_record import ChainRecord
 from evofeed.residues import RESTYPES, UNKNOWN
 from evofeed.service import ServiceSettings, serving
+from evofeed.service.access.auth import create_token
 from evofeed.service.database.database import Database
 from evofeed.service.timings import USUAL, Timings
 from evofeed.store import DatasetWriter
@@ -259,3 +262,25 @@ def wait_for_job(client: httpx.Client, job_id: str) -> dict[str, Any]:
             return job
         assert time.monotonic() < end, job
         time.sleep(0.05)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.slow.set()
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def token(database: Database, *scopes: str, **options: Any) -> str:
+    """The text of a new token."""
+    return create_token(database, label="a test", scopes=list(scopes), **options)[1]
+
+
+def bearer(text: str) -> dict[str, str]:
+    """The header that shows a token."""
+    return {"Authorization": f"Bearer {text}"}

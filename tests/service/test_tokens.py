@@ -1,0 +1,289 @@
+"""Who may do what."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from tests.service.conftest import Start, bearer, token, until_noticed
+
+from evofeed.errors import AccessDenied
+from evofeed.service import ServiceSettings
+from evofeed.service.access.auth import SCOPES, make_start_token, revoke_token
+from evofeed.service.database.database import Database
+from evofeed.service.database.tables import Base, TokenRow
+from evofeed.service.requests.routing import make_router
+from evofeed.store import Dataset
+
+
+@pytest.fixture
+def guarded(start_any: Start, folder) -> tuple[httpx.Client, Database]:
+    """A service that asks for tokens, and its database."""
+    client = start_any(auth="on", datasets={"demo": str(folder[0])})
+    return client, start_any.database()
+
+
+def routes(client: httpx.Client) -> list[tuple[str, str]]:
+    """Every method and path there is, with something harmless in each parameter."""
+    found = []
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        filled = re.sub(r"\{(digest|token_id|job_id|webhook_id)\}", "0" * 16, path)
+        filled = filled.replace("{name}", "demo").replace("{ref}", "main")
+        filled = re.sub(r"\{[a-z_]+\}", "x", filled)
+        found += [(method.upper(), filled) for method in operations]
+    pages = ["/", "/ui/datasets/demo", "/ui/jobs/0000000000000000"]
+    chain = f"/ui/datasets/demo/snapshots/{'0' * 64}/chains/x"
+    pages += [chain, f"{chain}/alignment.png", f"{chain}/files/x.a3m"]
+    pages += [f"/ui/datasets/demo/export.{kind}" for kind in ("csv", "parquet", "fasta")]
+    pages += sorted(PUBLIC - set(found_paths(found)))
+    return found + [("GET", path) for path in pages]
+
+
+def found_paths(found: list[tuple[str, str]]) -> list[str]:
+    return [path for _, path in found]
+
+
+PUBLIC = {"/healthz", "/readyz", "/v1/config", "/openapi.json", "/ui/api", "/ui/login"}
+PUBLIC |= {f"/static/{file}" for file in ("style.css", "drawing.css", "page.js", "structure.js")}
+NEEDS = {  # what a token must at least have; everything else only reads
+    ("POST", "/v1/datasets"): "publish",
+    ("DELETE", "/v1/datasets/demo"): "admin",
+    ("PATCH", "/v1/datasets/demo"): "publish",
+    ("PUT", "/v1/datasets/demo/refs/main"): "publish",
+    ("PUT", "/v1/datasets/demo/refs/main/policy"): "admin",
+    ("POST", "/v1/tokens"): "admin",
+    ("GET", "/v1/tokens"): "admin",
+    ("DELETE", f"/v1/tokens/{'0' * 16}"): "admin",
+    ("GET", "/v1/audit"): "admin",
+}
+WRITES = re.compile(
+    r"/v1/(runs(/\w+)?|datasets/demo/"
+    r"(refs/main|merge|missing-shards|snapshots(/\w+)?|shards/[\w.]+))"
+)
+
+
+def test_without_a_token_nothing_but_health_answers(guarded) -> None:
+    client, _ = guarded
+    there = routes(client)
+    assert len(there) > 20
+    for method, path in there:
+        answer = client.request(method, path)
+        to_login = answer.headers.get("location", "").startswith("/ui/login")
+        status = 401 if to_login else answer.status_code
+        assert (status == 401) == (path not in PUBLIC), (method, path, status)
+
+
+def test_every_route_wants_its_scope_and_no_other_will_do(guarded) -> None:
+    client, database = guarded
+    tokens = {scope: token(database, scope) for scope in SCOPES}
+    for method, path in routes(client):
+        if path in PUBLIC:
+            continue
+        jobs = "/jobs" in path and (method != "GET" or path.endswith("/log"))
+        jobs = jobs or "/webhooks" in path or path.startswith(("/ticket", "/result", "/template"))
+        needed = {NEEDS.get((method, path)) or ("jobs" if jobs else "read")}
+        if method in ("PUT", "POST", "DELETE") and WRITES.fullmatch(path):
+            needed = {"publish"}
+        if path.startswith(("/v1/jobs", "/ui/jobs")) and not jobs:
+            needed.add("jobs")  # whoever submits may look
+        if path == "/v1/me":
+            needed = set(SCOPES)
+        for scope, text in tokens.items():
+            if scope in needed and method == "DELETE":
+                continue  # it would work
+            status = client.request(method, path, headers=bearer(text)).status_code
+            assert (status == 403) == (scope not in needed), (method, path, scope, status)
+            no_search = path.startswith("/ticket") and status == 503  # it has no databases
+            assert status != 401 and (status < 500 or no_search)
+
+
+def test_a_token_for_one_dataset_sees_no_other(guarded, folder) -> None:
+    client, database = guarded
+    mine = bearer(token(database, *SCOPES, datasets=["mine"]))
+    every = bearer(token(database, *SCOPES))
+    assert client.get("/v1/datasets/demo", headers=mine).status_code == 403
+    assert client.get("/v1/datasets/nowhere", headers=mine).status_code == 403
+    assert client.get("/v1/datasets", headers=mine).json()["datasets"] == []
+    assert [d["name"] for d in client.get("/v1/datasets", headers=every).json()["datasets"]] == [
+        "demo"
+    ]
+    new = {"name": "theirs", "uri": str(folder[0])}
+    assert client.post("/v1/datasets", json=new, headers=mine).status_code == 403
+    for path in ("/v1/tokens", "/v1/audit"):
+        assert client.get(path, headers=mine).status_code == 403
+
+
+def test_a_dataset_opens_over_http_with_a_token_and_not_without(guarded, folder) -> None:
+    client, database = guarded
+    url = f"{str(client.base_url).rstrip('/')}/v1/datasets/demo"
+    given = token(database, "read", datasets=["demo"])
+    with Dataset.open(url, token=given) as remote:
+        assert remote.digest == folder[2] and remote[0].num_res > 0
+        revoke_token(database, given.split("_")[1])
+        until_noticed()
+        with pytest.raises(AccessDenied, match=r"401 .the token was revoked.*EVOFEED_TOKEN"):
+            remote[0]
+    with pytest.raises(AccessDenied, match=r"401 .this needs a token"):
+        Dataset.open(url)
+    other = token(database, "read", datasets=["other"])
+    with pytest.raises(AccessDenied, match=r"403 .this token is not for dataset 'demo'"):
+        Dataset.open(url, token=other)
+
+
+def test_a_token_makes_no_wider_token_than_itself(guarded) -> None:
+    client, database = guarded
+    narrow = bearer(token(database, "admin", "read", datasets=["demo"]))
+    for body in (
+        {"label": "x", "scopes": ["publish"], "datasets": ["demo"]},
+        {"label": "x", "scopes": ["read"]},
+        {"label": "x", "scopes": ["read"], "datasets": ["demo", "other"]},
+    ):
+        assert client.post("/v1/tokens", json=body, headers=narrow).status_code == 403
+    good = {"label": "x", "scopes": ["read"], "datasets": ["demo"], "seconds": 60}
+    made = client.post("/v1/tokens", json=good, headers=narrow)
+    assert made.status_code == 201
+    assert client.get("/v1/datasets/demo", headers=bearer(made.json()["token"])).status_code == 200
+
+
+def test_expired_revoked_altered_and_malformed_tokens_are_refused(guarded) -> None:
+    client, database = guarded
+    good = token(database, "read", "admin")
+    short = token(database, "read", seconds=3600)
+    assert client.get("/v1/datasets", headers=bearer(short)).status_code == 200
+    with database.write() as session:  # an hour later
+        session.get_one(TokenRow, short.split("_")[1]).expires_at = time.time() - 0.001
+    until_noticed()
+    altered = good[:-1] + ("A" if good[-1] != "A" else "B")
+    unknown = f"evf_{'0' * 16}{good[20:]}"
+    for wrong in (
+        short,
+        altered,
+        unknown,
+        "-",
+        "evf_",
+        good.upper(),
+        f"{good}x",
+        "é" * 9,
+        "x" * 9000,
+    ):
+        answer = client.get("/v1/datasets", headers={"Authorization": b"Bearer " + wrong.encode()})
+        assert answer.status_code == 401, wrong
+        assert "Bearer" in answer.headers["www-authenticate"]
+    basic = client.get("/v1/datasets", headers={"Authorization": f"Basic {good}"})
+    assert basic.status_code == 401
+    token_id = good.split("_")[1]
+    assert client.delete(f"/v1/tokens/{token_id}", headers=bearer(good)).status_code == 204
+    assert client.get("/v1/datasets", headers=bearer(good)).status_code == 401
+
+
+def test_no_secret_is_at_rest_or_in_the_log(guarded, tmp_path: Path, caplog) -> None:
+    client, database = guarded
+    caplog.set_level("DEBUG")
+    admin = token(database, "admin", "read")
+    body = {"label": "x", "scopes": ["read"]}
+    made = client.post("/v1/tokens", json=body, headers=bearer(admin)).json()["token"]
+    client.get(f"/v1/datasets?after=x&token={made}", headers=bearer(made))
+    secrets = [text.split("_", 2)[2] for text in (admin, made)]
+    with database.read() as session:
+        tables = [session.execute(table.select()).all() for table in Base.metadata.sorted_tables]
+    files = b"".join(path.read_bytes() for path in tmp_path.rglob("service.sqlite3*"))
+    assert admin.split("_")[1] in repr(tables)
+    for secret in secrets:
+        assert secret not in repr(tables) and secret.encode() not in files
+        ours = [r.getMessage() for r in caplog.records if r.name.startswith(("evofeed", "uvicorn"))]
+        assert ours and not any(secret in line for line in ours)
+
+
+def test_a_token_answer_is_never_kept_for_an_idempotency_key(guarded) -> None:
+    client, database = guarded
+    headers = bearer(token(database, "admin", "read")) | {"Idempotency-Key": "k1"}
+    answer = client.post("/v1/tokens", json={"label": "x", "scopes": ["read"]}, headers=headers)
+    assert answer.status_code == 422
+
+
+def test_a_cookie_reads_but_never_writes(guarded) -> None:
+    client, database = guarded
+    text = token(database, *SCOPES)
+    with httpx.Client(base_url=client.base_url) as browser:
+        browser.post("/ui/login", data={"token": text})
+        assert browser.cookies and text not in str(browser.cookies)
+        assert browser.get("/v1/datasets/demo").status_code == 200
+        assert browser.delete("/v1/datasets/demo").status_code == 401
+        kept = dict(browser.cookies)
+        revoke_token(database, text.split("_")[1])
+        assert browser.get("/v1/datasets/demo").status_code == 401
+    with httpx.Client(base_url=client.base_url, cookies=kept) as thief:
+        assert thief.get("/v1/datasets/demo").status_code == 401
+
+
+def test_the_audit_tells_who_did_what(guarded) -> None:
+    client, database = guarded
+    text = token(database, "admin", "read")
+    lines = client.get("/v1/audit", headers=bearer(text)).json()["lines"]
+    assert lines[0]["action"] == "token.create" and lines[0]["principal"] == "local"
+    assert {"dataset.register", "token.create"} <= {line["action"] for line in lines}
+    first = client.get("/v1/audit?limit=1", headers=bearer(text)).json()
+    rest = client.get(f"/v1/audit?before={first['next']}", headers=bearer(text)).json()
+    assert first["lines"] + rest["lines"] == lines
+
+
+def test_a_route_without_a_scope_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="@scope"):
+        make_router().get("/oops")(lambda: None)
+
+
+def test_tokens_are_asked_for_on_loopback_too(tmp_path: Path) -> None:
+    def settings(**changes: Any) -> ServiceSettings:
+        return ServiceSettings(home=tmp_path, database_url=SecretStr(""), **changes)
+
+    for host, prints in (("127.0.0.1", True), ("::1", True), ("0.0.0.0", False)):
+        assert settings(host=host).auth_on and settings(host=host).prints_token == prints
+    assert settings(auth="read").auth_on and not settings(auth="off").auth_on
+
+
+def test_the_printed_token_signs_a_browser_in_and_ends_with_the_next_start(start: Start) -> None:
+    client = start(auth="auto")
+    database = start.database()
+    assert client.post("/v1/datasets", json={"name": "x", "uri": "/x"}).status_code == 401
+    text = make_start_token(database)
+    there = client.get("/ui/login", params={"token": text, "then": "/ui/api?x=1"})
+    assert (there.status_code, there.headers["location"]) == (303, "/ui/api?x=1")
+    assert client.get("/").status_code == 200 and "sign out" in client.get("/").text
+    assert "sign out" not in start(auth="off").get("/").text  # nobody signed in
+    me = client.get("/v1/me", headers=bearer(text)).json()
+    assert me["id"] == "local" and set(me["scopes"]) == set(SCOPES)
+    assert client.post("/ui/logout").status_code == 303
+    assert client.get("/").headers["location"] == "/ui/login?then=%2F"
+    away = client.get("/ui/login", params={"token": text, "then": "//evil.example/"})
+    assert away.headers["location"] == "/"
+    make_start_token(database)
+    assert client.get("/v1/me", headers=bearer(text)).status_code == 401
+
+
+def test_a_service_for_readers_wants_a_token_for_anything_else(start: Start, folder) -> None:
+    client = start(auth="read", datasets={"demo": str(folder[0])})
+    assert client.get("/v1/datasets/demo/refs/main").status_code == 200
+    assert client.get("/v1/datasets/demo").json()["uri"] is None
+    for method, path in (("POST", "/v1/datasets"), ("POST", "/v1/jobs"), ("GET", "/v1/audit")):
+        assert client.request(method, path).status_code == 401
+    text = token(start.database(), *SCOPES)
+    assert client.get("/v1/audit", headers=bearer(text)).status_code == 200
+
+
+def test_whoever_guesses_tokens_is_slowed_down_and_in_the_audit(start: Start) -> None:
+    client = start(auth="on")
+    guess = f"evf_{'0' * 16}_{'x' * 43}"
+    statuses = [client.get("/v1/me", headers=bearer(guess)).status_code for _ in range(80)]
+    assert set(statuses[:20]) == {401} and statuses[-1] == 429
+    pages = [client.post("/ui/login", data={"token": guess}).status_code for _ in range(3)]
+    assert pages[-1] == 429
+    text = token(start.database(), "admin")
+    assert client.get("/v1/me", headers=bearer(text)).status_code == 200
+    lines = client.get("/v1/audit", headers=bearer(text)).json()["lines"]
+    failed = [line for line in lines if line["action"] == "auth.fail"]
+    assert 1 <= len(failed) <= 5 and failed[0]["subject"] == "127.0.0.1"
