@@ -85,8 +85,11 @@ def spreads(part: torch.Size, whole: torch.Size) -> bool:
 
 
 def within(mask: Tensor | None, x: Tensor) -> bool:
-    """Whether a mask is of the positions of x or fewer: a larger one makes the result larger."""
-    return mask is None or spreads(mask.shape, x.shape[:-1])
+    """Whether a mask is of the positions of x or fewer, and no gradient of it is wanted.
+
+    A larger one makes the result larger.
+    """
+    return mask is None or (not mask.requires_grad and spreads(mask.shape, x.shape[:-1]))
 
 
 def covers(mask: Tensor | None, m: Tensor) -> bool:

@@ -186,3 +186,13 @@ def test_a_larger_mask_or_condition_makes_the_result_larger(name: str, device: s
     expected = module(*tensors)
     assert isinstance(fused, Fused) and expected.shape[0] == 2
     _close(fused(*tensors), expected)
+
+
+@makers
+def test_a_mask_that_is_learned_gets_its_gradient(name: str, device: str) -> None:
+    found = []
+    for module in _two(name, device):
+        x, mask = _given(device)
+        mask = (0.5 * mask).requires_grad_()
+        found.append(torch.autograd.grad(module(x, mask).sin().sum(), mask))
+    _close(*found)
