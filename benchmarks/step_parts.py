@@ -33,6 +33,8 @@ sys.path.insert(0, str(HERE))
 from axial import without_exchanges  # noqa: E402
 from train_step import PRESETS, Case, Step, batch_of, result_of, times_of, usual_step  # noqa: E402
 
+from evofeed.kernels import PeerMemory  # noqa: E402
+from evofeed.kernels.runtime.peer_memory import SLOT, nbytes  # noqa: E402
 from evofeed.trainer.parallel.axis import Axis  # noqa: E402
 from evofeed.trainer.run.distributed import World, join_world  # noqa: E402
 
@@ -215,11 +217,23 @@ def main() -> None:
             measure(options, world)
 
 
+def first_of(ranks: int, device: torch.device) -> Axis:
+    """The first of so many ranks, alone; on a GPU the memory they exchange through is all there."""
+
+    def memory() -> PeerMemory | None:
+        if device.type != "cuda":
+            return None
+        buffers = [torch.zeros(nbytes(SLOT), dtype=torch.uint8, device=device)] * ranks
+        return PeerMemory(buffers, 0)
+
+    return Axis(group=None, rank=0, size=ranks, memory=memory(), written=memory())
+
+
 def measure(options: argparse.Namespace, world: World) -> None:
     """One step, alone or as one of its ranks; the first one writes."""
     device, axis = world.device, world.axis
     if axis is None and options.axial > 1:
-        axis = Axis(group=None, rank=0, size=options.axial)
+        axis = first_of(options.axial, device)
     step = MarkedStep(usual_step(device), options.preset, device, axis)
     batch = batch_of(options.preset, 0, device)
     times = times_of(step, batch, options.repeats)

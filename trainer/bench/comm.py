@@ -1,5 +1,8 @@
 """What talking costs: the same steps on one card, on all without a word, and on all.
 
+Where cards share a sample (`axial`), what they exchange for that is in every case: one card alone
+is then those of one sample, and a word is the gradient's.
+
 A few batches are held on every rank and repeated, so data costs nothing, and the learning rate is
 next to nothing, so every case does the same work. What a step takes longer with words than without
 is what communication exposes; waiting for a slower rank is in both. The two take turns, round by
@@ -84,6 +87,7 @@ def measure(
         "preset": config.preset,
         "precision": config.precision,
         "ranks": world.size,
+        "axial": config.axial,
         "hosts": hosts or "as torchrun says",
         "link_gbit": gbit or "the machine's own",
         "parameters": bench.parameters,
@@ -93,7 +97,7 @@ def measure(
     }
     bench.warm_up()
     world.barrier()
-    if world.is_first:
+    if world.reader == 0:  # all ranks of the first sample: they need each other
         (found["alone"],) = bench.cases([bench.case(None, World())], World(), rounds)
     world.barrier()
     own = [bench.case(mode, world) for mode in (None, *(["none"] if gbit else modes))]

@@ -77,9 +77,10 @@ def bench_comm(
 def table(found: dict[str, Any]) -> list[str]:
     """What `measure` found, in lines for a terminal."""
     alone, together = found["alone"]["step_ms"], found["together"]["step_ms"]
+    who = "one rank alone" if found["axial"] == 1 else "one sample alone"
     lines = [
         f"{found['ranks']} x {found['device']}, {found['parameters']:,} parameters",
-        f"one rank alone       {alone:10.1f} ms a step",
+        f"{who:<21}{alone:10.1f} ms a step",
         f"all, without a word  {together:10.1f} ms",
         "mode              step ms   exposed   share  scaling  MB between  MB inside",
     ]

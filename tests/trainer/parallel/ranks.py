@@ -15,14 +15,15 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from tests.trainer.parallel import train_ranks
 from tests.trainer.parallel.peers import shared_files
-from tests.trainer.parallel.train_ranks import train_shared
 from tests.trainer.synthetic_batch import synthetic_batch, synthetic_complex
 from torch import Tensor, nn
 
 from evofeed.cli import main as main_of_evofeed
 from evofeed.kernels import PeerMemory
 from evofeed.store import Dataset
+from evofeed.trainer.config import save_config
 from evofeed.trainer.losses import AlphaFoldLoss
 from evofeed.trainer.model.alphafold import AlphaFold
 from evofeed.trainer.model.config import ModelConfig
@@ -362,12 +363,19 @@ def main(out: Path, dataset: str) -> None:
             compare("other 2", differences, _exact(**other), odd, axis)
     if rank == 0:
         (out / "found.json").write_text(json.dumps(found))
-    train_shared(dataset, out / "run")
+    train_ranks.train_shared(dataset, out / "run")
     chain = Dataset.open(dataset).index["chain_id"][0].as_py()
-    try:
-        main_of_evofeed(["predict", dataset, chain, "--checkpoint", str(out / "run"),
-                         "--out", str(out / f"{chain}.pdb"), "--device", "cpu"])  # fmt: skip
-    except SystemExit as done:
-        assert not done.code
+    if rank == 0:
+        save_config(train_ranks.config(axial=2), out / "run.yaml")
+    dist.barrier()
+    for words in (
+        ["predict", dataset, chain, "--checkpoint", out / "run", "--out", out / f"{chain}.pdb"],
+        ["bench", "comm", out / "run.yaml", "--dataset", dataset, "--mode", "none", "--mode",
+         "int8", "--steps", "2", "--batches", "1", "--out", out / "comm.json"],
+    ):  # fmt: skip
+        try:
+            main_of_evofeed([*map(str, words), "--device", "cpu"])
+        except SystemExit as done:
+            assert not done.code
     dist.barrier()
     dist.destroy_process_group()

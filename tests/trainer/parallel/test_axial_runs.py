@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.parallel.train_ranks import STEPS, config
 
 from evofeed.cli import main
+from evofeed.trainer.bench.commands import table
 from evofeed.trainer.log.runlog import RUN, read_steps
 from evofeed.trainer.run.checkpoint import newest_checkpoint
 from evofeed.trainer.run.train import train
@@ -51,6 +52,17 @@ def test_ranks_predict_a_chain_together(
         for lines in (_atoms(shared), _atoms(alone))
     )
     assert len(ours) > 50 and np.abs(ours - theirs).max() < 0.01
+
+
+def test_ranks_that_share_samples_are_measured_pair_by_pair(four_ranks: Path) -> None:
+    """`bench comm`: one pair alone, two without a word, and with the gradient's average."""
+    found = json.loads((four_ranks / "comm.json").read_text())
+    assert (found["ranks"], found["axial"]) == (4, 2)
+    assert min(found["alone"]["step_ms"], found["together"]["step_ms"]) > 0
+    assert found["alone"]["bytes_between"] == found["together"]["bytes_between"] == 0
+    sent = {mode: case["bytes_between"] for mode, case in found["modes"].items()}
+    assert 0 < sent["int8"] < 0.5 * sent["none"]
+    assert "one sample alone" in table(found)[1]
 
 
 def _atoms(path: Path) -> list[str]:
