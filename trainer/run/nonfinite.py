@@ -117,6 +117,11 @@ def read_step(folder: Path) -> KeptStep:
             f"this is a run; its kept steps are {', '.join(map(str, kept))}: give one of them",
             path=str(folder),
         )
+    if not (folder / ENTRY).is_file():
+        raise CheckpointError(
+            f"no kept step: there is no {ENTRY} in it; a run keeps them below {NONFINITE}/",
+            path=str(folder),
+        )
     try:
         entry = json.loads((folder / ENTRY).read_text())
     except (OSError, ValueError) as error:
