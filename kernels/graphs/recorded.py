@@ -9,7 +9,8 @@ training mode: whole chains of all lengths would each need memory of their own.
 Between a forward and its backward a recording is taken; a module called again before
 that (templates one by one, weights shared along the depth) is recorded again. An
 optimizer may step as it likes; with parameters that have moved (`.to`, `.data = `) or
-another module inside, a module is recorded again. Other attributes count as constants.
+another module or number (a dropout's rate) inside, a module is recorded again. Other attributes
+count as constants.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class _State:
             self._look(module)
             self._moves += 1
             if self._moves > MOST_MOVES:
-                self._given_up = "its parameters keep moving"
+                self._given_up = "its parameters or rates keep moving"
         if self._given_up:
             return None, self._given_up
         for value in (*args, *kwargs.values()):
@@ -161,13 +162,23 @@ class _State:
             for name, inner in home._modules.items()
             if inner is not None
         ]
+        self._rates = [  # dropout's are changed by schedules
+            (vars(home), name, value)
+            for home in module.modules()
+            for name, value in vars(home).items()
+            if type(value) is float
+        ]
 
     def _changed(self) -> bool:
         """Whether parameters are elsewhere, or modules inside were exchanged or set otherwise."""
         try:
-            return _places(self._homes) != self._places or any(
-                home[name] is not inner() or home[name].training != training  # type: ignore[union-attr]
-                for home, name, inner, training in self._inner
+            return (
+                _places(self._homes) != self._places
+                or any(
+                    home[name] is not inner() or home[name].training != training  # type: ignore[union-attr]
+                    for home, name, inner, training in self._inner
+                )
+                or any(home[name] != value for home, name, value in self._rates)
             )
         except (KeyError, AttributeError):  # one is gone
             return True

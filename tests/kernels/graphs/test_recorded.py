@@ -245,6 +245,19 @@ def test_moved_parameters_are_recorded_anew(graphs: list[int]) -> None:
             ours(x, x)
 
 
+def test_a_rate_that_changes_is_recorded_anew(graphs: list[int]) -> None:
+    plain, ours = _pair()
+    for module in (plain, ours):
+        module.inner.register_forward_hook(lambda layer, _, out: out * layer.factor)
+    x = torch.randn(4, 3)
+    moves = []
+    for factor in (2.0, 2.0, 3.0):
+        plain.inner.factor = ours.inner.factor = factor  # type: ignore[assignment]
+        _same(ours(x, x), plain(x, x))
+        moves.append(recorded._states[ours]._moves)
+    assert len(graphs) == 3 and moves == [0, 0, 1]
+
+
 def test_where_nothing_is_recorded(graphs: list[int]) -> None:
     plain, ours = _pair()
     x = torch.randn(4, 3, requires_grad=True)
