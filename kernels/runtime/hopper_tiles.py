@@ -56,6 +56,13 @@ def vectors_of(COUNT: gl.constexpr, SIZE: gl.constexpr):
 
 
 @gluon.jit
+def keep_vector(vector, PTR, factor):
+    """`vector` becomes `factor` times what PTR has."""
+    n = gl.arange(0, vector.shape[0], gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    vector.store(gl.load(PTR + n).to(gl.float32) * factor)
+
+
+@gluon.jit
 def _rows_at(PTR, first, M, stride, ROWS: gl.constexpr, COLS: gl.constexpr):
     """Where rows `first` and on of M are, and which exist; within a tile 32 bits are enough."""
     layout: gl.constexpr = lines_of(COLS, gl.num_warps())
@@ -75,11 +82,14 @@ def _columns_at(PTR, first, M, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 
 @gluon.jit
-def bars_of(COUNT: gl.constexpr):
-    """Barriers that say whether a copy into shared memory has ended; each is met in turn."""
+def bars_of(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """Barriers that say whether a copy into shared memory has ended; each is met in turn.
+
+    ARRIVALS: how many must have come.
+    """
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(COUNT):
-        mbarrier.init(bars.index(n), count=1)
+        mbarrier.init(bars.index(n), count=ARRIVALS)
     return bars
 
 
@@ -163,15 +173,20 @@ def rounded(x, dtype: gl.constexpr):
 
 
 @gluon.jit
+def tanh(x):
+    """In one special function, off by 2^-11."""
+    return gl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def sigmoid_of_half(x):
     """The sigmoid of 2x in one special function.
 
     Off by 2^-12, a sixteenth of what bfloat16 rounds by below 1.
     """
-    tanh = gl.inline_asm_elementwise(
-        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-    return tanh * 0.5 + 0.5
+    return tanh(x) * 0.5 + 0.5
 
 
 @gluon.jit

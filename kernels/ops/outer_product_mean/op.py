@@ -18,37 +18,27 @@ import torch
 from torch import Tensor
 
 from evofeed.kernels.ops.layer_norm.op import norm_rows_grad
+from evofeed.kernels.ops.outer_product_mean import launch as kernels
 from evofeed.kernels.ops.outer_product_mean import reference
-from evofeed.kernels.ops.outer_product_mean.triton import (
-    masked_halves_kernel,
-    outer_dproject_kernel,
-    outer_dw_kernel,
-    outer_project_kernel,
-)
+from evofeed.kernels.ops.outer_product_mean.hopper import launch as hopper
 from evofeed.kernels.runtime.backend import (
     compute_dtype,
     launchable,
-    sm_count,
-    triton,
     usable,
     without_autocast,
 )
 from evofeed.kernels.runtime.checks import check_one_device, check_shape, check_type, in_type_of
-from evofeed.kernels.runtime.launching import launch
 from evofeed.kernels.runtime.one_pass import once
 from evofeed.kernels.runtime.products import product
 from evofeed.kernels.runtime.projection import (
     keeps,
     norm_rows,
     pack,
-    padded,
-    precision,
     project,
     weight_grad,
     zeros_for_none,
 )
 from evofeed.kernels.runtime.sums import column_sums
-from evofeed.kernels.runtime.tiles import tile
 from evofeed.kernels.runtime.torch_library import Operator
 
 KEPT_FROM = 1024  # sequences from which the outer product is kept whatever its size
@@ -103,30 +93,6 @@ def _a_and_b(ab: Tensor, m: Tensor, others: Others | None) -> tuple[Tensor, Tens
     return a.flatten(2), (b if others is None else others.gather(b)).flatten(2)
 
 
-def _masked(source: Tensor, mask: Tensor, to: Tensor, sums: bool = False) -> Tensor | None:
-    """`to` = `source` times the mask `[M]`, both `[2, M, E]` views; with `sums` over m too."""
-    _, M, E = source.shape
-    programs = triton.cdiv(M, 128)
-    partial = None
-    if sums:
-        partial = torch.empty((programs, 2 * E), dtype=torch.float32, device=to.device)
-    launch(
-        masked_halves_kernel, (programs, 2),
-        (source, mask, to, partial, M, *source.stride()[:2], *to.stride()[:2]),
-        {"E": E, "BLOCK_M": 128, "SUMS": sums, "num_warps": 4},
-    )  # fmt: skip
-    return partial
-
-
-def _options(op: str, E: int, N: int, dtype: torch.dtype) -> dict[str, Any]:
-    block = tile(op, N, dtype)
-    return {
-        "E": E, "BLOCK_CE": max(E, min(block.columns, E * E)), "BLOCK_J": block.rows,
-        "BLOCK_N": padded(N), "PRECISION": precision(dtype), "num_warps": block.warps,
-        "num_stages": block.stages,
-    }  # fmt: skip
-
-
 class _OuterProductMean(Operator, name="outer_product_mean"):
     options = "float eps, float least, float norm_eps, ScalarType dtype"
     kept = (0, 1, 3, 4, 9)  # m, mask, norm_weight, norm_bias, out
@@ -145,11 +111,14 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         rows = mask.reshape(-1)
         normed, stats, _ = norm_rows(m.view(-1, C), w.norm_weight, w.norm_bias, norm_eps, dtype)
         ab = torch.empty((2, B * S * L, E), dtype=dtype, device=m.device)
-        _masked(project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1), rows, ab)
-        small = normed if keeps(normed.shape, dtype) else None
-        del normed
         of_all = mask if others is None else others.mask
         R = of_all.shape[-1]
+        by_hand = hopper.forward_fits(z, S, B, E, N, dtype)
+        turned = ab.new_empty((S, E, L)) if by_hand else None
+        both = project(normed, packed_w, packed_b).view(-1, 2, E).transpose(0, 1)
+        kernels.masked(both, rows, ab, turned)
+        small = normed if keeps(normed.shape, dtype) else None
+        del normed, both
         norm = once(
             ("outer", eps, least), (mask, of_all),
             lambda a, b: (torch.bmm(a.float().mT, b.float()) + eps).clamp(min=least),
@@ -157,13 +126,15 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         # [(c, e), n], so that neighbours in memory are neighbours in n
         out_w = pack([w.out], dtype).t().contiguous()
         out = torch.empty((B, L, R, N), dtype=m.dtype if z is None else z.dtype, device=m.device)
-        options = _options("outer_project", E, N, dtype)
         a, b = _a_and_b(ab, m, others)
+        kept = None
+        if turned is not None:
+            if _keeps_outer(S, (B, L * E, R * E), dtype):
+                kept = ab.new_empty((B, L * E, R * E))
+            hopper.run_forward(turned, b, out_w, w.out_bias, norm, z, out, kept)
+            return [out, packed_w, out_w, ab, norm, stats, small, kept]
         outer = product(a.mT, b)
-        launch(
-            outer_project_kernel, (triton.cdiv(R, options["BLOCK_J"]), L, B),
-            (outer, out_w, w.out_bias, norm, z, out, R, N), {"HAS_RES": z is not None, **options},
-        )  # fmt: skip
+        kernels.project(outer, out_w, w.out_bias, norm, z, out, E)
         kept = outer if _keeps_outer(S, outer.shape, dtype) else None
         return [out, packed_w, out_w, ab, norm, stats, small, kept]
 
@@ -198,13 +169,7 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
         dout = dout.contiguous()
         scaled = torch.empty((B * L * R, N), dtype=out_w.dtype, device=m.device)
         douter = torch.empty((B, L * E, R * E), dtype=out_w.dtype, device=m.device)
-        options = _options("outer_dproject", E, N, out_w.dtype)
-        tiles = triton.cdiv(R, options["BLOCK_J"])
-        out_sums = torch.empty((tiles * L * B, N), dtype=torch.float32, device=m.device)
-        launch(
-            outer_dproject_kernel, (tiles, L, B),
-            (dout, out_w, norm, scaled, douter, out_sums, R, N), options,
-        )  # fmt: skip
+        out_sums = kernels.project_grad(dout, out_w, norm, scaled, douter, E)
         a, b = _a_and_b(ab, m, others)
         dab = torch.empty_like(ab)
         da, db = dab.view(2, B, S, -1)
@@ -216,10 +181,10 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
             db.copy_(others.reduce(of_all).flatten(2))
         del douter
         outer = product(a.mT, b) if outer is None else outer
-        d_out_w = _outer_dw(outer, scaled, (B * L, R), E, N, weight.dtype)
+        d_out_w = kernels.weight_grad_of_output(outer, scaled, (B * L, R), E, N, weight.dtype)
         del outer
         masked = torch.empty((B * S * L, 2, E), dtype=dab.dtype, device=dab.device)
-        ab_sums = _masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
+        ab_sums = kernels.masked(dab, mask.reshape(-1), masked.transpose(0, 1), sums=True)
         assert ab_sums is not None
         flat, dab = m.view(-1, C), masked.flatten(1)
         again = None
@@ -254,26 +219,6 @@ class _OuterProductMean(Operator, name="outer_product_mean"):
             dm, None, None if kinds[2] is None else grad, *torch.split(of_norm, dm.shape[-1]),
             dw[:E], of_ab[:E], dw[E:], of_ab[E:], d_out_w.t(), dbias_out,
         ]  # fmt: skip
-
-
-def _outer_dw(
-    outer: Tensor, scaled: Tensor, sizes: tuple[int, int], E: int, N: int, dtype: torch.dtype
-) -> Tensor:
-    """Gradient `[E * E, N]` of the output projection; `sizes`: rows (b, i), and residues j."""
-    rows, R = sizes
-    rows_c = max(1, min(E, (128 if scaled.dtype is not torch.float32 else 32) // E))
-    groups = E // rows_c
-    splits = max(1, min(rows, (2 * sm_count(scaled)) // groups, 32))
-    i_each = triton.cdiv(rows, splits)
-    splits = triton.cdiv(rows, i_each)
-    partial = torch.empty((splits, E * E * N), dtype=torch.float32, device=scaled.device)
-    options = _options("outer_dw", E, N, scaled.dtype)
-    del options["BLOCK_CE"]
-    launch(
-        outer_dw_kernel, (groups, splits), (outer, scaled, partial, rows, R, N, i_each),
-        {"ROWS_C": rows_c, **options},
-    )  # fmt: skip
-    return column_sums([partial], dtype)[0].view(E * E, N)
 
 
 def outer_product_mean_fits(m: Tensor, weights: OuterWeights) -> bool:

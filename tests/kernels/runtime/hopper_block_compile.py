@@ -10,14 +10,16 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 
 from evofeed.kernels.ops.gated_attention.hopper import kernels as gated
+from evofeed.kernels.ops.outer_product_mean.hopper import kernels as outer
 from evofeed.kernels.ops.swiglu.hopper import kernels as swiglu
 from evofeed.kernels.ops.transition.hopper import forward, wide
 from evofeed.kernels.ops.transition.hopper import kernels as transition
 from evofeed.kernels.ops.triangle_multiplication.hopper import kernels as triangle
+from evofeed.kernels.ops.triangle_multiplication.hopper import projections
 
-FLOAT = "STATS STATS_X STATS_Z DELTA".split()
+FLOAT = "STATS STATS_X STATS_Z DELTA NORM".split()
 NUMBERS = "M gs_m dg_m dp_m ds_b ds_i ds_j ds_h I_ J_ drop_1 drop_2 drop_rows".split()
-NUMBERS += ["p_slot", "p_to"]
+NUMBERS += ["p_slot", "p_to", "L", "R"]
 
 
 def compile_kernel(kernel: Any, tiles: dict[str, list[int]] | None = None, **sizes: int) -> str:
@@ -95,6 +97,19 @@ TEXTS = [
         BLOCK_M=128,
         HAS_MASK=True,
         HAS_RES=True,
+    ),
+    compile_kernel(
+        outer.outer_forward_kernel,
+        {"a_rows": [128, 64], "b_rows": [128, 64], "a_last": [16, 64], "b_last": [16, 64],
+         "w_rows": [32, 128], "res_rows": TILE, "out_rows": TILE, "outer_rows": [64, 64]},
+        E=32, N=128, HAS_TAIL=True, KEEP=True, STAGES=4, TOGETHER=4, num_warps=4,
+    ),
+    compile_kernel(
+        projections.triangle_projections_kernel,
+        {"z_rows": TILE, "w_rows": [128, 128], "ab_rows": [128, 64]}, **PAIRS, num_warps=4,
+    ),
+    compile_kernel(
+        outer.outer_dproject_kernel, {"d_rows": [128, 128]}, E=32, N=128, PARTS=4, BLOCK_M=128
     ),
 ]  # fmt: skip
 print(*(text.count("wgmma.mma_async") for text in TEXTS))

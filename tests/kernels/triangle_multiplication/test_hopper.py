@@ -47,7 +47,8 @@ def _triangle(
 
 TRIANGLES = [
     (1, 36, 128, True, True), (2, 60, 64, False, True), (1, 100, 128, False, True),
-    (1, 8, 64, True, False),
+    (1, 8, 64, True, False), (1, 196, 128, True, True), (2, 132, 128, False, True),
+    (1, 192, 128, False, False),
 ]  # fmt: skip
 
 
@@ -61,8 +62,11 @@ def test_triangle_multiplication(case: tuple[int, int, int, bool, bool], three_w
 
 
 @hopper
-def test_runs_are_equal_and_the_plain_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, inputs = _triangle(1, 128, 128, True, True)
+@pytest.mark.parametrize("R", [128, 256])  # few pairs and many: other kernels
+def test_runs_are_equal_and_the_plain_kernels_agree(
+    R: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, inputs = _triangle(1, R, 128, True, True)
     check_equal_runs_and_plain_kernels(call(triangle_multiplication), inputs, launch, monkeypatch)
 
 

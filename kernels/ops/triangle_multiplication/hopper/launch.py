@@ -14,9 +14,12 @@ from evofeed.kernels.ops.triangle_multiplication.hopper.kernels import (
     triangle_out_grad_kernel,
     triangle_out_kernel,
 )
+from evofeed.kernels.ops.triangle_multiplication.hopper.projections import (
+    triangle_projections_kernel,
+)
 from evofeed.kernels.ops.triangle_multiplication.triton import projection_sums_kernel
 from evofeed.kernels.runtime.backend import on_hopper, sm_count, triton
-from evofeed.kernels.runtime.launching import launch
+from evofeed.kernels.runtime.launching import launch, tiles_in
 from evofeed.kernels.runtime.projection import Drop, even
 from evofeed.kernels.runtime.pushes import NO_WHOLE, Push
 
@@ -25,6 +28,7 @@ WARPS = 8
 GRAD_PART = 64  # channels of a or b that a program of the projections' gradient takes
 GRAD_WARPS = 4  # of such a program, of which two still share a multiprocessor
 HALF = 128  # registers of a thread that leave room for a second program on a multiprocessor
+MANY = 1 << 15  # pairs from which on projections by two groups of warps are faster
 
 
 def fits(z: Tensor, E: int, dtype: torch.dtype) -> bool:
@@ -56,7 +60,15 @@ def run_in(
     stats: Tensor, eps: float, push: Push | None = None,
 ) -> None:  # fmt: skip
     """Fills a and b `[2, E * B, R, R]` and the statistics of z; b may go to another GPU."""
-    M = mask.numel()
+    M, C = mask.numel(), z.shape[-1]
+    if push is None and C == 128 and M >= MANY:
+        launch(
+            triangle_projections_kernel, (min(triton.cdiv(M, 2 * ROWS), sm_count(z)),),
+            (gamma, beta, bias, mask, stats, tiles_in(even(z).view(M, C), ROWS, C),
+             tiles_in(weight, C, C), tiles_in(ab.view(2 * C, M), C, ROWS), M, eps),
+            {"C": C, "E": C, "BLOCK_M": ROWS, "num_warps": 4},
+        )  # fmt: skip
+        return
     to = NO_WHOLE if push is None else push.whole(ab[1])
     launch(
         triangle_in_kernel, (2 * _programs(z, 2, 2),),

@@ -1,0 +1,1 @@
+"""The outer product mean in Gluon for Hopper GPUs."""
