@@ -23,6 +23,16 @@ def pairs_layout(ROWS, PAIRS, warps):
 
 
 @gluon.constexpr_function
+def numbers_layout(ROWS, COLS, warps):
+    """`pairs_layout` of the numbers themselves."""
+    far = (COLS // 32).bit_length() - 1
+    registers = [[0, 1], [0, 2], [0, 4], *[[0, 32 << n] for n in range(far)], [8, 0]]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    down = [[16 << n, 0] for n in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, down, [], [ROWS, COLS])
+
+
+@gluon.constexpr_function
 def copying(COLS, warps):
     """Layout in which a tile is copied: 16 bytes a thread."""
     per_row = min(COLS // 8, 8)
@@ -104,16 +114,72 @@ def copy_line_in_turn(line, PTR, first, N):
     cp.async_copy_global_to_shared(line, PTR + n, mask=n < N)
 
 
+@gluon.constexpr_function
+def _in_lines(COLS, layout):
+    """Whether four threads hold 32 numbers of a row, and can store 16 bytes each."""
+    return layout.version[0] == 3 and COLS // layout.warps_per_cta[1] % 32 == 0
+
+
+@gluon.constexpr_function
+def _storing(ROWS, COLS, layout):
+    """Layout in which those are stored."""
+    down, across = layout.warps_per_cta
+    columns = [[0, 32 << n] for n in range((COLS // across // 32).bit_length() - 1)]
+    rows = [[16 * down << n, 0] for n in range((ROWS // (16 * down)).bit_length() - 1)]
+    registers = [[0, 1], [0, 2], [0, 4], [8, 0], *columns, *rows]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    warps = [[16 << n, 0] for n in range(down.bit_length() - 1)]
+    warps += [[0, COLS // across << n] for n in range(across.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [ROWS, COLS])
+
+
+# a0 to a3 are row r's pairs, b0 to b3 those of row r + 8
+_EXCHANGE: gl.constexpr = gl.constexpr("""{
+.reg .pred p, q; .reg .b32 lane, s0, s1, s2, s3, a0, a1, a2, a3, b0, b1, b2, b3;
+mov.u32 lane, %laneid; and.b32 s0, lane, 1; and.b32 s1, lane, 2;
+setp.ne.u32 p, s0, 0; setp.ne.u32 q, s1, 0;
+selp.b32 s0, $8, $10, p; selp.b32 s1, $12, $14, p;
+selp.b32 s2, $9, $11, p; selp.b32 s3, $13, $15, p;
+shfl.sync.bfly.b32 s0, s0, 1, 31, -1; shfl.sync.bfly.b32 s1, s1, 1, 31, -1;
+shfl.sync.bfly.b32 s2, s2, 1, 31, -1; shfl.sync.bfly.b32 s3, s3, 1, 31, -1;
+selp.b32 a0, s0, $8, p; selp.b32 a1, $10, s0, p; selp.b32 a2, s1, $12, p; selp.b32 a3, $14, s1, p;
+selp.b32 b0, s2, $9, p; selp.b32 b1, $11, s2, p; selp.b32 b2, s3, $13, p; selp.b32 b3, $15, s3, p;
+selp.b32 s0, a0, a2, q; selp.b32 s1, a1, a3, q; selp.b32 s2, b0, b2, q; selp.b32 s3, b1, b3, q;
+shfl.sync.bfly.b32 s0, s0, 2, 31, -1; shfl.sync.bfly.b32 s1, s1, 2, 31, -1;
+shfl.sync.bfly.b32 s2, s2, 2, 31, -1; shfl.sync.bfly.b32 s3, s3, 2, 31, -1;
+selp.b32 $0, s0, a0, q; selp.b32 $4, a2, s0, q; selp.b32 $2, s1, a1, q; selp.b32 $6, a3, s1, q;
+selp.b32 $1, s2, b0, q; selp.b32 $5, b2, s2, q; selp.b32 $3, s3, b1, q; selp.b32 $7, b3, s3, q;
+}""")
+
+
+@gluon.jit
+def _exchanged(x):
+    """Four threads exchange their pairs of 32 columns, as one transposes 4 x 4.
+
+    Pair j of thread t becomes pair t of thread j, in rows r and r + 8.
+    """
+    return gl.inline_asm_elementwise(
+        _EXCHANGE, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r", [x],
+        dtype=x.dtype, is_pure=True, pack=16,
+    )  # fmt: skip
+
+
 @gluon.jit
 def _put(PTR, x, first, rows, N, stride, D: gl.constexpr, WIDE: gl.constexpr):
     to, inside = _tile_at(PTR, first, rows, N, stride, x.shape[1], D, WIDE)
-    gl.store(to, x.to(PTR.dtype.element_ty), mask=inside)
+    gl.store(to, x, mask=inside)
 
 
 @gluon.jit
 def put(PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr):
     """Stores rows of D numbers."""
-    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+    x = x.to(PTR.dtype.element_ty)
+    if _in_lines(x.shape[1], layout):
+        lines: gl.constexpr = _storing(x.shape[0], x.shape[1], layout)
+        rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, lines))
+        x = of_memory(_exchanged(x), lines)
+    else:
+        rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
     _put(PTR, x, first, rows, N, stride, D, WIDE)
 
 
@@ -122,7 +188,13 @@ def put_in_turn(
     PTR, x, first, N, stride, layout: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr
 ):
     """`put` of rows that are in the order of `in_turn`."""
-    rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
+    x = x.to(PTR.dtype.element_ty)
+    if _in_lines(x.shape[1], layout):
+        lines: gl.constexpr = _storing(x.shape[0], x.shape[1], layout)
+        rows = in_turn(x.shape[0], gl.SliceLayout(1, lines))
+        x = of_memory(_exchanged(x), lines)
+    else:
+        rows = in_turn(x.shape[0], gl.SliceLayout(1, layout))
     _put(PTR, x, first, rows, N, stride, D, WIDE)
 
 
@@ -190,4 +262,13 @@ def as_logits(both, layout: gl.constexpr):
     ROWS: gl.constexpr = first.shape[0]
     GROUPS: gl.constexpr = first.shape[1] // 16
     x = gl.join(first, second).reshape([ROWS, GROUPS, 4, 4, 2]).permute((0, 1, 3, 2, 4))
+    return gl.convert_layout(x.reshape([ROWS, GROUPS * 32]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def of_memory(x, layout: gl.constexpr):
+    """A tile of logits with its columns as memory has them: no number changes its thread."""
+    ROWS: gl.constexpr = x.shape[0]
+    GROUPS: gl.constexpr = x.shape[1] // 32
+    x = x.reshape([ROWS, GROUPS, 4, 4, 2]).permute((0, 1, 3, 2, 4))
     return gl.convert_layout(x.reshape([ROWS, GROUPS * 32]), layout, assert_trivial=True)
