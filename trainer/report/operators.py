@@ -32,7 +32,7 @@ GROUPS: dict[str, str] = {
     "norm": r"layer_?norm|rms_?norm|_ln_|norm_(fwd|bwd)|rowwise_moments|GammaBeta|moments|"
     r"norm_(rows|forward|backward|columns(_grad)?)_kernel|adaptive_norm\w*_kernel",
     "attention": r"attn|attention|flash|fmha|softmax|sdpa|"
-    r"^((late_)?forward|(late_)?backward(_d\w+)?|bias_gradient|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
+    r"^((late_)?forward|(late_)?backward(_d\w+)?|bias_gradient|logits_sums|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
     "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"
     r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)|"
     r"^(linear|mlp|swiglu_(mlp|rows|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
