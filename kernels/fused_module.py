@@ -7,7 +7,7 @@ class with another `forward`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class _Recorded(Fused):
 
 
 _classes: dict[tuple[type[nn.Module], type[Fused], bool], type[nn.Module]] = {}
+_made: set[type[nn.Module]] = set()
 
 
 def drop_in(cls: type[Module]) -> type[Module]:
@@ -66,12 +67,18 @@ def fuse(module: nn.Module, mixin: type[Fused], recorded: bool) -> None:
         object.__setattr__(module, "__class__", _fused_class(cls, mixin, recorded))
 
 
+def swapped_here(module: nn.Module) -> TypeGuard[Any]:
+    """Whether its class is one that `fuse` made: no drop-in, nor a sub-class of one."""
+    return isinstance(module, Fused) and type(module) in _made
+
+
 def _fused_class(cls: type[nn.Module], mixin: type[Fused], recorded: bool) -> type[nn.Module]:
     key = (cls, mixin, recorded)
     if key not in _classes:
         names = {"torch_class": cls, "mixin": mixin, "__module__": cls.__module__}
         bases = (_Recorded, mixin, cls) if recorded else (mixin, cls)
         _classes[key] = type(f"Fused{cls.__name__}", bases, names)
+        _made.add(_classes[key])
     return _classes[key]
 
 

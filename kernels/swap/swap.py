@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from evofeed.kernels.drop_ins import layer_norm, lstm, multihead_attention
-from evofeed.kernels.fused_module import Fused, Recordable, fuse
+from evofeed.kernels.fused_module import Fused, Recordable, fuse, swapped_here
 from evofeed.kernels.runtime.private_apis import no_modes
 from evofeed.kernels.swap import (
     af3_attention,
@@ -107,9 +107,12 @@ def to_fused(model: Model, report: SwapReport | None = None, *, cuda_graphs: boo
     """
     report = SwapReport() if report is None else report
     outer: list[str] = []  # prefixes of the modules that are recorded
+    for _, module in _walk(model):
+        if swapped_here(module):  # what is inside may have changed since: all is looked at anew
+            object.__setattr__(module, "__class__", module.torch_class)
     for name, module in _walk(model):
         with _usual_defaults():
-            answer = _answer_again(module) if isinstance(module, Fused) else _answer(module)
+            answer = module.mixin if isinstance(module, Fused) else _answer(module)
         if isinstance(answer, str):
             report.kept[name] = answer
         elif answer is not None:
@@ -132,14 +135,6 @@ def _usual_defaults() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
-
-
-def _answer_again(module: Fused) -> type[Fused] | str:
-    """As `_answer` of a swapped module, which is swapped back if its layers were changed since."""
-    trouble = trial.trouble(module, module.mixin)  # type: ignore[arg-type]
-    if trouble:
-        object.__setattr__(module, "__class__", module.torch_class)
-    return trouble or module.mixin
 
 
 def _answer(module: nn.Module) -> type[Fused] | str | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from evofeed.kernels.fused_module import Fused, called, fuse, stand_ins
 from evofeed.kernels.runtime.backend import plain_versions
@@ -180,6 +181,9 @@ def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
     odd = next((n for n, p in module.named_parameters() if not p.is_floating_point()), None)
     if odd:
         return f"{odd} is of type {str(module.get_parameter(odd).dtype)[6:]}"
+    odd = next((n for n, p in module.named_parameters() if _wraps(p)), None)
+    if odd:
+        return f"{odd} is a {type(module.get_parameter(odd)).__name__}, which kernels cannot read"
     key = (mixin, *_configuration(module))
     if key not in _known:
         _known[key] = _disagreement(module, mixin)
@@ -194,6 +198,12 @@ def _has_hooks(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
+
+
+def _wraps(parameter: nn.Parameter) -> bool:
+    """Whether its numbers are in other tensors; FSDP's are together when a module is called."""
+    kind = type(parameter).__name__
+    return kind != "DTensor" and is_traceable_wrapper_subclass(parameter)
 
 
 def _configuration(module: nn.Module) -> Iterable[Hashable]:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from tests.kernels.af3 import boltz, maths, openfold3, protenix
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from evofeed.errors import KernelError
-from evofeed.kernels import SwapReport, to_fused, to_torch
+from evofeed.kernels import LayerNorm, SwapReport, to_fused, to_torch
 from evofeed.kernels.fused_module import Fused
 
 C, N = 16, 4
@@ -125,6 +126,14 @@ def _adapted_on_a_gpu() -> nn.Module:
     return module
 
 
+def _of_several_tensors() -> nn.Module:
+    module = _attention()
+    layer = module.mha.linear_q
+    both = TwoTensor(layer.weight.detach(), layer.weight.detach().clone())
+    layer.weight = nn.Parameter(both)
+    return module  # type: ignore[no-any-return]
+
+
 def _quantised() -> nn.Module:
     module = _attention()
     whole = torch.zeros(C, C, dtype=torch.int8)
@@ -171,6 +180,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a layer with an adapter": (_adapted, "computes something else"),
     "a hook inside": (_hooked, "mha.linear_v has hooks"),
+    "weights of several tensors": (_of_several_tensors, "linear_q.weight is a TwoTensor"),
     "whole numbers": (_quantised, "mha.linear_q.weight is of type int8"),
     "masks that let through": (lambda: _attention(2.0), "computes something else"),
     "norms with two eps": (_another_eps, "computes something else"),
@@ -238,6 +248,29 @@ def test_swapping_again_finds_a_layer_that_was_wrapped_since() -> None:
     report = SwapReport()
     assert not isinstance(to_fused(module, report), Fused)
     assert "something else" in report.kept[""] and "" not in report.swapped
+
+
+def test_swapping_again_finds_a_layer_that_was_exchanged_since() -> None:
+    """One without the bias that the kernels need: deep inside, and known to parts and block."""
+    block = to_fused(protenix.DiffusionTransformerBlock(C, C, C, 2))
+    norm = block.attention_pair_bias.layernorm_a
+    assert isinstance(block, Fused) and isinstance(norm, Fused)
+    norm.linear_s = nn.Linear(C, C, bias=False)
+    report = SwapReport()
+    to_fused(block, report)
+    assert not isinstance(block, Fused) and not isinstance(norm, Fused)
+    assert isinstance(block.conditioned_transition_block, Fused), report
+
+
+class Sub(LayerNorm):
+    """Somebody's own sub-class of a drop-in."""
+
+
+def test_swapping_again_leaves_sub_classes_of_drop_ins() -> None:
+    model = nn.Sequential(Sub(C), LayerNorm(C), LayerNorm(C, bias=False), nn.LayerNorm(C))
+    kinds = [type(module) for module in to_fused(model)]
+    assert kinds == [Sub, LayerNorm, LayerNorm, LayerNorm]
+    assert [type(module) for module in to_fused(model)] == kinds
 
 
 @pytest.mark.parametrize("make", [_block, lambda: boltz.DiffusionTransformerLayer(2, C, C)])
