@@ -31,12 +31,14 @@ from evofeed.trainer.parallel.collectives import (
 from evofeed.trainer.parallel.pairs import (
     added,
     kept,
+    logits_of,
     pair_stack,
     plain_attention,
     transition,
+    transition_over,
     whole_drop_mask,
 )
-from evofeed.trainer.parallel.rows import rows_at_once
+from evofeed.trainer.parallel.rows import rows_at_once, slices
 
 
 def msa_block(
@@ -69,7 +71,11 @@ def msa_block(
     if block.msa_att_col is not None:
         with sending(axis.push(m, -3, -2, N)):
             m = _attend_columns(block.msa_att_col, m, columns)
-    m = transition(block.msa_transition, m, columns if block._masks_msa(mask_trans) else None)
+    own = columns if block._masks_msa(mask_trans) else None
+    if m.is_cuda:  # a kernel keeps nothing of the hidden layer
+        m = transition(block.msa_transition, m, own)
+    else:
+        m = transition_over(block.msa_transition, m, own, axis)
     if not block.opm_first:
         new, m = _outer_product_mean(block.outer_product_mean, m, z, msa_mask, axis)
         z = kept(z, new, axis)
@@ -102,8 +108,24 @@ def _attend_rows(
             module, m, bias, mask, bias_scale=factor, drop_mask=drop
         )
     if found is None:
-        found = m + plain_attention(module, module.layer_norm_m(m), bias / factor, mask, drop)
+        found = _plain_rows(module, m, bias / factor, mask, drop)
     return found, z
+
+
+def _plain_rows(
+    module: Any, m: Tensor, bias: Tensor, mask: Tensor, drop: Tensor | None
+) -> Tensor:  # fmt: skip
+    """Rows of m and their attention, a few at a time where there is no gradient."""
+    s, N = m.shape[-3:-1]
+    at_once = rows_at_once(N * logits_of(module.mha, m, N) * m.shape[:-3].numel(), m.device)
+    if at_once is None or at_once >= s:
+        return m + plain_attention(module, module.layer_norm_m(m), bias, mask, drop)
+    found = torch.empty_like(m)
+    for some in slices(0, s, at_once):
+        rows, own = m[..., some, :, :], mask[..., some, :]
+        update = plain_attention(module, module.layer_norm_m(rows), bias, own, drop)
+        found[..., some, :, :] = rows + update
+    return found
 
 
 def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:
@@ -113,7 +135,18 @@ def _attend_columns(module: Any, m: Tensor, mask: Tensor) -> Tensor:
         found = global_attention_of(module, m, mask)
     else:
         found = attention_of(inner, m, None, mask, columns=True)
-    return added(m, module(m, mask), None) if found is None else found
+    if found is not None:
+        return found
+    S, n = m.shape[-3:-1]
+    nbytes = 0 if inner is None else S * logits_of(inner.mha, m, S) * m.shape[:-3].numel()
+    at_once = rows_at_once(nbytes, m.device)
+    if at_once is None or at_once >= n:
+        return added(m, module(m, mask), None)
+    found = torch.empty_like(m)
+    for some in slices(0, n, at_once):
+        columns = m[..., some, :]
+        found[..., some, :] = columns + module(columns, mask[..., some])
+    return found
 
 
 def _outer_product_mean(

@@ -46,7 +46,7 @@ def pair_stack(
     z = kept(z, _attend_end(stack.tri_att_end, z, pair_mask, whole_drop_mask(drop, z), axis), axis)
     mask = axis.part(pair_mask, -2) if mask_trans else None
     with sending(axis.push(z, -2, -3, pair_mask.shape[-1])):
-        return pair_transition(stack.pair_transition, z, mask, axis)
+        return transition_over(stack.pair_transition, z, mask, axis)
 
 
 def template_block(
@@ -70,7 +70,7 @@ def template_block(
     t = attend(multiply(t)) if block.tri_mul_first else multiply(attend(t))
     own = axis.part(mask, -2) if mask_trans else None
     with sending(axis.push(t, -2, -3, t.shape[-2]) if block.tri_mul_first else None):
-        return pair_transition(block.pair_transition, t, own, axis)
+        return transition_over(block.pair_transition, t, own, axis)
 
 
 def kept(z: Tensor, new: Tensor, axis: Axis) -> Tensor:
@@ -101,8 +101,8 @@ def transition(module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     return added(x, module(x, mask), None) if found is None else found
 
 
-def pair_transition(module: Any, z: Tensor, mask: Tensor | None, axis: Axis) -> Tensor:
-    """Rows of the pairs and their transition, where they may be written over a few at a time."""
+def transition_over(module: Any, z: Tensor, mask: Tensor | None, axis: Axis) -> Tensor:
+    """z `[*, n, N, C]` and its transition; where it may be written over, a few rows at a time."""
     hidden = module.linear_1.weight.shape[0]
     pair = 2 * (hidden + z.shape[-1]) * z.element_size() * z.shape[:-3].numel()
     at_once = rows_at_once(z.shape[-2] * pair, z.device) if axis.in_place else None
@@ -156,7 +156,7 @@ def _attend_start(
 ) -> Tensor:  # fmt: skip
     """z and its attention around the starting node, on rows."""
     N, own = mask.shape[-1], axis.part(mask, -2)
-    if drop is None and _in_parts(z, N):
+    if drop is None and _in_parts(module, z, N):
         return _attend_in_parts(module, z, own, axis)
     if axis.all_have(N):
         found: Tensor | None = triangle_attention_of(
@@ -176,7 +176,7 @@ def _attend_end(
     N, own = mask.shape[-1], axis.part(mask, -1)
     z = exchange(z, axis, split=-2, join=-3, length=N)  # [*, N, n, C]
     found: Tensor | None = None
-    if drop is None and _in_parts(z, N):
+    if drop is None and _in_parts(module, z, N):
         turned = _attend_in_parts(module, z.transpose(-2, -3), own.transpose(-1, -2), axis)
         found = turned.transpose(-2, -3)
     elif axis.all_have(N):
@@ -192,20 +192,26 @@ def _attend_end(
     return exchange(found, axis, split=-3, join=-2, length=N)
 
 
-def _in_parts(z: Tensor, N: int) -> bool:
+def _in_parts(module: Any, z: Tensor, N: int) -> bool:
     """Whether what attention keeps of all rows here would be too much; alike on all ranks."""
-    at_once = _attention_rows(z, N)
+    at_once = _attention_rows(module, z, N)
     return at_once is not None and at_once * N < z.shape[-2] * z.shape[-3]
 
 
-def _attention_rows(z: Tensor, N: int) -> int | None:
-    return rows_at_once(N * z.shape[-1] * 8 * z.element_size() * z.shape[:-3].numel(), z.device)
+def _attention_rows(module: Any, z: Tensor, N: int) -> int | None:
+    keys = logits_of(module.mha, z, N) + z.shape[-1] * 8 * z.element_size()
+    return rows_at_once(N * keys * z.shape[:-3].numel(), z.device)
+
+
+def logits_of(attention: Any, x: Tensor, keys: int) -> int:
+    """Bytes of a query's logits, which only plain attention keeps, and of what is made of them."""
+    return 0 if x.is_cuda else 3 * attention.no_heads * keys * x.element_size()
 
 
 def _attend_in_parts(module: Any, z: Tensor, mask: Tensor, axis: Axis) -> Tensor:
     """Rows `[*, n, N, C]`, in any layout, and their attention, some rows at a time."""
     n, N = z.shape[-3:-1]
-    parts = list(slices(0, n, _attention_rows(z, N) or n))
+    parts = list(slices(0, n, _attention_rows(module, z, N) or n))
     biases, factor = [z.new_empty(*z.shape[:-3], module.mha.no_heads, 0, N)], 1.0
     for some in parts:
         rows = z[..., some, :, :].contiguous()

@@ -31,7 +31,9 @@ from evofeed.trainer.parallel.parallelize import parallelize
 from evofeed.trainer.presets import initial_training, multimer
 
 SHORT = 1024
-"""Residues up to which one card makes everything at once: 2 GiB of outer products."""
+"""Residues up to which one GPU makes everything at once: 2 GiB of outer products."""
+SHORT_ON_CPU = 256
+"""And a CPU, where attention keeps its logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,11 +159,12 @@ def spread(model: AlphaFold, num_res: int, axis: Axis | None = None) -> AlphaFol
         num_res: residues of the chain.
         axis: the ranks that share it; None: this one alone.
     """
-    if next(model.parameters()).device.type == "cuda":
+    on_gpu = next(model.parameters()).is_cuda
+    if on_gpu:
         from evofeed.kernels import to_fused
 
         to_fused(model)
-    if axis is None and num_res <= SHORT:
+    if axis is None and num_res <= (SHORT if on_gpu else SHORT_ON_CPU):
         return model
     return parallelize(model, axis or Axis(group=None, rank=0, size=1))
 

@@ -124,6 +124,16 @@ def test_pairs_that_are_written_over_are_there_once() -> None:
 
 
 @pytest.mark.usefixtures("four_rows")
+def test_logits_of_plain_attention_are_there_a_few_rows_at_a_time() -> None:
+    """All those of the rows would be four times the MSA, of the columns sixteen times."""
+    stack, (m, z, *masks) = small_stack(128, 32)
+    axis = Axis(group=None, rank=0, size=1, in_place=True)
+    with torch.no_grad(), Alive() as alive:
+        msa_rows(stack.eval(), axis, m, z, *masks, mask_trans=True)
+    assert alive.most < 8 * m.nbytes
+
+
+@pytest.mark.usefixtures("four_rows")
 @pytest.mark.parametrize("templates", [1, 4])
 def test_of_templates_there_is_what_the_memory_model_says(templates: int) -> None:
     """Of a chain all of them, of a complex their sum and the last one."""
