@@ -213,6 +213,23 @@ def test_gradients_by_way_of_the_logits_match(shape: tuple[int, ...], masked: bo
         assert float((ours - others).norm() / others.norm()) < 5e-3
 
 
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [((1, 384, 384, 4, 32), True), ((1, 516, 384, 8, 32), True), ((1, 32, 512, 4, 8), True),
+     ((1, 256, 256, 4, 32), False), ((1, 384, 376, 4, 32), False), ((1, 31, 384, 4, 32), False),
+     ((1, 384, 384, 4, 64), False), ((1, 1024, 384, 8, 32), False)],
+)  # fmt: skip
+def test_where_the_gradient_of_the_logits_goes_to_memory(
+    shape: tuple[int, ...], taken: bool
+) -> None:
+    """Whole tiles, rows enough to add up, not more than 1.25 GiB, and only with a bias."""
+    q = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    bias = q.new_empty((shape[0], shape[3], shape[2], shape[2]))
+    given = attention.BackwardInputs(q, q, q, q, bias, None, q, q, 1.0, (q, q, q))
+    assert by_logits.fits(given) is taken
+    assert not by_logits.fits(given._replace(bias=None))
+
+
 @hopper
 def test_longer_rows_take_the_plain_kernels(three_way: Check) -> None:
     inputs = _inputs((1, 2, 900, 1, 32))
