@@ -62,7 +62,7 @@ def run_forward(
     kept = pairs if outer is None else outer.view(L, E2 * R)
     tiles = (
         tiles_in(a, SEQUENCES, ROWS), tiles_in(a, TAIL, ROWS), tiles_in(b, SEQUENCES, 2 * E),
-        tiles_in(b, TAIL, 2 * E), tiles_in(weight, E, N), tiles_in(z.view(L, R * N), ROWS, N),
+        tiles_in(b, TAIL, 2 * E), tiles_in(weight, E, N), tiles_in(even(z).view(L, R * N), ROWS, N),
         tiles_in(pairs, ROWS, N), tiles_in(kept, ROWS, 2 * E),
     )  # fmt: skip
     programs = min(triton.cdiv(L, ROWS) * (R // COLUMNS), sm_count(out))
