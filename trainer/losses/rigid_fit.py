@@ -13,8 +13,6 @@ from torch import Tensor
 
 from evofeed.shapes import Float
 
-FIT_SUMS = 18
-"""Numbers in a sum: count, x, y, x y^T, |x|^2, |y|^2."""
 _NEWTON_STEPS = 3
 _TINY = 1e-30
 
@@ -22,7 +20,7 @@ _TINY = 1e-30
 def fit_sums(
     x: Float[Tensor, "*B 3"], y: Float[Tensor, "*B 3"], weight: Float[Tensor, "*B"]
 ) -> Float[Tensor, "*B 18"]:
-    """What one pair of points adds to the sums."""
+    """What one pair of points adds to the sums: count, x, y, x y^T, |x|^2, |y|^2."""
     outer = (x[..., :, None] * y[..., None, :]).flatten(-2)
     squares = [torch.sum(points**2, dim=-1, keepdim=True) for points in (x, y)]
     parts = [torch.ones_like(x[..., :1]), x, y, outer, *squares]
