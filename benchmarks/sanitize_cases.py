@@ -51,7 +51,7 @@ class Inputs:
 
 def ops(given: Inputs) -> Iterator[Case]:
     """Ops that stand for themselves."""
-    from evofeed.kernels import layer_norm, masked_softmax
+    from evofeed.kernels import layer_norm, masked_softmax, template_attention
     from evofeed.kernels.ops.attention.op import biased_attention
 
     rand, mask = given.rand, given.mask
@@ -62,6 +62,8 @@ def ops(given: Inputs) -> Iterator[Case]:
             f"softmax K={K}",
             lambda K=K: both(masked_softmax(rand(1, S, 2, R, K), mask(1, S, K), rand(1, 2, R, K))),
         )
+    q, keys = rand(1, S, R, 32), [rand(1, 3, S, R, 32) for _ in range(2)]
+    yield "templates", lambda: both(template_attention(q, *keys, 2, mask(1, 3)))
     # 20 wide: the kernels for every card; 130 and 512 long: many tiles, which fit at once or not
     sizes = [(R, 8), (R, 20), (R, 32), (R, 64), (130, 32), (512, 32)]
     for (N, D), biased in (*((size, True) for size in sizes), ((R, 32), False)):

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from evofeed.kernels.ops.pair_bias.op import pair_bias
     from evofeed.kernels.ops.softmax.op import masked_softmax
     from evofeed.kernels.ops.swiglu.op import swiglu_transition
+    from evofeed.kernels.ops.template_attention.op import (
+        template_attention,
+        template_attention_fits,
+    )
     from evofeed.kernels.ops.transition.op import transition
     from evofeed.kernels.ops.triangle_multiplication.op import triangle_multiplication
     from evofeed.kernels.ops.weighted_average.op import weighted_average
@@ -100,6 +104,8 @@ __all__ = [
     "renaming_errors_fit",
     "sending",
     "swiglu_transition",
+    "template_attention",
+    "template_attention_fits",
     "to_fused",
     "to_torch",
     "transition",

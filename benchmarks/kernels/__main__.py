@@ -39,6 +39,7 @@ from benchmarks.kernels import (
     pair_bias,
     softmax,
     swiglu,
+    template_attention,
     transition,
     triangle_multiplication,
     weighted_average,
@@ -61,6 +62,7 @@ SECTIONS = {
     "weighted_average": weighted_average.section,
     "outer_product_mean": outer_product_mean.section,
     "pair_bias": pair_bias.section,
+    "template_attention": template_attention.section,
     "blocks": blocks.section,
     "optimizer": optimizer.section,
 }

@@ -31,6 +31,7 @@ from evofeed.kernels import (
     point_ends,
     point_sides,
     renaming_errors,
+    template_attention,
     to_fused,
 )
 from evofeed.kernels.runtime import launching, tiles
@@ -118,6 +119,8 @@ def note_all() -> None:
     _run(ExtraMSABlock(c_m=64, c_hidden_msa_att=8, **widths), m, z, more=(many, mask))
     logits = torch.randn(1, N, 4, N, N, requires_grad=True)
     masked_softmax(logits, mask, torch.randn(1, 4, N, N)).sum().backward()
+    q, k, v = (torch.randn(*n, N, N, 64, requires_grad=True) for n in ((1,), (1, 4), (1, 4)))
+    template_attention(q, k, v, 4, torch.ones(1, 4)).sum().backward()
     x = torch.randn(1 << 15, 128, requires_grad=True)
     layer_norm(x, torch.ones(128), torch.zeros(128)).sum().backward()
     _note_structure()

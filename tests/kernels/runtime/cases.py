@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evofeed.kernels import layer_norm, masked_softmax, pair_bias
+from evofeed.kernels import layer_norm, masked_softmax, pair_bias, template_attention
 from evofeed.kernels.ops.adaptive_norm.op import AdaptiveWeights, adaptive_norm
 from evofeed.kernels.ops.attention.op import biased_attention
 from evofeed.kernels.ops.conditioned_attention.op import (
@@ -107,6 +107,11 @@ def _softmax(mask: Tensor) -> Case:
     return lambda x, bias: masked_softmax(x, mask, bias), inputs
 
 
+def _templates(bias: Tensor | None) -> Case:
+    inputs = [torch.randn(2, R, R, 16), *(torch.randn(2, S, R, R, 16) for _ in range(2))]
+    return lambda q, k, v: template_attention(q, k, v, 2, bias), inputs
+
+
 def _swiglu(C: int, mask: Tensor | None) -> Case:
     weights = [*_norm(C), *(torch.randn(2 * C, C) for _ in range(2)), torch.randn(C, 2 * C)]
     return (
@@ -172,6 +177,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax, mask and bias": lambda: _softmax(_mask(1, S, R)),
     "attention": lambda: (biased_attention, _qkv()),
     "attention, mask and bias": lambda: _attention(_mask(1, S, R)),
+    "templates": lambda: _templates(None),
+    "templates, bias": lambda: _templates(_mask(2, S)),
     "gated": lambda: _gated(torch.randn(1, S, R, 32), False),
     "gated, columns": lambda: _gated(
         torch.randn(1, S, R, 32), False, columns=True, residual=True, mask=_mask(1, S, R),

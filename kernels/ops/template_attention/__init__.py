@@ -1,0 +1,1 @@
+"""Attention of every pair to the templates at that pair."""
