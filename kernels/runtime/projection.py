@@ -56,6 +56,8 @@ def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tenso
     return [next(zeros) if bias is None else bias for _, bias in layers]
 
 
+TALL = 16
+"""Rows of pairs that a program takes at once where it writes a bias transposed: a line of memory."""
 EXACT = "ieee" if torch.version.hip else "tf32x3"
 """How a float32 product is made where TF32 is not allowed: each factor split into two TF32 numbers,
 three products of tensor cores. As exact as float32 (benchmarks/float32_block.py); with "ieee" the
@@ -169,12 +171,18 @@ def norm_rows(
         shape = (M // size, heads, *sides)
         pair_bias = torch.empty(shape, dtype=dtype, device=x.device)
     block = tile("norm_rows", C, dtype)
+    turned, tall = transpose_pair and pair_weight is not None, min(TALL, block.rows)
+    grid: tuple[int, ...] = (triton.cdiv(M, block.rows),)
+    if turned:
+        across = triton.cdiv(pair_length, block.rows // tall)
+        grid = (across, triton.cdiv(pair_rows, tall), M // size)
     launch(
-        norm_rows_kernel, (triton.cdiv(M, block.rows),),
+        norm_rows_kernel, grid,
         (x, gamma, beta, pair_weight, y, stats, pair_bias, M, C, eps, pair_length, size, heads,
          float(pair_scale)),
-        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "KEEP": keep,
-         "PAIR": pair_weight is not None, "TRANSPOSE": transpose_pair,
+        {"BLOCK_M": block.rows, "BLOCK_C": padded(C), "BLOCK_H": padded(heads), "BLOCK_I": tall,
+         "KEEP": keep, "PAIR": pair_weight is not None,
+         "TRANSPOSE": turned,
          "PRECISION": precision(dtype), "num_warps": block.warps, "num_stages": block.stages},
     )  # fmt: skip
     return y, stats, pair_bias
