@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from evofeed.kernels.runtime.peer_memory import PeerMemory
     from evofeed.kernels.runtime.pushes import Push, sending
     from evofeed.kernels.structure.clashes.op import Spared, clashes, clashes_fit
+    from evofeed.kernels.structure.exact_linear.op import (
+        exact_bmm,
+        exact_bmm_fits,
+        exact_linear,
+    )
     from evofeed.kernels.structure.frame_error.op import frame_error, frame_error_fits
     from evofeed.kernels.structure.frame_update.op import frame_update, frame_update_fits
     from evofeed.kernels.structure.point_sides.op import (
@@ -83,6 +88,9 @@ __all__ = [
     "conditioned_attention",
     "conditioned_transition",
     "drop_mask",
+    "exact_bmm",
+    "exact_bmm_fits",
+    "exact_linear",
     "frame_error",
     "frame_error_fits",
     "frame_update",

@@ -57,7 +57,7 @@ def zeros_for_none(layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tenso
 
 
 TALL = 16
-"""Rows of pairs that a program takes at once where it writes a bias transposed: a line of memory."""
+"""Rows of pairs that a program takes at once where a bias is transposed: a line of memory."""
 EXACT = "ieee" if torch.version.hip else "tf32x3"
 """How a float32 product is made where TF32 is not allowed: each factor split into two TF32 numbers,
 three products of tensor cores. As exact as float32 (benchmarks/float32_block.py); with "ieee" the

@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evofeed.kernels import PointSizes, point_ends, point_ends_fit, point_sides, point_sides_fit
+from evofeed.kernels import (
+    PointSizes,
+    exact_bmm,
+    exact_bmm_fits,
+    exact_linear,
+    point_ends,
+    point_ends_fit,
+    point_sides,
+    point_sides_fit,
+)
 from evofeed.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
 from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
@@ -140,7 +149,7 @@ class InvariantPointAttention(nn.Module):
         centre = frames.trans.detach().mean(dim=-2, keepdim=True)
         frames = Rigid(frames.rots, frames.trans - centre)
         H, C, P = self.no_heads, self.c_hidden, self.no_qk_points
-        projected = F.linear(s, shared.weight, shared.weight_bias)
+        projected = exact_linear(s, shared.weight, shared.weight_bias)
         sizes = PointSizes(H, C, P, self.no_v_points)
         if point_sides_fit(projected, sizes):
             left, right, values = point_sides(projected, *frames, shared.gamma, sizes)
@@ -159,10 +168,13 @@ class InvariantPointAttention(nn.Module):
     ) -> Float[Tensor, "*B I c_s"]:
         """The update of residues whose left side, bias, pairs and frames are given."""
         left, right = sides
-        with exact_products():
-            product = torch.baddbmm(
-                bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
-            )
+        if exact_bmm_fits(left, right):
+            product = exact_bmm(left, right, bias)
+        else:
+            with exact_products():
+                product = torch.baddbmm(
+                    bias.flatten(0, -3), left.flatten(0, -3), right.flatten(0, -3).transpose(-1, -2)
+                )
         weights = torch.softmax(product.view(bias.shape), dim=-1)
         return self._output(weights, values, z, frames)
 
@@ -195,13 +207,18 @@ class InvariantPointAttention(nn.Module):
 
     def _output(self, weights: Tensor, values: Tensor, z: Tensor, frames: Rigid) -> Tensor:
         """The attended `values [*, R, H, C + 3 P]` and pairs, through the last linear layer."""
-        attended = torch.matmul(weights, values.transpose(-2, -3))
-        pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
+        if exact_bmm_fits(weights, values):
+            attended = exact_bmm(weights, values.movedim(-3, -1))
+            pair = exact_bmm(weights.transpose(-2, -3), z.transpose(-1, -2)).flatten(-2)
+        else:
+            attended = torch.matmul(weights, values.transpose(-2, -3))
+            pair = torch.einsum("...hij,...ijc->...ihc", weights, z).flatten(-2)
         sizes = PointSizes(self.no_heads, self.c_hidden, self.no_qk_points, self.no_v_points)
         if point_ends_fit(attended, frames.rots, sizes):
             least = self._least_square()
             ends = point_ends(attended, *frames, sizes, least, self._clamps_norm)
-            return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
+            parts, last = [ends, pair], self.linear_out
+            return exact_linear(torch.cat(parts, dim=-1), last.weight, last.bias)
         attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]

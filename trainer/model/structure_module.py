@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import frame_update, frame_update_fits
+from evofeed.kernels import exact_linear, frame_update, frame_update_fits
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import (
@@ -39,7 +39,7 @@ class BackboneUpdate(nn.Module):
 
     def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R 6"]:
         """The update, to be applied by `update_frames`."""
-        return self.linear(s)  # type: ignore[no-any-return]
+        return exact_linear(s, self.linear.weight, self.linear.bias)
 
 
 def update_frames(
@@ -71,7 +71,10 @@ class StructureModuleTransitionLayer(nn.Module):
 
     def forward(self, s: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """`s` plus its update."""
-        return s + self.linear_3(torch.relu(self.linear_2(torch.relu(self.linear_1(s)))))  # type: ignore[no-any-return]
+        first, second, last = self.linear_1, self.linear_2, self.linear_3
+        hidden = exact_linear(s, first.weight, first.bias, relu=True)
+        hidden = exact_linear(hidden, second.weight, second.bias, relu=True)
+        return s + exact_linear(hidden, last.weight, last.bias)
 
 
 class StructureModuleTransition(nn.Module):
@@ -154,7 +157,7 @@ class StructureModule(nn.Module):
     def _run(self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
         s_initial = self.layer_norm_s(single)
         z = self.layer_norm_z(pair)
-        s = self.linear_in(s_initial)
+        s = exact_linear(s_initial, self.linear_in.weight, self.linear_in.bias)
         trans = torch.zeros_like(s[..., :3])
         quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
         states, frames = [], []

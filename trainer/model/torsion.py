@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from evofeed.kernels import exact_linear
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.constants import table
 from evofeed.trainer.model.primitives import Linear, one_hot
@@ -26,7 +27,9 @@ class AngleResnetBlock(nn.Module):
 
     def forward(self, a: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """`a` plus its update."""
-        return a + self.linear_2(torch.relu(self.linear_1(torch.relu(a))))  # type: ignore[no-any-return]
+        first, last = self.linear_1, self.linear_2
+        hidden = exact_linear(torch.relu(a), first.weight, first.bias, relu=True)
+        return a + exact_linear(hidden, last.weight, last.bias)
 
 
 class AngleResnet(nn.Module):
@@ -47,10 +50,13 @@ class AngleResnet(nn.Module):
         self, s: Float[Tensor, "*B R c_s"], s_initial: Float[Tensor, "*B R c_s"]
     ) -> tuple[Float[Tensor, "*B R 7 2"], Float[Tensor, "*B R 7 2"]]:
         """Unnormalised and normalised (sin, cos) of each angle."""
-        a = self.linear_initial(torch.relu(s_initial)) + self.linear_in(torch.relu(s))
+        first, skip = self.linear_in, self.linear_initial
+        a = exact_linear(torch.relu(s_initial), skip.weight, skip.bias)
+        a = a + exact_linear(torch.relu(s), first.weight, first.bias)
         for layer in self.layers:
             a = layer(a)
-        angles = self.linear_out(torch.relu(a)).unflatten(-1, (self.no_angles, 2))
+        angles = exact_linear(torch.relu(a), self.linear_out.weight, self.linear_out.bias)
+        angles = torch.unflatten(angles, -1, (self.no_angles, 2))
         square = torch.sum(angles**2, dim=-1, keepdim=True)
         return angles, angles / torch.sqrt(torch.clamp(square, min=self.eps))
 

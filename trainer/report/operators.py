@@ -35,7 +35,7 @@ GROUPS: dict[str, str] = {
     r"^((late_)?forward|(late_)?backward(_d\w+)?|bias_gradient|logits_sums|delta|mask|pool(_grad)?|attend(_grad)?|gated_broadcast(_grad)?)_kernel",
     "gemm": r"gemm|cutlass|cublas|nvjet|xmma|wgmma|splitK|"
     r"aten::(mm|bmm|addmm|matmul|linear|einsum|baddbmm)|"
-    r"^(linear|mlp|swiglu_(mlp|rows|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
+    r"^(linear|exact_product|mlp|swiglu_(mlp|rows|backward|weights)|outer|triangle|transition|projection|gated_output|average|shares_grad)\w*_kernel|^sum_splits_kernel",
     "elementwise": r"elementwise|vectorized|reduce|aten::(add|sub|mul|div|sum|mean|relu|sigmoid|"
     r"native_dropout|exp|log|sqrt|neg|where|clamp|threshold|copy|clone|cat|fill|zero|gelu|pow|eq|"
     r"norm|index|gather|scatter|embedding|bernoulli|abs|rsub|max|min|amax|linalg)|"

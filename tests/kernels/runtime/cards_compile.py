@@ -24,6 +24,7 @@ from evofeed.kernels import (
     PointSizes,
     Spared,
     clashes,
+    exact_linear,
     frame_error,
     frame_update,
     layer_norm,
@@ -35,6 +36,7 @@ from evofeed.kernels import (
     to_fused,
 )
 from evofeed.kernels.runtime import launching, tiles
+from evofeed.kernels.structure.exact_linear import op as exact
 from evofeed.trainer.model.evoformer import EvoformerBlock
 from evofeed.trainer.model.extra_msa import ExtraMSABlock
 
@@ -141,6 +143,8 @@ def _note_structure() -> None:
     weight = torch.ones(1, N)
     error = frame_error(rots, moved, points, rots, trans, points, weight, weight, weight[:, 0])
     atoms, places = torch.randn(1, N, 14, 3, requires_grad=True), torch.ones(1, N, 14)
+    layer = torch.randn(384, 384, requires_grad=True), torch.randn(384, requires_grad=True)
+    exact_linear(torch.randn(N, 384, requires_grad=True), *layer, relu=True).sum().backward()
     numbers = torch.arange(N)[None]
     close = clashes(atoms, places, places, numbers, None, 1.5, Spared(2, 0, 5, False))
     renaming_errors(atoms, (atoms, atoms), places[..., 4:8], places, 4, 1e-10)
@@ -172,6 +176,8 @@ def shared_bytes(launched: Launched, card: str) -> int:
 def main() -> None:
     card, limit = sys.argv[1], int(sys.argv[2])
     tiles.shared_bytes = lambda: limit
+    if CARDS[card].backend == "hip":
+        exact.EXACT = "ieee"  # as where PyTorch is ROCm's
     note_all()
     print(*(f"{name}={shared_bytes(launched, card)}" for name, launched in _noted.items()))
 

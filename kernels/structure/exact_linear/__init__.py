@@ -1,0 +1,1 @@
+"""Linear layers of a few hundred rows, in float32."""
