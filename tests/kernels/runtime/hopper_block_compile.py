@@ -85,7 +85,14 @@ TEXTS = [
          "w2_rows": [256, 64]},
         C=256, N=1024, BLOCK_M=128, BLOCK_N=64, STAGES=2, KEEP=True,
     ),
-    compile_kernel(transition.transition_grad_kernel, C=128, N=512, BLOCK_N=128, BLOCK_M=64),
+    compile_kernel(
+        transition.transition_grad_kernel, {"x_rows": TILE, "dy_rows": TILE}, C=128, N=512,
+        BLOCK_N=128, BLOCK_M=64, BY_ENGINE=False,
+    ),
+    compile_kernel(
+        transition.transition_grad_kernel, {"x_rows": [64, 256], "dy_rows": [64, 256]}, C=256,
+        N=1024, BLOCK_N=64, BLOCK_M=64, BY_ENGINE=True,
+    ),
     compile_kernel(
         swiglu.swiglu_weights_kernel, C=128, N=512, BLOCK_N=64, BLOCK_M=64, HAS_MASK=True
     ),

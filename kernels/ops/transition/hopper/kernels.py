@@ -8,10 +8,12 @@ weights, which it holds in registers. The hidden layer is never written, its gra
 Letters: M rows, C channels, N hidden channels.
 """
 
-from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper
+from evofeed.kernels.runtime.backend import barrier, cp, gl, gluon, hopper, mbarrier
 from evofeed.kernels.runtime.hopper_tiles import (
     add_columns,
+    bars_of,
     copy_rows,
+    fetch,
     mma_layout,
     no_sums,
     store_rows,
@@ -21,15 +23,24 @@ from evofeed.kernels.runtime.hopper_tiles import (
 
 
 @gluon.jit
+def _fetch_rows(x_tiles, dy_tiles, x_rows, dy_rows, bars, slot, first, M):
+    """The copy engine copies rows `first` and on of both, if there are any."""
+    x_tile, there = x_tiles.index(slot), first < M
+    mbarrier.expect(bars.index(slot), x_tile.shape[0] * x_tile.shape[1] * 4, pred=there)
+    fetch(x_tile, x_rows, first, 0, bars.index(slot), there)
+    fetch(dy_tiles.index(slot), dy_rows, first, 0, bars.index(slot), there)
+
+
+@gluon.jit
 def transition_grad_kernel(
-    X, DY, W1, B1, W2, DHIDDEN, PARTIAL_1, PARTIAL_2, PARTIAL, M,
+    X, DY, x_rows, dy_rows, W1, B1, W2, DHIDDEN, PARTIAL_1, PARTIAL_2, PARTIAL, M,
     C: gl.constexpr, N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr,
-    num_warps: gl.constexpr,
+    BY_ENGINE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """DHIDDEN = (DY W2) where X W1^T + B1 > 0, and sums over the program's rows.
 
     PARTIAL_1 `[splits, N, C]` of DHIDDEN^T X, PARTIAL_2 `[splits, C, N]` of DY^T hidden, PARTIAL
-    `[splits, N]` of DHIDDEN.
+    `[splits, N]` of DHIDDEN. With BY_ENGINE the copy engine loads X and DY.
     """
     dtype: gl.constexpr = X.dtype.element_ty
     mma: gl.constexpr = mma_layout(BLOCK_M, BLOCK_N, num_warps)
@@ -44,23 +55,31 @@ def transition_grad_kernel(
     d_tile = tiles_of(dtype, 1, BLOCK_M, BLOCK_N).index(0)
     copy_rows(w1_tile, W1 + n0 * C, 0, BLOCK_N, C)
     copy_rows(w2_tile, W2 + n0, 0, C, N)
-    copy_rows(x_tiles.index(0), X, split * BLOCK_M, M, C)
-    copy_rows(dy_tiles.index(0), DY, split * BLOCK_M, M, C)
+    if BY_ENGINE:
+        bars = bars_of(2)
+        _fetch_rows(x_tiles, dy_tiles, x_rows, dy_rows, bars, 0, split * BLOCK_M, M)
+    else:
+        copy_rows(x_tiles.index(0), X, split * BLOCK_M, M, C)
+        copy_rows(dy_tiles.index(0), DY, split * BLOCK_M, M, C)
     cp.commit_group()
     b1 = gl.load(B1 + n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))).to(gl.float32)
     zeros = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, mma)
     dw1 = gl.full([BLOCK_N, C], 0.0, gl.float32, first_mma)
     dw2 = gl.full([C, BLOCK_N], 0.0, gl.float32, second_mma)
     sums = no_sums(BLOCK_M, BLOCK_N)
-    slot = 0
+    slot, phase = 0, 0
     for tile in range(split, gl.cdiv(M, BLOCK_M), splits):
+        after = (tile + splits) * BLOCK_M
         cp.wait_group(0)
         hopper.fence_async_shared()
         barrier()
-        after = (tile + splits) * BLOCK_M
-        copy_rows(x_tiles.index(1 - slot), X, after, M, C)
-        copy_rows(dy_tiles.index(1 - slot), DY, after, M, C)
-        cp.commit_group()
+        if BY_ENGINE:
+            _fetch_rows(x_tiles, dy_tiles, x_rows, dy_rows, bars, 1 - slot, after, M)
+            mbarrier.wait(bars.index(slot), phase)
+        else:
+            copy_rows(x_tiles.index(1 - slot), X, after, M, C)
+            copy_rows(dy_tiles.index(1 - slot), DY, after, M, C)
+            cp.commit_group()
         x_tile, dy_tile = x_tiles.index(slot), dy_tiles.index(slot)
         hidden = hopper.warpgroup_mma(
             x_tile, w1_tile.permute((1, 0)), zeros, use_acc=False, is_async=True
@@ -76,6 +95,7 @@ def transition_grad_kernel(
         next_2 = hopper.warpgroup_mma(dy_tile.permute((1, 0)), hidden_tile, dw2, is_async=True)
         sums = add_columns(sums, store_rows(DHIDDEN + n0, d_tile, tile * BLOCK_M, M, N))
         dw1, dw2 = hopper.warpgroup_mma_wait(0, [next_1, next_2])
+        phase ^= slot  # a slot's next copy is another phase of its barrier
         slot = 1 - slot
     cp.wait_group(0)
     PARTIAL_1 += split.to(gl.int64) * N * C

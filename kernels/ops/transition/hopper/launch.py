@@ -59,10 +59,13 @@ def run_hidden_grad(x: Tensor, dy: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -
     partials = [
         torch.empty((splits, n), dtype=torch.float32, device=x.device) for n in (N * C, N * C, N)
     ]
+    x, dy = even(x), even(dy)
     launch(
         transition_grad_kernel, (N // block * splits,),
-        (x, even(dy), even(w1), b1, even(w2), hidden, *partials, M),
-        {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "num_warps": WARPS},
+        (x, dy, tiles_in(x, ROWS, C), tiles_in(dy, ROWS, C), even(w1), b1, even(w2), hidden,
+         *partials, M),
+        {"C": C, "N": N, "BLOCK_N": block, "BLOCK_M": ROWS, "BY_ENGINE": C == 256,
+         "num_warps": WARPS},
     )  # fmt: skip
     return HiddenGrads(hidden, *partials)
 
