@@ -171,6 +171,9 @@ _known: dict[Hashable, str | None] = {}
 
 def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
     """What speaks against the fused form of a module that has its names and shapes, or None."""
+    odd = next((n for n, p in module.named_parameters() if _wraps(p)), None)
+    if odd:
+        return f"{odd} is a {type(module.get_parameter(odd)).__name__}, which kernels cannot read"
     if mixin not in INPUTS:
         return None  # a drop-in looks itself, a block of fused parts has its own forward
     if "forward" in vars(module):
@@ -181,9 +184,6 @@ def trouble(module: nn.Module, mixin: type[Fused]) -> str | None:
     odd = next((n for n, p in module.named_parameters() if not p.is_floating_point()), None)
     if odd:
         return f"{odd} is of type {str(module.get_parameter(odd).dtype)[6:]}"
-    odd = next((n for n, p in module.named_parameters() if _wraps(p)), None)
-    if odd:
-        return f"{odd} is a {type(module.get_parameter(odd)).__name__}, which kernels cannot read"
     key = (mixin, *_configuration(module))
     if key not in _known:
         _known[key] = _disagreement(module, mixin)

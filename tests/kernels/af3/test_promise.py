@@ -262,6 +262,12 @@ def test_swapping_again_finds_a_layer_that_was_exchanged_since() -> None:
     assert isinstance(block.conditioned_transition_block, Fused), report
 
 
+def test_a_norm_whose_weight_is_of_several_tensors_stays_with_pytorch() -> None:
+    norm, report = nn.LayerNorm(C), SwapReport()
+    norm.weight = nn.Parameter(TwoTensor(torch.ones(C), torch.ones(C)))
+    assert not isinstance(to_fused(norm, report), Fused) and "TwoTensor" in report.kept[""]
+
+
 class Sub(LayerNorm):
     """Somebody's own sub-class of a drop-in."""
 
