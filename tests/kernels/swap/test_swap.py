@@ -106,7 +106,7 @@ def test_hooks_still_fire() -> None:
 
 
 def test_the_share_of_swapped_modules_is_measured(device: str) -> None:
-    wide = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16, bias=False)).to(device)
+    wide = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4096, bias=False)).to(device)
     report = SwapReport()
     to_fused(wide, report)
     x = torch.randn(64, 16, device=device, requires_grad=True)
