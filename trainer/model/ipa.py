@@ -24,7 +24,7 @@ from evofeed.kernels import (
 )
 from evofeed.shapes import Float
 from evofeed.trainer.model.init import IPA_HEAD_WEIGHT
-from evofeed.trainer.model.primitives import Linear, exact_products, mask_bias
+from evofeed.trainer.model.primitives import ExactLinear, Linear, exact_products, mask_bias
 from evofeed.trainer.model.rigid import Rigid
 
 
@@ -82,7 +82,7 @@ class InvariantPointAttention(nn.Module):
         self.linear_b = Linear(c_z, no_heads)
         self.head_weights = nn.Parameter(torch.full([no_heads], IPA_HEAD_WEIGHT))
         concat = no_heads * (c_z + c_hidden + no_v_points * 4)
-        self.linear_out = Linear(concat, c_s, init="final")
+        self.linear_out = ExactLinear(concat, c_s, init="final")
 
     def _add_projections(self, c_s: int, width: int) -> None:
         self.linear_q = Linear(c_s, width)
@@ -217,8 +217,7 @@ class InvariantPointAttention(nn.Module):
         if point_ends_fit(attended, frames.rots, sizes):
             least = self._least_square()
             ends = point_ends(attended, *frames, sizes, least, self._clamps_norm)
-            parts, last = [ends, pair], self.linear_out
-            return exact_linear(torch.cat(parts, dim=-1), last.weight, last.bias)
+            return self.linear_out(torch.cat([ends, pair], dim=-1))  # type: ignore[no-any-return]
         attended = attended.transpose(-2, -3)
         scalar, points = torch.split(attended, [self.c_hidden, 3 * self.no_v_points], dim=-1)
         points = torch.unflatten(points, -1, (3, -1)).transpose(-2, -3).flatten(-2)  # [*, R, 3, HP]

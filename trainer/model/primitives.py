@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evofeed.kernels import exact_linear
 from evofeed.shapes import Float, Int, Shaped
 from evofeed.trainer.model.init import init_linear
 
@@ -35,6 +36,14 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw the weights again by the law given at construction."""
         init_linear(self.weight, self.bias, self._init)
+
+
+class ExactLinear(Linear):
+    """A `Linear` of few rows in float32, as the structure module has; on a GPU a kernel of ours."""
+
+    def forward(self, x: Float[Tensor, "*B c_in"], relu: bool = False) -> Float[Tensor, "*B c_out"]:
+        """The layer, with `relu` its positive part."""
+        return exact_linear(x, self.weight, self.bias, relu)
 
 
 class LayerNorm(nn.Module):

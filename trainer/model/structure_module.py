@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import exact_linear, frame_update, frame_update_fits
+from evofeed.kernels import frame_update, frame_update_fits
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.ipa import InvariantPointAttention
 from evofeed.trainer.model.primitives import (
+    ExactLinear,
     LayerNorm,
-    Linear,
     SharedDropout,
     at_least_float32,
     full_precision,
@@ -35,11 +35,11 @@ class BackboneUpdate(nn.Module):
 
     def __init__(self, c_s: int) -> None:
         super().__init__()
-        self.linear = Linear(c_s, 6, init="final")
+        self.linear = ExactLinear(c_s, 6, init="final")
 
     def forward(self, s: Float[Tensor, "*B R c_s"]) -> Float[Tensor, "*B R 6"]:
         """The update, to be applied by `update_frames`."""
-        return exact_linear(s, self.linear.weight, self.linear.bias)
+        return self.linear(s)  # type: ignore[no-any-return]
 
 
 def update_frames(
@@ -65,16 +65,14 @@ class StructureModuleTransitionLayer(nn.Module):
 
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.linear_1 = Linear(c, c, init="relu")
-        self.linear_2 = Linear(c, c, init="relu")
-        self.linear_3 = Linear(c, c, init="final")
+        self.linear_1 = ExactLinear(c, c, init="relu")
+        self.linear_2 = ExactLinear(c, c, init="relu")
+        self.linear_3 = ExactLinear(c, c, init="final")
 
     def forward(self, s: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """`s` plus its update."""
-        first, second, last = self.linear_1, self.linear_2, self.linear_3
-        hidden = exact_linear(s, first.weight, first.bias, relu=True)
-        hidden = exact_linear(hidden, second.weight, second.bias, relu=True)
-        return s + exact_linear(hidden, last.weight, last.bias)
+        hidden = self.linear_2(self.linear_1(s, relu=True), relu=True)
+        return s + self.linear_3(hidden)  # type: ignore[no-any-return]
 
 
 class StructureModuleTransition(nn.Module):
@@ -125,7 +123,7 @@ class StructureModule(nn.Module):
         self.trans_scale_factor = trans_scale_factor
         self.layer_norm_s = LayerNorm(c_s)
         self.layer_norm_z = LayerNorm(c_z)
-        self.linear_in = Linear(c_s, c_s)
+        self.linear_in = ExactLinear(c_s, c_s)
         self.ipa = self.ipa_class(
             c_s, c_z, c_ipa, no_heads_ipa, no_qk_points, no_v_points, inf, epsilon
         )
@@ -157,7 +155,7 @@ class StructureModule(nn.Module):
     def _run(self, single: Tensor, pair: Tensor, aatype: Tensor, mask: Tensor) -> dict[str, Tensor]:
         s_initial = self.layer_norm_s(single)
         z = self.layer_norm_z(pair)
-        s = exact_linear(s_initial, self.linear_in.weight, self.linear_in.bias)
+        s = self.linear_in(s_initial)
         trans = torch.zeros_like(s[..., :3])
         quaternion = torch.cat([trans[..., :1] + 1, trans], dim=-1)
         states, frames = [], []

@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evofeed.kernels import exact_linear
 from evofeed.shapes import Float, Int
 from evofeed.trainer.model.constants import table
-from evofeed.trainer.model.primitives import Linear, one_hot
+from evofeed.trainer.model.primitives import ExactLinear, one_hot
 from evofeed.trainer.model.rigid import Rigid, apply, compose, from_4x4
 
 
@@ -22,14 +21,12 @@ class AngleResnetBlock(nn.Module):
 
     def __init__(self, c_hidden: int) -> None:
         super().__init__()
-        self.linear_1 = Linear(c_hidden, c_hidden, init="relu")
-        self.linear_2 = Linear(c_hidden, c_hidden, init="final")
+        self.linear_1 = ExactLinear(c_hidden, c_hidden, init="relu")
+        self.linear_2 = ExactLinear(c_hidden, c_hidden, init="final")
 
     def forward(self, a: Float[Tensor, "*B c"]) -> Float[Tensor, "*B c"]:
         """`a` plus its update."""
-        first, last = self.linear_1, self.linear_2
-        hidden = exact_linear(torch.relu(a), first.weight, first.bias, relu=True)
-        return a + exact_linear(hidden, last.weight, last.bias)
+        return a + self.linear_2(self.linear_1(torch.relu(a), relu=True))  # type: ignore[no-any-return]
 
 
 class AngleResnet(nn.Module):
@@ -41,21 +38,19 @@ class AngleResnet(nn.Module):
         super().__init__()
         self.no_angles = no_angles
         self.eps = epsilon
-        self.linear_in = Linear(c_in, c_hidden)
-        self.linear_initial = Linear(c_in, c_hidden)
+        self.linear_in = ExactLinear(c_in, c_hidden)
+        self.linear_initial = ExactLinear(c_in, c_hidden)
         self.layers = nn.ModuleList(AngleResnetBlock(c_hidden) for _ in range(no_blocks))
-        self.linear_out = Linear(c_hidden, no_angles * 2)
+        self.linear_out = ExactLinear(c_hidden, no_angles * 2)
 
     def forward(
         self, s: Float[Tensor, "*B R c_s"], s_initial: Float[Tensor, "*B R c_s"]
     ) -> tuple[Float[Tensor, "*B R 7 2"], Float[Tensor, "*B R 7 2"]]:
         """Unnormalised and normalised (sin, cos) of each angle."""
-        first, skip = self.linear_in, self.linear_initial
-        a = exact_linear(torch.relu(s_initial), skip.weight, skip.bias)
-        a = a + exact_linear(torch.relu(s), first.weight, first.bias)
+        a = self.linear_initial(torch.relu(s_initial)) + self.linear_in(torch.relu(s))
         for layer in self.layers:
             a = layer(a)
-        angles = exact_linear(torch.relu(a), self.linear_out.weight, self.linear_out.bias)
+        angles = self.linear_out(torch.relu(a))
         angles = torch.unflatten(angles, -1, (self.no_angles, 2))
         square = torch.sum(angles**2, dim=-1, keepdim=True)
         return angles, angles / torch.sqrt(torch.clamp(square, min=self.eps))
