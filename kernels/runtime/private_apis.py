@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 """From and up to which versions these names hold."""
@@ -26,6 +26,11 @@ VERSIONS = {"torch": ("2.8", "2.13"), "triton": ("3.4", "3.7")}
 def function_apply(function: type[torch.autograd.Function]) -> Any:
     """What `function.apply` calls after a look for functorch at each argument: saves 10 us."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def is_of_several(tensor: Tensor) -> bool:
+    """Whether its numbers are in other tensors: quantised, split."""
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def functorch_active() -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from evofeed.kernels.fused_module import Fused, called, fuse, stand_ins
 from evofeed.kernels.runtime.backend import plain_versions
+from evofeed.kernels.runtime.private_apis import is_of_several
 from evofeed.kernels.swap import (
     af3_attention,
     af3_averages,
@@ -203,7 +203,7 @@ def _has_hooks(module: nn.Module) -> bool:
 def _wraps(parameter: nn.Parameter) -> bool:
     """Whether its numbers are in other tensors; FSDP's are together when a module is called."""
     kind = type(parameter).__name__
-    return kind != "DTensor" and is_traceable_wrapper_subclass(parameter)
+    return kind != "DTensor" and is_of_several(parameter)
 
 
 def _configuration(module: nn.Module) -> Iterable[Hashable]:
