@@ -50,6 +50,7 @@ def _outer(B: int, S: int, R: int, residual: bool) -> tuple[Callable[[Op], Op], 
         ((1, 128, 64, True), True),
         ((1, 130, 132, False), False),
         ((1, 40, 30, True), False),  # few sequences
+        ((1, 132, 36, True), False),  # fewer residues than a tile has
         ((2, 132, 68, True), False),
     ],
 )

@@ -49,18 +49,20 @@ def _off(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("channels", [64, 128])
 @pytest.mark.parametrize("outgoing", [True, False], ids=["outgoing", "incoming"])
-def test_a_triangle_product_in_parts_is_the_whole(
+def test_a_triangle_product_in_parts_is_as_near_to_float32_as_the_whole(
     channels: int, outgoing: bool, little_memory: Any
 ) -> None:
+    """Parts of few pairs run other kernels than the whole does."""
     torch.manual_seed(0)
-    N = 528  # of any number of rows Hopper's kernels take the pairs: 16 at a time
+    N = 528
     with torch.device("cuda"), torch.no_grad():
         stack = PairStack(channels, channels, channels // 4, 4, 2, 0.25).eval()
         for parameter in stack.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         z, mask = torch.randn(1, N, N, channels).bfloat16(), torch.rand(1, N, N).gt(0.1).float()
-    to_fused(stack)
-    module = stack.tri_mul_out if outgoing else stack.tri_mul_in
+        name = "tri_mul_out" if outgoing else "tri_mul_in"
+        exact = getattr(stack, name)(z.float(), mask)
+    module = getattr(to_fused(stack), name)
     axis, found = Axis(group=None, rank=0, size=1, in_place=True), []
     for nbytes in (8 << 30, 16 << 20, 1 << 20):
         little_memory(nbytes)
@@ -68,7 +70,8 @@ def test_a_triangle_product_in_parts_is_the_whole(
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
             found.append(_multiply(module, given, mask, None, axis))
         assert (found[-1].data_ptr() == given.data_ptr()) == (nbytes < 8 << 30)
-    assert all(_off(parts - z, found[0] - z) < 1e-3 for parts in found[1:])
+    whole, *parts = (_off(one.float() - z.float(), exact) for one in found)
+    assert whole < 0.02 and max(parts) < 1.2 * whole
 
 
 @pytest.mark.parametrize("name", ["chain", "complex"])

@@ -39,7 +39,8 @@ def forward_fits(z: Tensor | None, S: int, batch: int, E: int, N: int, dtype: to
     if z is None or not fits(z, E, N, dtype):
         return False
     L, R = z.shape[1:3]
-    return batch == 1 and 0 <= S - SEQUENCES <= TAIL and L >= ROWS and R % COLUMNS == 0
+    whole = min(L, R) >= ROWS and R % COLUMNS == 0  # of 36 residues it met an illegal instruction
+    return batch == 1 and 0 <= S - SEQUENCES <= TAIL and whole
 
 
 def run_forward(
