@@ -69,7 +69,10 @@ def _odd(*tensors: Tensor | None) -> bool:
 
 
 def _plan(a: Tensor, b: Tensor, dtype: torch.dtype) -> Plan | None:
-    key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, dtype, a.get_device())
+    device = a.get_device()
+    if device != torch.cuda.current_device():  # PyTorch makes it current for the call
+        return None
+    key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, dtype, device)
     if key not in _plans:
         if len(_plans) >= MOST:
             _plans.clear()
@@ -95,8 +98,6 @@ def _made(a: Tensor, b: Tensor, dtype: torch.dtype) -> Plan | None:
     """A plan with the algorithm saved for such a product on this card; None without one."""
     known = a.dtype is b.dtype and {a.dtype, dtype} <= _SHORT.keys() and a.dim() == b.dim()
     if not (known and _in_order(a) and _in_order(b)):
-        return None
-    if a.get_device() != torch.cuda.current_device():
         return None
     saved = saved_products(torch.cuda.get_device_name(a.get_device()), version())
     algorithm = saved.get(kind(a, b, dtype))

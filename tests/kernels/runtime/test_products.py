@@ -153,6 +153,17 @@ def test_without_a_card_pytorch_makes_them(several: bool) -> None:
         assert torch.equal(product(a, b, dtype=torch.float32), (a @ b).float())
 
 
+def test_plans_are_for_the_current_card_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch goes to the current one, and PyTorch makes its factors' card that."""
+    made = object()
+    monkeypatch.setattr(products, "_plans", {})
+    monkeypatch.setattr(products, "_made", lambda a, b, dtype: made)
+    a = torch.ones(2, 2)
+    for current, plan in ((1, None), (a.get_device(), made), (1, None)):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda at=current: at)
+        assert products._plan(a, a, a.dtype) is plan
+
+
 def test_kinds_say_all_that_an_algorithm_depends_on() -> None:
     a, b = torch.empty(24, 16, dtype=torch.bfloat16), torch.empty(8, 16, dtype=torch.bfloat16)
     assert kind(a, b.t(), torch.bfloat16) == "nt 24 x 16 x 8 bfloat16"
