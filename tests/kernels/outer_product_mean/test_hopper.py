@@ -51,7 +51,8 @@ def _outer(B: int, S: int, R: int, residual: bool) -> tuple[Callable[[Op], Op], 
         ((1, 130, 132, False), False),
         ((1, 40, 30, True), False),  # few sequences
         ((1, 132, 36, True), False),  # fewer residues than a tile has
-        ((2, 132, 68, True), False),
+        ((1, 132, 68, True), False),  # residues that do not fill lines of 16 bytes
+        ((2, 132, 72, True), False),
     ],
 )
 def test_outer_product_mean(

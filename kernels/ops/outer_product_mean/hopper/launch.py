@@ -18,7 +18,7 @@ from evofeed.kernels.runtime.launching import launch, tiles_in
 from evofeed.kernels.runtime.projection import even
 
 SEQUENCES, TAIL = 128, 16  # of a product, and behind it
-ROWS, COLUMNS = 64, 4  # residues i and j of a tile
+ROWS, COLUMNS, LINE = 64, 4, 8  # residues i and j of a tile; i's that 16 bytes hold
 STAGES, TOGETHER = 4, 4  # channels c on their way, and in one turn of a loop
 PARTS, LONG_ROWS = 4, 128  # of the gradient: shares of the weight, pairs of a tile
 
@@ -39,7 +39,8 @@ def forward_fits(z: Tensor | None, S: int, batch: int, E: int, N: int, dtype: to
     if z is None or not fits(z, E, N, dtype):
         return False
     L, R = z.shape[1:3]
-    whole = min(L, R) >= ROWS and R % COLUMNS == 0  # of 36 residues it met an illegal instruction
+    # Of 36 by 36 residues it met an illegal instruction: fewer than a tile has, or an odd line.
+    whole = min(L, R) >= ROWS and L % LINE == 0 and R % COLUMNS == 0
     return batch == 1 and 0 <= S - SEQUENCES <= TAIL and whole
 
 
