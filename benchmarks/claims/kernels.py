@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.claims.results import EARLIER, Row, result
+from benchmarks.claims.results import EARLIER, Row, age, result
 
 
 def op(section: str, case: str, who: str) -> dict[str, Any]:
@@ -17,6 +17,11 @@ def op(section: str, case: str, who: str) -> dict[str, Any]:
 def both_ms(section: str, case: str, who: str) -> str:
     """Forward and backward of an op."""
     return f"{op(section, case, who)['both']['us'] / 1e3:.2f}"
+
+
+def age_of(section: str) -> str:
+    """Of a section's run, if its kernels are older."""
+    return age(result("kernels_h200")["sections"][section]["environment"]["date"])
 
 
 def openfold_block(case: str, how: str) -> str:
@@ -49,7 +54,7 @@ def kernels() -> list[Row]:
     return [
         (
             "biased attention, forward and backward, triangle 256 / 384 / 512",
-            f"{ours} ms",
+            f"{ours} ms{age_of('attention')}",
             f"compiled flex_attention {flex}, same run",
             "kernels_h200",
         ),
@@ -79,7 +84,7 @@ def kernels() -> list[Row]:
         ),
         (
             "triangle multiplication, forward and backward, 256 / 384 residues",
-            f"{multiplied['evofeed']} ms",
+            f"{multiplied['evofeed']} ms{age_of('triangle')}",
             f"torch.compile {multiplied['torch.compile']}, eager {multiplied['torch eager']}, "
             "same run",
             "kernels_h200",
