@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from evofeed import cli
 from evofeed.errors import StoreError
@@ -176,3 +177,18 @@ def test_our_errors_are_one_line_and_exit_code_one(
     assert capsys.readouterr().err == (
         "evofeed: /data/x: no dataset there; run `evofeed featurize` first\n"
     )
+
+
+def test_ctrl_c_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    app = typer.Typer()
+    app.command("doctor")(interrupted)
+    monkeypatch.setattr(cli, "_load", lambda *_: app)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["doctor"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "evofeed: interrupted\n"

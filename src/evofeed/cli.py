@@ -120,6 +120,10 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_fail(f"{name} needs {error.name}: pip install 'evofeed[all]'", 1))
         except KeyboardInterrupt:
             sys.exit(_fail("interrupted", 130))
+        except SystemExit as end:
+            if end.code == 130:  # what Typer makes of Ctrl-C
+                _fail("interrupted", 130)
+            raise
 
 
 def _load(module: str, attribute: str, name: str) -> Any:
