@@ -222,7 +222,7 @@ def predict(
             with share_bar("predicting", quiet=as_json) as show:
                 found = predict_structure(
                     model, batch, name=chain, chain_names=names,
-                    progress=_told(show, recycles + 1),
+                    progress=None if as_json else _told(show, recycles + 1),
                 )  # fmt: skip
     write_atomic(out, found.text(file_format))
     if picture is not None:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What kernels read of frames."""
+"""What kernels read of frames and points."""
 
 from evofeed.kernels.runtime.backend import tl, triton
 
@@ -15,4 +15,14 @@ def load_frame(ROTS, TRANS, n, inside):
         tl.load(r + 6, mask=inside, other=0.0), tl.load(r + 7, mask=inside, other=0.0),
         tl.load(r + 8, mask=inside, other=0.0), tl.load(t, mask=inside, other=0.0),
         tl.load(t + 1, mask=inside, other=0.0), tl.load(t + 2, mask=inside, other=0.0),
+    )  # fmt: skip
+
+
+@triton.jit
+def load_point(POINTS, at, inside):
+    """Three numbers of a point, as columns."""
+    p = POINTS + at * 3
+    return (
+        tl.load(p, mask=inside, other=0.0), tl.load(p + 1, mask=inside, other=0.0),
+        tl.load(p + 2, mask=inside, other=0.0),
     )  # fmt: skip

@@ -5,16 +5,7 @@ Letters: G structures, T targets that follow one another in them, F frames, P po
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-from evofeed.kernels.structure.frames import load_frame
-
-
-@triton.jit
-def _load_points(POINTS, at, inside):
-    p = POINTS + at * 3
-    return (
-        tl.load(p, mask=inside, other=0.0), tl.load(p + 1, mask=inside, other=0.0),
-        tl.load(p + 2, mask=inside, other=0.0),
-    )  # fmt: skip
+from evofeed.kernels.structure.frames import load_frame, load_point
 
 
 @triton.jit
@@ -71,8 +62,8 @@ def frame_error_kernel(
         there = p < P
         weight = tl.load(POINT_WEIGHT + target * P + p, mask=there, other=0.0)
         weight = frame_weight[:, None] * weight[None, :]
-        seen = _seen(mine, _load_points(POINTS, structure * P + p, there))
-        known = _seen(theirs, _load_points(TARGET_POINTS, target * P + p, there))
+        seen = _seen(mine, load_point(POINTS, structure * P + p, there))
+        known = _seen(theirs, load_point(TARGET_POINTS, target * P + p, there))
         error, g0, g1, g2 = _errors(seen, known, weight, share, most, eps)
         total += error
         if GRAD:
@@ -109,8 +100,8 @@ def frame_error_points_kernel(
     target = structure % T
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     there = p < P
-    points = _load_points(POINTS, structure * P + p, there)
-    known_points = _load_points(TARGET_POINTS, target * P + p, there)
+    points = load_point(POINTS, structure * P + p, there)
+    known_points = load_point(TARGET_POINTS, target * P + p, there)
     point_weight = tl.load(POINT_WEIGHT + target * P + p, mask=there, other=0.0)
     share = tl.load(SHARE + target)
     zeros = tl.zeros([BLOCK_F, BLOCK_P], tl.float32)

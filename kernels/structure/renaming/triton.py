@@ -5,15 +5,7 @@ Letters: A atoms, 14 places in a residue; S of them, from FIRST on, hold atoms w
 """
 
 from evofeed.kernels.runtime.backend import tl, triton
-
-
-@triton.jit
-def _load(POINTS, at, inside):
-    p = POINTS + at * 3
-    return (
-        tl.load(p, mask=inside, other=0.0), tl.load(p + 1, mask=inside, other=0.0),
-        tl.load(p + 2, mask=inside, other=0.0),
-    )  # fmt: skip
+from evofeed.kernels.structure.frames import load_point
 
 
 @triton.jit
@@ -38,16 +30,20 @@ def renaming_kernel(
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     i = first + n // S * 14 + FIRST + n % S
     there = n < some
-    one, true, alt = _load(POINTS, i, there), _load(TARGET, i, there), _load(OTHER, i, there)
+    one, true, alt = (
+        load_point(POINTS, i, there),
+        load_point(TARGET, i, there),
+        load_point(OTHER, i, there),
+    )
     error = tl.zeros([BLOCK, BLOCK], tl.float32)
     error_alt = tl.zeros([BLOCK, BLOCK], tl.float32)
     for start in range(0, A, BLOCK):
         k = start + tl.arange(0, BLOCK)
         j, inside = first + k, k < A
         weight = tl.load(TO + j, mask=inside, other=0.0)[None, :]
-        found = _distance(one, _load(POINTS, j, inside), eps)
-        off = found - _distance(true, _load(TARGET, j, inside), eps)
-        off_alt = found - _distance(alt, _load(OTHER, j, inside), eps)
+        found = _distance(one, load_point(POINTS, j, inside), eps)
+        off = found - _distance(true, load_point(TARGET, j, inside), eps)
+        off_alt = found - _distance(alt, load_point(OTHER, j, inside), eps)
         error += weight * tl.sqrt(off * off + eps)
         error_alt += weight * tl.sqrt(off_alt * off_alt + eps)
     at = tl.program_id(1) * some + n
