@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from evofeed.lazy import names_from
+from evofeed.base.lazy import names_from
 
 if TYPE_CHECKING:
+    from evofeed.synth.entries import write_entries
     from evofeed.synth.write import SynthReport, write_synthetic
 
-__all__ = ["SynthReport", "write_synthetic"]
+__all__ = ["SynthReport", "write_entries", "write_synthetic"]
 
 __getattr__ = names_from(__name__)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evofeed.options import Json
+from evofeed.base.options import Json
 
 
 def synth(

@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from evofeed.chain_numbers import superposed
-from evofeed.residues import GAP
+from evofeed.protein.chain_numbers import superposed
+from evofeed.protein.residues import GAP
 from evofeed.synth import fold as folds
 from evofeed.synth.docking import Placement
 from evofeed.synth.evolve import Family, evolve_complex

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.shapes import Float
+from evofeed.base.shapes import Float
 
 _TRIES = 96
 _NEAREST = 4.2  # ångström between CA atoms or side-chain centroids of different chains

@@ -16,8 +16,8 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.residues import GAP, RESTYPES
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residues import GAP, RESTYPES
 from evofeed.synth import fold as folds
 from evofeed.synth.compact import compact
 from evofeed.synth.docking import Placement, dock

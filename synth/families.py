@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.residues import GAP
+from evofeed.protein.residues import GAP
 from evofeed.synth import fold as folds
 from evofeed.synth.evolve import BACKGROUND, Family, evolve_family
 from evofeed.synth.formats import Hit

@@ -14,14 +14,14 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.residue_geometry import (
+from evofeed.base.shapes import Float, Int
+from evofeed.protein.residue_geometry import (
     ATOM14_GROUP,
     ATOM14_MASK,
     ATOM14_POSITIONS,
     CHI_MASK,
     DEFAULT_FRAMES,
 )
-from evofeed.shapes import Float, Int
 
 HELIX, STRAND, LOOP = "HEC"
 _PHI_PSI = {HELIX: (-62.0, -43.0), STRAND: (-120.0, 130.0)}

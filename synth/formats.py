@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.residues import GAP, RESTYPES
-from evofeed.shapes import UInt8
+from evofeed.base.shapes import UInt8
+from evofeed.protein.residues import GAP, MSA_LETTERS, RESTYPES
 from evofeed.synth.evolve import blosum62
 
-_UPPER = np.frombuffer((RESTYPES + "X-").encode(), np.uint8)
 _LOWER = np.frombuffer((RESTYPES.lower() + "x\0").encode(), np.uint8)
 _STO_WIDTH = 200
 _HHR_WIDTH = 80
@@ -35,7 +34,7 @@ class Hit:
 def a3m(names: list[str], rows: UInt8[np.ndarray, "n X"]) -> str:
     """Rows as A3M: columns where row 0 has a residue are upper case or `-`, others lower case."""
     match = rows[0] != GAP
-    text = np.where(match, _UPPER[rows], _LOWER[rows])
+    text = np.where(match, MSA_LETTERS[rows], _LOWER[rows])
     return "".join(
         f">{name}\n{line.tobytes().translate(None, bytes(1)).decode()}\n"
         for name, line in zip(names, text, strict=True)
@@ -49,7 +48,7 @@ def stockholm(names: list[str], descriptions: list[str], rows: UInt8[np.ndarray,
     out = ["# STOCKHOLM 1.0\n\n"]
     for name, description in zip(names[1:], descriptions[1:], strict=True):
         out.append(f"#=GS {name:<{width}}DE {description}\n")
-    text = [line.tobytes().decode() for line in _UPPER[used]]
+    text = [line.tobytes().decode() for line in MSA_LETTERS[used]]
     columns = "".join("x" if code != GAP else "." for code in used[0])
     for start in range(0, len(columns), _STO_WIDTH):
         cut = slice(start, start + _STO_WIDTH)
@@ -118,7 +117,7 @@ def _blocks(
     t_length: int,
     ss: str,
 ) -> str:
-    q_text, t_text = _UPPER[q].tobytes().decode(), _UPPER[t].tobytes().decode()
+    q_text, t_text = MSA_LETTERS[q].tobytes().decode(), MSA_LETTERS[t].tobytes().decode()
     ss_text, letters_left = [], iter(ss)
     for letter in t_text:
         ss_text.append("-" if letter == "-" else next(letters_left))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.residue_geometry import RESIDUE_ATOMS
-from evofeed.residues import RESTYPE_3
+from evofeed.protein.residue_geometry import RESIDUE_ATOMS
+from evofeed.protein.residues import RESTYPE_3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evofeed.residues import GAP
+from evofeed.protein.residues import GAP
 from evofeed.synth import formats
 from evofeed.synth.complexes import read_stoichiometry, simulate_complexes, species_names
 from evofeed.synth.families import (

@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 import importlib
 import io
-import os
 import sys
 from typing import Any
 
 import typer
 
 from evofeed import __version__
-from evofeed.errors import EvofeedError
+from evofeed.base.errors import EvofeedError
+from evofeed.base.files import advice
 
 # name: (module, Typer app or function, one line for --help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -31,19 +31,25 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "check": ("evofeed.featurize.commands", "check", "What is amiss with an input."),
     "search": ("evofeed.featurize.search.commands", "search", "Sequences to alignments."),
-    "export": ("evofeed.featurize.search.commands", "export", "Alignments for other programs."),
+    "make-set": ("evofeed.featurize.sets.commands", "make_set", "Structures to a training set."),
+    "export": ("evofeed.featurize.export.commands", "export", "Records for other programs."),
     "cluster": ("evofeed.featurize.search.commands", "cluster", "Sequence clusters, by mmseqs."),
     "snapshots": ("evofeed.store.commands", "snapshots", "List, compare, tag, verify, collect."),
     "shards": ("evofeed.store.shard_commands", "shards", "Look inside shards."),
     "serve": ("evofeed.service.commands", "serve", "The manifest service and dashboard."),
-    "tokens": ("evofeed.service.access.commands", "tokens", "API tokens of the service."),
-    "jobs": ("evofeed.featurize.job.commands", "jobs", "Featurize jobs: status, cancel, retry."),
+    "tokens": ("evofeed.service.client.token_commands", "tokens", "API tokens of the service."),
+    "entries": (
+        "evofeed.featurize.entries.commands",
+        "entries",
+        "Whole entries for OpenFold3, Boltz and Protenix.",
+    ),
+    "jobs": ("evofeed.featurize.job_commands", "jobs", "Featurize jobs: status, cancel, retry."),
     "plan": ("evofeed.loader.commands", "plan", "Which rank reads which chains."),
     "train": ("evofeed.trainer.commands", "train", "Train the AlphaFold2 model."),
     "tune": ("evofeed.trainer.tune.commands", "tune", "Which settings train fastest here."),
     "replay": ("evofeed.trainer.commands", "replay", "A step without a finite gradient, again."),
     "report": ("evofeed.trainer.report.commands", "report", "Where a run's time went."),
-    "predict": ("evofeed.trainer.commands", "predict", "A structure from a checkpoint."),
+    "predict": ("evofeed.trainer.predict.commands", "predict", "Structures from weights."),
     "plot": ("evofeed.plot_commands", "plot", "Pictures of a dataset's chains."),
     "doctor": ("evofeed.doctor.command", "doctor", "What this machine has, and what to do."),
     "bench": (
@@ -54,20 +60,14 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-_REMOTE = "evofeed.service.client.commands"
-REMOTE: dict[str, tuple[str, str, str]] = {
-    "featurize": (_REMOTE, "featurize", "Raw files to a dataset, by the service."),
-    "jobs": (_REMOTE, "jobs", "Its jobs: list, watch, cancel, retry, log, broken chains."),
-    "snapshots": (
-        "evofeed.service.client.snapshot_commands",
-        "snapshots",
-        "Its snapshots and refs, also written.",
-    ),
-    "search": (_REMOTE, "search", "Alignments of sequences, by the service."),
-    "tokens": (_REMOTE, "tokens", "Its tokens."),
-    "webhooks": (_REMOTE, "webhooks", "Whom it tells of jobs."),
+_CLIENT = "evofeed.service.client.commands"
+BY_URL: dict[str, tuple[str, str, frozenset[str]]] = {
+    "featurize": (_CLIENT, "featurize", frozenset()),
+    "search": (_CLIENT, "search", frozenset()),
+    "jobs": (_CLIENT, "jobs", frozenset()),
+    "snapshots": (_CLIENT, "snapshots", frozenset({"history", "policy", "rm-ref", "tag"})),
 }
-"""What `evofeed --service URL` knows: the same names, done by a service over HTTP."""
+"""What a service does where an argument is its URL; of `snapshots` these subcommands only."""
 
 
 def help_text() -> str:
@@ -79,7 +79,7 @@ def help_text() -> str:
         f"Commands:\n{rows}\n\n"
         "Start with:    evofeed demo\n"
         "One command:   evofeed COMMAND --help\n"
-        f"By a service:  evofeed --service URL {'|'.join(REMOTE)}\n"
+        f"By a service:  evofeed {'|'.join([*BY_URL, 'tokens'])} ... http://HOST:PORT\n"
         "Version:       evofeed --version"
     )
 
@@ -89,30 +89,27 @@ def main(argv: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that has no letter for it gets a ?
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    given, commands = (sys.argv[1:] if argv is None else argv), COMMANDS
-    if given[:1] == ["--service"]:
-        os.environ["EVOFEED_SERVICE"], commands = "".join(given[1:2]), REMOTE
-        given = given[2:]
+    given = sys.argv[1:] if argv is None else argv
     name, *rest = given or ["--help"]
     if name in ("--help", "-h", "help"):
         print(help_text())
     elif name == "--version":
         print(f"evofeed {__version__}")
-    elif name not in commands:
+    elif name not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(name, commands, 1)
+        near = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f", did you mean {near[0]!r}?" if near else ";"
         sys.exit(_fail(f"no command {name!r}{meant} `evofeed --help` lists them", 2))
     else:
         try:
-            _load(*commands[name][:2], name)(args=rest, prog_name=f"evofeed {name}")
+            _load(*_command(name, rest), name)(args=rest, prog_name=f"evofeed {name}")
         except EvofeedError as error:
             sys.exit(_fail(str(error), 1))
         except OSError as error:  # no such folder, no right to write there, a full disk, ...
             place = f"{error.filename}: " if error.filename else ""
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "; free space or write elsewhere, then run it again" if full else ""
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            hint = f"; {advice(error)} or write elsewhere, then run it again" if full else ""
             sys.exit(_fail(f"{place}{error.strerror or error}{hint}", 1))
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("evofeed"):
@@ -124,6 +121,15 @@ def main(argv: list[str] | None = None) -> None:
             if end.code == 130:  # what Typer makes of Ctrl-C
                 _fail("interrupted", 130)
             raise
+
+
+def _command(name: str, words: list[str]) -> tuple[str, str]:
+    """Module and attribute of a command: the service's where one of its arguments is a URL."""
+    module, attribute, only = BY_URL.get(name, ("", "", frozenset()))
+    to_service = any(word.startswith(("http://", "https://")) for word in words)
+    if module and to_service and (not only or words[0] in only):
+        return module, attribute
+    return COMMANDS[name][:2]
 
 
 def _load(module: str, attribute: str, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evofeed.options import Json, group, picture_name
+from evofeed.base.options import Json, group, picture_name
 
 plot = group(
     "Pictures of a dataset's chains.\n\nExample: evofeed plot msa data/ 1abc_A --out msa.png"
@@ -27,8 +27,8 @@ def msa(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> None:
 
     Example: evofeed plot msa data/ 1abc_A --out msa.png
     """
-    from evofeed.pictures import draw_msa_coverage
     from evofeed.store import Dataset
+    from evofeed.viz import draw_msa_coverage
 
     _print_path(draw_msa_coverage(Dataset.open(dataset)[chain], out), as_json)
 
@@ -39,9 +39,9 @@ def contacts(dataset: Uri, chain: Chain, out: Out, as_json: Json = False) -> Non
 
     Example: evofeed plot contacts data/ 1abc_A --out contacts.png
     """
-    from evofeed.errors import InputError
-    from evofeed.pictures import draw_distances
+    from evofeed.base.errors import InputError
     from evofeed.store import Dataset
+    from evofeed.viz import draw_distances
 
     record = Dataset.open(dataset)[chain]
     if record.all_atom_positions is None:

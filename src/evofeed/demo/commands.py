@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from evofeed.options import Json
+from evofeed.base.options import Json
 
 
 def demo(
@@ -26,6 +26,9 @@ def demo(
     complexes: Annotated[
         bool, typer.Option("--complexes", help="Simulate complexes; learn one by heart.")
     ] = False,
+    all_atom: Annotated[
+        bool, typer.Option("--all-atom", help="Entries with ligands; batches of three models.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The whole path: files, shards, service, batches, some training steps, a report.
@@ -35,18 +38,26 @@ def demo(
     Example: evofeed demo --input my_alignments --steps 200
 
     Complexes: evofeed demo --complexes
+
+    Whole entries: evofeed demo --all-atom
     """
     from evofeed.demo.complexes import run_complexes
+    from evofeed.demo.entries import run_entries
     from evofeed.demo.path import run_demo
 
+    if all_atom and (raw is not None or complexes):
+        raise typer.BadParameter("--all-atom simulates its own files, and no complexes")
     if raw is not None and complexes:
         raise typer.BadParameter("of complexes the demo simulates its own files")
     if raw is not None and not raw.is_dir():
         raise typer.BadParameter(f"{raw} is no folder", param_hint="--input")
-    out = folder or Path("demo_complexes" if complexes else "demo")
+    kind = "demo_entries" if all_atom else "demo_complexes" if complexes else "demo"
+    out = folder or Path(kind)
     say = None if as_json else _heading
-    report = (
-        run_complexes(out, steps=steps or 240, say=say)
+    report: Any = (
+        run_entries(out, say=say)
+        if all_atom
+        else run_complexes(out, steps=steps or 240, say=say)
         if complexes
         else run_demo(out, raw=raw, chains=chains, steps=steps or 120, say=say)
     )
@@ -59,7 +70,10 @@ def demo(
     table = Table(show_header=False, title="evofeed demo")
     for label, text in report.rows():
         table.add_row(label, text)
-    Console().print(table)
+    Console(markup=False).print(table)
+    if all_atom:
+        print(f"look around:  evofeed entries ls {out / 'dataset'}")
+        return
     print(f"look around:  evofeed snapshots chains {out / 'dataset'}")
     print(f"              evofeed serve --dataset demo={out / 'dataset'}")
     print(f"              evofeed report {out / 'training'}")

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from evofeed.assembly_record import AssemblyRecord
 from evofeed.demo.path import Report, Say, featurize, simulate, tell, train_preset
+from evofeed.protein.assembly_record import AssemblyRecord
 
 _STOICHIOMETRIES: Final = ("A2", "AB")
 _SIZES: Final = {"mean_length": 30, "mean_depth": 40, "mean_members": 2}
-_ALL_CHAINS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class ComplexesReport(Report):
             ("learnt by heart", self.shown),
             (
                 "loss",
-                f"{self.loss_first:.2f} in the first quarter, {self.loss_last:.2f} in the last",
+                f"{self.loss_first:.4g} over the first tenth, {self.loss_last:.4g} over the last",
             ),
             ("interface lDDT", "{1:.3f}, {0:.3f} untrained".format(*self.interface_lddt)),
             # Untrained, all residues are in one place, so all contacts are kept: DockQ is not 0.
@@ -64,9 +63,9 @@ def run_complexes(
     Raises:
         EvofeedError: a stage failed, or the loss did not fall.
     """
-    from evofeed.pictures import draw_complex
     from evofeed.service import serving
     from evofeed.store import Dataset
+    from evofeed.viz import draw_complex
 
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
@@ -172,40 +171,25 @@ def predicted(record: AssemblyRecord, run: Path, *, trained: bool) -> Shown:
     """A complex by the weights of a run, or by those it began with."""
     import torch
 
-    from evofeed.assembly_numbers import assembly_distances
-    from evofeed.chain_numbers import superposed
-    from evofeed.pictures import expected_distances
-    from evofeed.residues import ATOM_ORDER
-    from evofeed.trainer.losses.chain_labels import GROUND_TRUTH, with_assigned_truth
+    from evofeed.protein.assembly_numbers import assembly_distances
+    from evofeed.protein.chain_numbers import superposed
+    from evofeed.protein.residues import ATOM_ORDER
     from evofeed.trainer.predict import prediction as predicting
+    from evofeed.trainer.predict.compare import labels_of
+    from evofeed.trainer.predict.weights import load_model, trained_sizes
     from evofeed.trainer.run.build import build_plain
     from evofeed.trainer.run.settings import load_config
     from evofeed.trainer.run.validation import complex_metrics
+    from evofeed.viz import expected_distances
 
     untrained = build_plain(load_config(str(run / "config.yaml")))
-    model = predicting.load_model(run) if trained else untrained
-    sizes = predicting.trained_sizes(run)
+    model = load_model(run) if trained else untrained
+    sizes = trained_sizes(run)
     batch = predicting.prediction_batch(record, model, no_recycling_iters=0, **sizes)
     made = predicting.predict_structure(model, batch)
-    ids = {
-        "asym_id": made.structure.chain,
-        "entity_id": made.structure.entity,
-        "residue_index": made.structure.residue_index,
-    }
-    own = {name: torch.as_tensor(value)[None] for name, value in ids.items()}
-    known = {
-        "all_atom_positions": torch.as_tensor(record.all_atom_positions)[None],
-        "all_atom_mask": torch.as_tensor(record.all_atom_mask)[None].float(),
-    }
-    outputs = {"final_atom_positions": torch.as_tensor(made.structure.positions)[None]}
-    labels = with_assigned_truth(
-        outputs,
-        own
-        | {"seq_mask": torch.ones(1, record.num_res)}
-        | {GROUND_TRUTH + name: value for name, value in (own | known).items()},
-        _ALL_CHAINS,
-    )
-    found = complex_metrics(outputs, labels)
+    pred = torch.as_tensor(made.structure.positions)[None].float()
+    labels = dict(labels_of(pred, record))
+    found = complex_metrics({"final_atom_positions": pred}, labels)
     scores = {name: float(value.mean()) for name, value in found.items()}
     ca = ATOM_ORDER["CA"]
     here = labels["all_atom_mask"][0, :, ca].numpy() > 0

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import EvofeedError
+from evofeed.base.errors import EvofeedError
+from evofeed.protein.chain_record import ChainRecord
 
 Say = Callable[[str], None]
 
@@ -78,8 +78,7 @@ class DemoReport(Report):
             ("waiting for data", f"{self.data_wait_share:.1%} of the time"),
             (
                 "loss",
-                f"{self.loss_first:.2f} in the first quarter, {self.loss_last:.2f} in the last "
-                "(not scaled by length)",
+                f"{self.loss_first:.4g} over the first tenth, {self.loss_last:.4g} over the last",
             ),
             *(("picture", picture) for picture in self.pictures),
             ("all in all", f"{self.seconds:.0f} s"),
@@ -175,9 +174,9 @@ def serve_and_train(
     out: Path, steps: int, say: Say | None
 ) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
     """Serve the snapshot, train over HTTP, and draw what the model learned."""
-    from evofeed.pictures import draw_distogram, draw_msa_coverage
     from evofeed.service import serving
     from evofeed.store import Dataset
+    from evofeed.viz import draw_distogram, draw_msa_coverage
 
     with serving({"demo": str(out / "dataset")}) as url:
         address = f"{url}/v1/datasets/demo"
@@ -210,7 +209,6 @@ def train_preset(
     dataset: Any, out: Path, steps: int, show: bool, preset: str, **changes: Any
 ) -> dict[str, Any]:
     """Some steps of a small preset with changes, from scratch: losses, times, device."""
-    from evofeed.trainer.log.runlog import read_steps
     from evofeed.trainer.presets import PRESETS
     from evofeed.trainer.report.run_report import make_report
     from evofeed.trainer.run.train import train
@@ -226,12 +224,10 @@ def train_preset(
     )
     train(config, dataset, out=out, show=show)
     figures = make_report(out)
-    losses = [line["terms"]["unscaled_loss"] for line in read_steps(out)]
-    quarter = max(1, len(losses) // 4)  # chains differ more than a step changes
     return {
-        "steps": len(losses),
-        "loss_first": float(np.mean(losses[:quarter])),
-        "loss_last": float(np.mean(losses[-quarter:])),
+        "steps": figures["figures"]["iterations"],
+        "loss_first": figures["loss"]["first_tenth_mean"],
+        "loss_last": figures["loss"]["last_tenth_mean"],
         "step_seconds": figures["figures"]["step_seconds"]["p50"],
         "data_wait_share": figures["data_wait"]["share"],
         "device": figures["run"]["device"],
@@ -253,7 +249,7 @@ def distogram_logits(record: Any, run: Path) -> np.ndarray:
     import torch
 
     from evofeed.loader import record_batch
-    from evofeed.trainer.predict.prediction import load_model, trained_sizes
+    from evofeed.trainer.predict.weights import load_model, trained_sizes
 
     model = load_model(run).eval()
     with torch.no_grad():

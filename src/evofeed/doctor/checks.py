@@ -19,14 +19,6 @@ class Check:
     to_do: str = ""
 
 
-def numbers_in(listing: str) -> set[int]:
-    """Numbers of a kernel's list: `0-2,8` is 0, 1, 2, 8."""
-    found: set[int] = set()
-    for low, high in re.findall(r"(\d+)(?:-(\d+))?", listing):
-        found.update(range(int(low), int(high or low) + 1))
-    return found
-
-
 def field(text: str, name: str) -> str:
     """What follows `name:` or `name` and blanks at the beginning of a line; empty if nothing."""
     found = re.search(rf"^{re.escape(name)}:?[ \t]+(.*?)[ \t]*$", text, re.MULTILINE)

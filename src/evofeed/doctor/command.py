@@ -19,11 +19,11 @@ from typing import Any
 
 import typer
 
+from evofeed.base.options import Json
 from evofeed.doctor.checks import Check
 from evofeed.doctor.gpu_checks import gpu_checks
 from evofeed.doctor.host_checks import host_checks
 from evofeed.doctor.machine_texts import machine_texts
-from evofeed.options import Json
 
 _EXTRAS = {
     "base": "numpy numba pyarrow xxhash typer rich",
@@ -32,10 +32,9 @@ _EXTRAS = {
     "service": "fastapi uvicorn sqlalchemy alembic psycopg pydantic-settings jinja2 httpx",
     "s3": "obstore",
 }
+GPU_TESTED = {"torch": "2.11", "triton": "3.6"}
+"""Versions with which the GPU tests last passed, as `constraints-gpu.txt` pins them."""
 _PROGRAMS = {
-    "jackhmmer": "-h",
-    "hmmbuild": "-h",
-    "hmmsearch": "-h",
     "hhblits": "-h",
     "hhsearch": "-h",
     "mmseqs": "version",
@@ -69,9 +68,11 @@ def doctor(
             hint = f"  missing {', '.join(absent)}: pip install 'evofeed[{extra}]'"
             have = " ".join(f"{n} {v}" for n, v in versions.items() if v is not None)
             table.add_row(extra, have + (hint if absent else ""))
+        last = " ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
+        table.add_row("GPU tests passed with", last)
         for name, version in found["programs"].items():
             table.add_row(name, version or "not on the PATH")
-        Console().print(table)
+        Console(markup=False).print(table)
         for line in found["advice"]:
             print(f"- {line}")
     if None in found["packages"]["base"].values():
@@ -94,6 +95,7 @@ def examine() -> dict[str, Any]:
         "memory_gb": round(_memory() / 1e9, 1),
         "disk_free_gb": round(shutil.disk_usage(".").free / 1e9, 1),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "gpu_tested": GPU_TESTED,
         "nvidia_driver": Path("/dev/nvidiactl").exists(),
         "gpus": gpus,
         "gpu_trouble": trouble,
@@ -136,6 +138,18 @@ def advice(found: Mapping[str, Any], checks: Sequence[Check] = ()) -> list[str]:
             + (f" ({found['gpu_trouble']})" if found.get("gpu_trouble") else "")
             + ": install a CUDA build of torch that this driver knows (pytorch.org), look at "
             "CUDA_VISIBLE_DEVICES, and on machines with NVSwitch start nvidia-fabricmanager"
+        )
+    others = {
+        name: version
+        for name, version in train.items()
+        if version and name in GPU_TESTED and not version.startswith(f"{GPU_TESTED[name]}.")
+    }
+    if gpus and others:
+        have = " and ".join(f"{name} {version}" for name, version in others.items())
+        last = " and ".join(f"{name} {version}" for name, version in GPU_TESTED.items())
+        said.append(
+            f"{have}: the GPU tests last passed with {last}; "
+            f"pip install {' '.join(f'{name}=={v}.0' for name, v in GPU_TESTED.items())}"
         )
     if gpus and not train["triton"]:
         said.append("there is a GPU but no triton, so no fused kernels: pip install triton")

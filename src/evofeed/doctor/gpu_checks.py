@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
 
-from evofeed.doctor.checks import Check, Texts, field, names, numbers_in
+from evofeed.doctor.checks import Check, Texts, names
 
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver of each CUDA, by major number."""
@@ -41,13 +40,6 @@ _HARMFUL = {
 _SHOWN = 4  # pairs of cards in a line
 
 
-class Topology(NamedTuple):
-    """`nvidia-smi topo -m`: how each card reaches each other device, and its cores."""
-
-    links: Mapping[str, Mapping[str, str]]
-    cores: Mapping[str, set[int]]
-
-
 def gpu_checks(texts: Texts) -> list[Check]:
     """Every line about cards and what connects them, in reading order."""
     return [
@@ -55,10 +47,7 @@ def gpu_checks(texts: Texts) -> list[Check]:
         *nccl(texts),
         *cards(texts),
         *links_between_cards(texts),
-        *nvlinks(texts),
-        *near_network(texts),
-        *affinity(texts),
-        *clocks(texts),
+        *slowed(texts),
     ]
 
 
@@ -117,51 +106,23 @@ def cards(texts: Texts) -> Iterator[Check]:
     if mig := among("mig.mode.current", "Enabled"):
         to_do = "parts of cards cannot exchange by NVLink: `nvidia-smi -mig 0` to train on several"
         yield Check("MIG", f"on: GPU {mig}", to_do)
-    if forgets := among("persistence_mode", "Disabled"):
-        to_do = "the driver unloads between jobs and forgets limits: `nvidia-smi -pm 1`"
-        yield Check("persistence mode", f"off: GPU {forgets}", to_do)
     for row in rows:
         errors = row.get("ecc.errors.uncorrected.volatile.total", "")
         if errors.isdigit() and int(errors):
             to_do = "drain the card and reset it; exchange it if they come back"
             yield Check(f"memory of GPU {row['index']}", f"{errors} uncorrected errors", to_do)
-        width, most = row.get("pcie.link.width.current"), row.get("pcie.link.width.max")
-        if width and most and width.isdigit() and most.isdigit() and int(width) < int(most):
-            to_do = "sits in a narrower slot than it could use, or loosely: copies take longer"
-            yield Check(f"slot of GPU {row['index']}", f"{width} of {most} PCIe lanes", to_do)
-
-
-def topology(texts: Texts) -> Topology:
-    """The matrix of `nvidia-smi topo -m`; its columns are separated by tabs."""
-    lines = [
-        [cell.strip() for cell in re.sub(r"\x1b\[[0-9;]*m", "", line).split("\t")]
-        for line in texts.get("topology", "").splitlines()
-    ]
-    head = next((line for line in lines if "GPU0" in line[1:]), [])
-    rows = {line[0]: line for line in lines if len(line) > 1 and line[0] in head}
-    at = head.index("CPU Affinity") if "CPU Affinity" in head else None
-    return Topology(
-        {
-            name: {
-                other: cell
-                for other, cell in zip(head, row, strict=False)
-                if re.fullmatch(r"GPU\d+|NIC\d+|mlx\w+", other)
-            }
-            for name, row in rows.items()
-        },
-        {
-            name: numbers_in(row[at])
-            for name, row in rows.items()
-            if at is not None and name.startswith("GPU") and len(row) > at
-        },
-    )
 
 
 def links_between_cards(texts: Texts) -> Iterator[Check]:
     """How each pair of cards is connected."""
-    links = topology(texts).links
-    gpus = [name for name in links if name.startswith("GPU")]
-    pairs = {(a, b): links[a].get(b, "") for a, b in combinations(gpus, 2)}
+    lines = [
+        [cell.strip() for cell in re.sub(r"\x1b\[[0-9;]*m", "", line).split("\t")]
+        for line in texts.get("topology", "").splitlines()
+    ]  # `nvidia-smi topo -m`: columns are separated by tabs
+    head = next((line for line in lines if "GPU0" in line[1:]), [])
+    gpus = [name for name in head if re.fullmatch(r"GPU\d+", name)]
+    rows = {line[0]: dict(zip(head, line, strict=False)) for line in lines if line[0] in gpus}
+    pairs = {(a, b): rows[a].get(b, "") for a, b in combinations(gpus, 2) if a in rows}
     if not pairs:
         return
     kinds = names(sorted(set(pairs.values())))
@@ -182,85 +143,11 @@ def links_between_cards(texts: Texts) -> Iterator[Check]:
     yield Check("links between cards", kinds + shown, to_do)
 
 
-def nvlinks(texts: Texts) -> Iterator[Check]:
-    """Links that should be there and are not, from `nvidia-smi nvlink -s`."""
-    card, down, up = "", dict[str, int](), set[str]()
-    for line in texts.get("nvlink", "").splitlines():
-        if found := re.match(r"GPU (\d+):", line):
-            card = found[1]
-        elif "inactive" in line:
-            down[card] = down.get(card, 0) + 1
-        elif re.match(r"\s*Link \d+: [\d.]+", line):
-            up.add(card)
-    # A card whose links are all down has no bridge or switch: that is no fault.
-    if partly := {c: n for c, n in down.items() if c in up}:
-        said = names(f"GPU {card}: {count}" for card, count in partly.items())
-        to_do = "reseat the bridge or look at `nvidia-smi nvlink -e` and the fabric manager's log"
-        yield Check("NVLinks down", said, to_do)
-
-
-def near_network(texts: Texts) -> Iterator[Check]:
-    """Whether each card has a network card below the same PCIe switch."""
-    found = topology(texts)
-    best = {
-        gpu: [kind for other, kind in row.items() if not other.startswith("GPU")]
-        for gpu, row in found.links.items()
-        if gpu.startswith("GPU")
-    }
-    if not any(best.values()):
-        return
-    far = [gpu for gpu, kinds in best.items() if not any(k.startswith(_NEAR[1:]) for k in kinds)]
-    to_do = "their data passes the CPU: put GPU and network card below one switch, if there is one"
-    count = len(best) - len(far)
-    yield Check("network beside cards", f"{count} of {len(best)}", to_do * bool(far))
-
-
-def affinity(texts: Texts) -> Iterator[Check]:
-    """Whether this process may use the cores beside each card."""
-    allowed = numbers_in(field(texts.get("status", ""), "Cpus_allowed_list"))
-    cores = topology(texts).cores
-    if not allowed or not cores:
-        return
-    nodes = len({frozenset(own) for own in cores.values()})
-    far = [gpu for gpu, own in cores.items() if own and not own & allowed]
-    yield Check(
-        "NUMA",
-        f"{len(allowed)} cores, cards on {nodes} node{'s' if nodes > 1 else ''}",
-        f"no core beside {names(far)}: give the job cores of both nodes, or start each rank with "
-        "`numactl --cpunodebind`"
-        if far
-        else "",
-    )
-
-
-def clocks(texts: Texts) -> Iterator[Check]:
-    """Limits below the card's own, and clocks that are held down now."""
-    rows = gpu_rows(texts)
-    for row in rows:
-        watts, usual = (_number(row, name) for name in ("power.limit", "power.default_limit"))
-        if watts and usual and watts < usual:
-            to_do = f"`nvidia-smi -i {row['index']} -pl {usual:.0f}`"
-            yield Check(f"power of GPU {row['index']}", f"{watts:.0f} of {usual:.0f} W", to_do)
-        set_to, most = (
-            _number(row, f"clocks.{name}.graphics")
-            for name in ("applications", "default_applications")
-        )
-        if set_to and most and set_to < most:
-            to_do = f"`nvidia-smi -i {row['index']} -rac`, and -rgc if clocks are locked"
-            yield Check(f"clock of GPU {row['index']}", f"{set_to:.0f} of {most:.0f} MHz", to_do)
+def slowed(texts: Texts) -> Iterator[Check]:
+    """Clocks that are held down now."""
+    for row in gpu_rows(texts):
         reasons = next((v for k, v in row.items() if k.endswith("_reasons.active")), "")
         bits = int(reasons, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", reasons) else 0
         if why := [said for bit, said in _SLOWED.items() if bits & bit]:
-            to_do = "look at cooling and power supply before you measure anything"
+            to_do = "look at cooling, power supply and power limits before you measure anything"
             yield Check(f"GPU {row['index']} is slowed down", names(why), to_do)
-    if rows:
-        limits = dict.fromkeys(row.get("power.limit", "") for row in rows)
-        yield Check("power limits", f"{names(limits)} W")
-
-
-def _number(row: Mapping[str, str], name: str) -> float:
-    """The value, 0 where the card does not say."""
-    try:
-        return float(row.get(name, ""))
-    except ValueError:
-        return 0.0

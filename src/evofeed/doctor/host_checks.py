@@ -30,8 +30,6 @@ def host_checks(texts: Texts) -> list[Check]:
     return [
         *locked_memory(texts),
         *shared_memory(texts),
-        *numa_balancing(texts),
-        *governor(texts),
         *rdma_ports(texts),
         *gpudirect(texts),
     ]
@@ -75,29 +73,6 @@ def shared_memory(texts: Texts) -> Iterator[Check]:
     )
 
 
-def numa_balancing(texts: Texts) -> Iterator[Check]:
-    """Whether the kernel moves pages between nodes by itself."""
-    said = texts.get("numa_balancing", "").strip()
-    if not said:
-        return
-    yield Check(
-        "NUMA balancing",
-        "off" if said == "0" else "on",
-        ""
-        if said == "0" or "gpus" not in texts
-        else "moves pages under running GPU jobs: `sysctl kernel.numa_balancing=0`",
-    )
-
-
-def governor(texts: Texts) -> Iterator[Check]:
-    """How the host's cores choose their clock: eager launches wait for one core."""
-    said = texts.get("governor", "").strip()
-    if said:
-        slow = said == "powersave" and "gpus" in texts
-        to_do = "launches wait for slow cores: `cpupower frequency-set -g performance`"
-        yield Check("CPU governor", said, to_do if slow else "")
-
-
 def ports(texts: Texts) -> list[Port]:
     """Ports of all RDMA devices."""
     values: dict[str, dict[str, str]] = {}
@@ -139,11 +114,6 @@ def rdma_ports(texts: Texts) -> Iterator[Check]:
         else:
             continue
         yield Check(f"port {port.name}", f"{port.state}, {port.physical}", to_do)
-    rates = {port.gigabits for port in up if port.layer == "InfiniBand"}
-    if len(rates) > 1:
-        slow = [port.name for port in up if port.gigabits == min(rates)]
-        to_do = "NCCL uses all alike and waits for the slow: name the fast in NCCL_IB_HCA"
-        yield Check("port rates", f"{names(sorted(rates))} Gb/s, slowest {names(slow)}", to_do)
 
 
 def gpudirect(texts: Texts) -> Iterator[Check]:
@@ -159,9 +129,3 @@ def gpudirect(texts: Texts) -> Iterator[Check]:
         how or "neither nvidia_peermem nor the open kernel modules",
         "" if how else "every byte goes through host memory: `modprobe nvidia_peermem`",
     )
-    if texts.get("iommu") and not re.search(r"iommu=(pt|off)", texts.get("cmdline", "")):
-        to_do = (
-            "may send peer traffic through the root complex: boot with iommu=pt, and turn off ACS "
-            "(`setpci` ACSCtl; `lspci -vvv` shows it) unless virtual machines need it"
-        )
-        yield Check("IOMMU", "on, translating", to_do)

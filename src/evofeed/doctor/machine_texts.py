@@ -11,15 +11,10 @@ _FILES = {
     "limits": "/proc/self/limits",
     "status": "/proc/self/status",
     "modules": "/proc/modules",
-    "cmdline": "/proc/cmdline",
     "driver": "/proc/driver/nvidia/version",
-    "numa_balancing": "/proc/sys/kernel/numa_balancing",
-    "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
 }
 _GPU_FIELDS = (
-    "index,name,driver_version,persistence_mode,mig.mode.current,power.limit,power.default_limit,"
-    "clocks.default_applications.graphics,clocks.applications.graphics,{reasons},"
-    "pcie.link.width.current,pcie.link.width.max,ecc.errors.uncorrected.volatile.total"
+    "index,name,driver_version,mig.mode.current,{reasons},ecc.errors.uncorrected.volatile.total"
 )
 _SAYS = {
     "gpus": [
@@ -27,7 +22,6 @@ _SAYS = {
         for name in ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
     ],  # its name before driver 535
     "topology": [["topo", "-m"]],
-    "nvlink": [["nvlink", "-s"]],
 }
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -36,7 +30,7 @@ def machine_texts() -> dict[str, str]:
     """Texts by name, without those that this machine lacks.
 
     `infiniband` is a line per file of `/sys/class/infiniband/*/ports/*`, `mlx5_0/1/state: 4:
-    ACTIVE` for one; `iommu` lists `/sys/class/iommu`; `shm` is size and free bytes of /dev/shm;
+    ACTIVE` for one; `shm` is size and free bytes of /dev/shm;
     `nccl`, `cuda` and `torch_gpus` are what torch says; `environment` has NCCL's variables.
     """
     found = {name: _read(Path(path)) for name, path in _FILES.items()}
@@ -47,7 +41,6 @@ def machine_texts() -> dict[str, str]:
         for port in ports
         for name in ("state", "phys_state", "rate", "link_layer")
     )
-    found["iommu"] = "\n".join(path.name for path in Path("/sys/class/iommu").glob("*"))
     if Path("/dev/shm").is_dir():
         use = shutil.disk_usage("/dev/shm")
         found["shm"] = f"{use.total} {use.free}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.residues import ATOM_ORDER, GAP, RESTYPES
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER, GAP, RESTYPES
 
 
 def msa_coverage(record: ChainRecord) -> tuple[np.ndarray, np.ndarray]:
@@ -77,12 +77,19 @@ def superposed(
 
     With `carried`, `[..., 3]`, these are moved in their place.
     """
+    turn, shift = superposition(moving, fixed)
+    moved: np.ndarray = (moving if carried is None else carried) @ turn + shift
+    return moved
+
+
+def superposition(moving: np.ndarray, fixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`[3, 3]` and `[3]` that put points `[n, 3]` onto others: `moving @ turn + shift` (Kabsch)."""
+    moving, fixed = moving.astype(float), fixed.astype(float)
     centre, goal = moving.mean(axis=0), fixed.mean(axis=0)
     u, _, vt = np.linalg.svd((moving - centre).T @ (fixed - goal))
     mirror = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt)) or 1.0])
-    points = moving if carried is None else carried
-    turned: np.ndarray = (points - centre) @ u @ mirror @ vt + goal
-    return turned
+    turn: np.ndarray = u @ mirror @ vt
+    return turn, goal - centre @ turn
 
 
 def runs(flags: np.ndarray) -> list[tuple[int, int]]:

@@ -29,6 +29,8 @@ _SIZES: Final = {
     "target21": 21,
 }
 """Dimensions whose size is fixed by the field, by name."""
+MODEL_TEMPLATES: Final = 4
+"""Templates that AF2's and its successors' models see at a time (AF2 SI 1.2.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,9 @@ def table_markdown(features: tuple[Feature, ...]) -> str:
 
 if __name__ == "__main__":
     print("# The features\n")
-    print("Printed from `evofeed.features` by `python -m evofeed.features > docs/features.md`.\n")
+    print(
+        "Printed from `evofeed.protein.features` by `python -m evofeed.protein.features > docs/features.md`.\n"
+    )
     print("Dimensions: L residues, N MSA rows, K non-zero deletions, T templates of a chain;")
     print("S clustered MSA rows, E extra MSA rows, Tm templates of a batch. Fixed axes carry")
     print("their size in their name (atom37, torsion7, ...).\n")

@@ -32,6 +32,9 @@ ATOM_TYPES: Final = (
 ATOM_ORDER: Final = {name: i for i, name in enumerate(ATOM_TYPES)}
 ATOM37_NUM: Final = 37
 
+MSA_LETTERS: Final = np.frombuffer(f"{RESTYPES}X-".encode(), np.uint8)
+"""`u8[22]`, the ASCII letter of each code of `msa`."""
+
 HHBLITS_LETTERS: Final = "ACDEFGHIKLMNPQRSTVWYX-"
 """HHblits alphabet: its index is the code in OpenFold's raw `msa`."""
 
@@ -41,7 +44,7 @@ _HHBLITS_ALIASES: Final = {"B": "D", "Z": "E", "U": "C", "J": "X", "O": "X"}
 
 
 def _code_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    restypes = RESTYPES + "X-"
+    restypes = MSA_LETTERS.tobytes().decode()
     hhblits_to_restype = np.array([restypes.index(c) for c in HHBLITS_LETTERS], np.uint8)
     restype_to_hhblits = np.array([HHBLITS_LETTERS.index(c) for c in restypes], np.uint8)
     letter_to_restype = np.full(256, 255, np.uint8)

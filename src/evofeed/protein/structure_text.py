@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
 import numpy as np
 
-from evofeed.residues import ATOM_TYPES, RESTYPE_3
+from evofeed.protein.residues import ATOM_TYPES, RESTYPE_3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,12 +125,19 @@ _MMCIF_COLUMNS = (
 ).split()
 
 
-def to_mmcif(structure: Structure, chain: str = "A") -> str:
-    """The structure in mmCIF format, `chain` the name of a single one."""
+def to_mmcif(structure: Structure, chain: str = "A", *, head: Sequence[str] = ()) -> str:
+    """The structure in mmCIF format, `chain` the name of a single one.
+
+    Args:
+        structure: the atoms.
+        chain: name of the chain where there is one.
+        head: lines of other categories, before those of the atoms.
+    """
     name = "".join(c if c.isalnum() or c in "_-." else "_" for c in structure.name) or "prediction"
     lines = [f"data_{name}", "#", f"_entry.id {name}", "#"]
     if structure.remark:
         lines += [f"_struct.entry_id {name}", f"_struct.title '{structure.remark}'", "#"]
+    lines += head
     lines.append("loop_")
     lines += [f"_atom_site.{column}" for column in _MMCIF_COLUMNS]
     for i, serial, atom, residue, number, (x, y, z), confidence in structure.atoms():
@@ -141,6 +148,78 @@ def to_mmcif(structure: Structure, chain: str = "A") -> str:
         )
     lines.append("#")
     return "\n".join(lines) + "\n"
+
+
+def to_model_cif(structure: Structure, chain: str = "A") -> str:
+    """The structure as ModelCIF: with sequences, and pLDDT of the whole and of every residue.
+
+    Readers of AlphaFold DB's files find `_ma_qa_metric_local` where those have it.
+
+    Source: ModelCIF dictionary (mmcif_ma.dic) 1.4.
+    """
+    return to_mmcif(
+        structure,
+        chain,
+        head=[
+            "_audit_conform.dict_name mmcif_ma.dic",
+            "_audit_conform.dict_version 1.4.5",
+            "#",
+            *polymer_head(structure, chain),
+            *_loop(
+                "_ma_qa_metric", "id mode name software_group_id type",
+                [(1, "global", "pLDDT", ".", "pLDDT"), (2, "local", "pLDDT", ".", "pLDDT")],
+            ),
+            *_loop(
+                "_ma_qa_metric_global", "metric_id metric_value model_id ordinal_id",
+                [(1, f"{structure.confidence.mean():.2f}", 1, 1)],
+            ),
+            *_loop(
+                "_ma_qa_metric_local",
+                "label_asym_id label_comp_id label_seq_id metric_id metric_value model_id "
+                "ordinal_id",
+                [
+                    (name, code, number, 2, f"{confidence:.2f}", 1, row + 1)
+                    for row, (name, _, code, number, confidence) in enumerate(
+                        _residues(structure, chain)
+                    )
+                ],
+            ),
+        ],
+    )  # fmt: skip
+
+
+def polymer_head(structure: Structure, chain: str = "A", date: str = "") -> list[str]:
+    """Lines of the categories that give sequences and chains, and when it was released."""
+    residues = _residues(structure, chain)
+    chains = {name: entity for name, entity, *_ in residues}
+    first = {entity: name for name, entity in reversed(chains.items())}
+    monomers = [(e, number, code) for name, e, code, number, _ in residues if name == first[e]]
+    entities = sorted(first)
+    history = "ordinal data_content_type major_revision minor_revision revision_date"
+    dated = [(1, "'Structure model'", 1, 0, date)] if date else []
+    return [
+        *_loop("_entity", "id type", [(row, "polymer") for row in entities]),
+        *_loop("_entity_poly", "entity_id type", [(row, "polypeptide(L)") for row in entities]),
+        *_loop("_entity_poly_seq", "entity_id num mon_id", monomers),
+        *_loop("_struct_asym", "id entity_id", list(chains.items())),
+        *(_loop("_pdbx_audit_revision_history", history, dated) if dated else ()),
+    ]
+
+
+def _residues(structure: Structure, chain: str) -> list[tuple[str, int, str, int, float]]:
+    """Chain, entity, component, number from 1 and confidence of every residue."""
+    return [
+        (*structure.place(i, chain), RESTYPE_3[code] if code < len(RESTYPE_3) else "UNK",
+         int(number) + 1, float(confidence))
+        for i, (code, number, confidence) in enumerate(
+            zip(structure.aatype, structure.residue_index, structure.confidence, strict=True)
+        )
+    ]  # fmt: skip
+
+
+def _loop(category: str, names: str, rows: Sequence[tuple[object, ...]]) -> list[str]:
+    columns = [f"{category}.{name}" for name in names.split()]
+    return ["loop_", *columns, *(" ".join(map(str, row)) for row in rows), "#"]
 
 
 def ca_of_mmcif(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.features import RECORD
-from evofeed.residues import RESTYPES
-from evofeed.structure_text import Structure, to_mmcif
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.features import RECORD
+from evofeed.protein.residues import MSA_LETTERS
+from evofeed.protein.structure_text import Structure, to_mmcif
 
-_LETTERS = np.frombuffer(f"{RESTYPES}X-".encode(), np.uint8)
 _WIDTH = 80
 
 
@@ -33,7 +32,7 @@ def to_a3m(record: ChainRecord) -> bytes:
     A record keeps how many residues were inserted and not which: each is written as `x`.
     The rows' own names are not kept either; a name tells row, source and species.
     """
-    rows = _LETTERS[record.msa]
+    rows = MSA_LETTERS[record.msa]
     inserted: dict[int, list[tuple[int, int]]] = {}
     triples = zip(
         record.deletion_row.tolist(),

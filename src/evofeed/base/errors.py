@@ -72,11 +72,19 @@ class MsaError(InputError):
 
 
 class MmcifError(InputError):
-    """A structure file (mmCIF, PDB, ProteinNet) cannot be used."""
+    """A structure file (mmCIF, BinaryCIF, PDB) cannot be used."""
 
 
 class TemplateError(InputError):
     """A template hit or its hit file (hhr, hmmsearch) cannot be used."""
+
+
+class NoProtein(MmcifError, MsaError):
+    """An input of DNA, RNA, ligands or waters alone: left out, not broken."""
+
+
+class UnusedInput(InputError):
+    """A file that looks like a protein's and that no chain uses; says why."""
 
 
 class LoneChain(InputError):
@@ -125,6 +133,10 @@ class SchemaMismatch(StoreError):
 
 class RefConflict(StoreError):
     """Somebody else moved the ref first: re-read it and try again."""
+
+
+class TooSimilar(StoreError):
+    """Chains of two parts of a split are more alike than it allows."""
 
 
 class LoaderError(EvofeedError):

@@ -1,4 +1,7 @@
-"""Pictures of a chain: how deep its alignment is, how far its residues are apart."""
+"""Picture files by matplotlib: of chains, snapshots, inputs, predictions and training runs.
+
+Residues are counted from 1, and a scale is the same in every picture: two can be compared.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
-from evofeed.chain_record import ChainRecord
+from evofeed.protein.chain_numbers import msa_cells, msa_coverage, pseudo_beta_distances
+from evofeed.protein.chain_record import ChainRecord
+from evofeed.protein.residues import ATOM_ORDER
+from evofeed.viz.pages import COLOURS, FARTHEST, PLDDT_BANDS, usual_top
 
 
 def draw_msa_coverage(record: ChainRecord, path: Path) -> Path:
@@ -55,7 +60,7 @@ def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
     expected = expected_distances(shifted / shifted.sum(-1, keepdims=True))
 
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.5), layout="constrained")
-    truth = np.where(known, np.minimum(true_distance, _FARTHEST), np.nan)
+    truth = np.where(known, np.minimum(true_distance, FARTHEST), np.nan)
     panels = ((expected, "predicted (mean of the distogram)"), (truth, "in the structure"))
     for axis, (values, title) in zip(axes, panels, strict=True):
         image = _distance_map(axis, values)
@@ -66,10 +71,103 @@ def draw_distogram(record: ChainRecord, logits: np.ndarray, path: Path) -> Path:
 
 
 def expected_distances(distogram: np.ndarray) -> np.ndarray:
-    """`[L, L]` mean distances in ångström of the distogram's probabilities `[L, L, 64]`."""
-    edges = np.linspace(2.3125, 21.6875, 63)
+    """`f32[L, L]` mean distances in ångström of the distogram's probabilities `[L, L, 64]`.
+
+    The last bin has no upper edge; it counts as if it were as wide as the others.
+    """
+    edges = np.linspace(2.3125, 21.6875, distogram.shape[-1] - 1)
     step = edges[1] - edges[0]
-    return np.asarray(distogram @ np.concatenate([edges - step / 2, [edges[-1] + step / 2]]))
+    centres = np.concatenate([edges - step / 2, [edges[-1] + step / 2]])
+    # Row by row: those of a long chain are in float16, and a machine does not hold them as float64.
+    return np.stack([row @ centres for row in distogram]).astype(np.float32)
+
+
+def draw_prediction(
+    path: Path,
+    *,
+    contacts: np.ndarray,
+    distogram: np.ndarray,
+    plddt: np.ndarray,
+    title: str,
+    warning: str = "",
+) -> Path:
+    """Contact probabilities, expected distances and confidence of a prediction.
+
+    Args:
+        path: the picture to write.
+        contacts: `[L, L]`, probability that two CB are within 8 Å.
+        distogram: probabilities `[L, L, 64]`.
+        plddt: `[L]`, 0 to 100.
+        title: above.
+        warning: what is physically impossible about the structure, in red below the title.
+    """
+    plt = _pyplot()
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    image = _residue_map(left, contacts, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=left, label="probability of CB within 8 Å")
+    left.set_title("contacts")
+    figure.colorbar(_distance_map(middle, expected_distances(distogram)), ax=middle, label=_SCALE)
+    middle.set_title("expected distances")
+    edges = np.array([edge for edge, _ in PLDDT_BANDS])
+    band = np.searchsorted(edges, plddt, side="right") - 1
+    colours = [PLDDT_BANDS[i][1] for i in band]
+    right.bar(np.arange(1, len(plddt) + 1), plddt, width=1.0, color=colours)
+    right.set(xlabel="residue", ylabel="pLDDT", ylim=(0, 100))
+    right.set_title(f"confidence, mean {plddt.mean():.1f}")
+    if warning:
+        figure.supxlabel(warning, color="#c2272d", fontsize="medium")
+    figure.suptitle(title)
+    return _save(figure, path)
+
+
+def draw_run(
+    report: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], traces: Path | None, path: Path
+) -> Path:
+    """A training run: loss, step times, where the time went, operators, scores, a structure.
+
+    Args:
+        report: of the run, as `evofeed report --json` prints it.
+        steps: lines of its `steps.jsonl`.
+        traces: file with atoms `pred` and `true`, `[n, 37, 3]`, if there is one.
+        path: the picture to write.
+    """
+    plt = _pyplot()
+    measured = [entry for entry in report["validation"] if "lddt_ca" in entry]
+    groups = report["operators"].get("groups", {})
+    optional = {"operators": groups, "scores": measured, "structure": traces}
+    panels = ["loss", "times", "parts", *(name for name, there in optional.items() if there)]
+    wide = -(-len(panels) // 2)
+    figure = plt.figure(figsize=(6 * wide, 8), layout="constrained")
+    axes = {
+        name: figure.add_subplot(2, wide, i + 1, projection="3d" if name == "structure" else None)
+        for i, name in enumerate(panels)
+    }
+    numbers = [line["step"] for line in steps]
+    axes["loss"].plot(numbers, [line.get("loss") for line in steps], color=COLOURS[0])
+    axes["loss"].set(title="loss", xlabel="step")
+    _step_times(axes["times"], steps, numbers)
+    _shares(axes["parts"], report["breakdown"]["share"], "share of wall time")
+    if groups:
+        _shares(axes["operators"], {k: v["share"] for k, v in groups.items()}, "operators")
+    if measured:
+        for name, label in (("lddt_ca", "lDDT-Ca"), ("tm_score", "TM-score")):
+            scores = [entry[name] for entry in measured]
+            axes["scores"].plot([entry["step"] for entry in measured], scores, "o-", label=label)
+        axes["scores"].set(title="validation", xlabel="steps done", ylim=(0, 1))
+        axes["scores"].legend(fontsize=8)
+    if traces:
+        with np.load(traces) as found:
+            for name, colour in (("true", "#c7c7c7"), ("pred", "#d62728")):
+                axes["structure"].plot(*found[name][:, ATOM_ORDER["CA"]].T, color=colour)
+        axes["structure"].set_axis_off()
+        axes["structure"].set_aspect("equal")
+        axes["structure"].set_title("first validated chain: predicted (red) on true")
+    run, step = report["run"], report["figures"]["step_seconds"]
+    figure.suptitle(
+        f"{run['config']['preset']} on {run['world_size']} x {run['device']}\n"
+        f"{step['mean'] * 1e3:.0f} ms a step, {report['data_wait']['share']:.2%} data wait"
+    )
+    return _save(figure, path)
 
 
 def draw_complex(
@@ -107,7 +205,7 @@ def draw_complex(
     left.set_title("predicted (thin) on true (broad), CA atoms", fontsize="medium")
     left.legend(loc="upper center", ncols=4, frameon=False, bbox_to_anchor=(0.5, 0.0))
     upper = np.triu(np.ones(distances[0].shape, bool))
-    image = _distance_map(right, np.where(upper, distances[0], np.minimum(distances[1], _FARTHEST)))
+    image = _distance_map(right, np.where(upper, distances[0], np.minimum(distances[1], FARTHEST)))
     right.set_title("distances: predicted above the diagonal, true below", fontsize="medium")
     figure.colorbar(image, ax=right, label=_SCALE)
     figure.suptitle(title)
@@ -133,7 +231,7 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
         path: the picture to write.
     """
     plt = _pyplot()
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
     columns = card["columns"]
     panels = (
         ("num_res", "residues"),
@@ -144,12 +242,16 @@ def draw_card(card: Mapping[str, Any], path: Path) -> Path:
     for axis, (name, label) in zip(axes.flat, panels, strict=False):
         _histogram(axis, columns.get(name, {}), label)
     years = columns.get("release_date", {}).get("years", {})
-    axes[1, 1].bar(range(len(years)), list(years.values()))
+    axes[1, 0].bar(range(len(years)), list(years.values()))
     step = max(1, len(years) // 5)
-    axes[1, 1].set_xticks(range(0, len(years), step), list(years)[::step])
-    axes[1, 1].set_xlabel("year of release" if years else "year of release: unknown")
-    left_out = card["left_out"]
-    _left_out(axes[1, 2], left_out, "chains left out" if left_out else "nothing was left out")
+    axes[1, 0].set_xticks(range(0, len(years), step), list(years)[::step])
+    axes[1, 0].set_xlabel("year of release" if years else "year of release: unknown")
+    methods = columns.get("method", {}).get("values", {})
+    counts = [{"reason": name, "count": count} for name, count in methods.items()]
+    _left_out(axes[1, 1], counts, "method" if counts else "method: unknown")
+    for axis, what in ((axes[1, 2], "left_out"), (axes[1, 3], "notes")):
+        parts = "chains left out" if what == "left_out" else "parts of chains left out"
+        _left_out(axis, card[what], parts if card[what] else f"{parts}: none")
     for axis in (axes[0, 0], axes[1, 0]):
         axis.set_ylabel("chains")
     figure.suptitle(f"{card['name']}: {card['chains']:,} chains, {card['digest'][:12]}")
@@ -217,23 +319,43 @@ def _left_out(axis: Any, kinds: Sequence[Mapping[str, Any]], label: str) -> None
     axis.invert_yaxis()
 
 
-_FARTHEST = 21.84375  # middle of the distogram's last bin, Å
 _WHAT = "distances between residues (CB, of glycine CA)"
 _SCALE = "Å; 22 and more in one colour, white is unresolved"
+_RARE = ("validation", "checkpoint", "profiling", "first_batch")  # parts that few steps have
 
 
 def _distance_map(axis: Any, values: np.ndarray) -> Any:
-    """`[L, L]` distances as an image whose ticks are residue numbers from 1."""
+    return _residue_map(axis, values, cmap="viridis_r", vmin=2, vmax=FARTHEST)
+
+
+def _residue_map(axis: Any, values: np.ndarray, **colours: Any) -> Any:
+    """`[L, L]` as an image whose ticks are residue numbers from 1."""
     last = len(values) + 0.5
-    axis.set_xlabel("residue")
-    axis.set_ylabel("residue")
-    return axis.imshow(values, cmap="viridis_r", vmin=2, vmax=22, extent=(0.5, last, last, 0.5))
+    axis.set(xlabel="residue", ylabel="residue")
+    return axis.imshow(values, extent=(0.5, last, last, 0.5), **colours)
+
+
+def _step_times(axis: Any, steps: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
+    parts = list(dict.fromkeys(p for line in steps for p in line["seconds"] if p not in _RARE))
+    rows = [[line["seconds"].get(part, 0.0) * 1e3 for line in steps] for part in parts]
+    axis.stackplot(numbers, rows, labels=parts)
+    axis.set_ylim(0, usual_top(np.sum(rows, axis=0)))
+    axis.set(title="ms of each step, the highest cut off", xlabel="step")
+    axis.legend(fontsize=7, loc="upper right", ncols=2)
+
+
+def _shares(axis: Any, shares: Mapping[str, float], title: str) -> None:
+    names = list(shares)[::-1]
+    bars = axis.barh(names, [100 * shares[name] for name in names], color=COLOURS[0])
+    axis.bar_label(bars, fmt="%.1f %%", fontsize=8, padding=2)
+    axis.margins(x=0.12)  # room for the labels
+    axis.set(title=title, xlabel="%")
 
 
 def _pyplot() -> Any:
     import matplotlib
 
-    matplotlib.use("Agg")  # no display is needed to write a PNG
+    matplotlib.use("Agg")  # no display is needed to write a file
     import matplotlib.pyplot as plt
 
     return plt
@@ -242,5 +364,5 @@ def _pyplot() -> Any:
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    figure.clear()
+    _pyplot().close(figure)
     return path

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from evofeed.errors import FeatureError
-from evofeed.features import RECORD, Feature
-from evofeed.residues import GAP, UNKNOWN
+from evofeed.base.errors import FeatureError
+from evofeed.protein.features import RECORD, Feature
+from evofeed.protein.residues import GAP, UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

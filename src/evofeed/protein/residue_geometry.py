@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from evofeed.residues import ATOM_ORDER, RESTYPE_3
+from evofeed.protein.residues import ATOM_ORDER, RESTYPE_3
 
 #         atom group  x       y       z
 _ATOMS: Final = """

@@ -7,12 +7,13 @@ once; beside them it has the rows by which they may be paired, and the coordinat
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.chain_record import ChainRecord
-from evofeed.errors import FeatureError
+from evofeed.base.errors import FeatureError
+from evofeed.protein.chain_record import ChainRecord
 
 
 def stoichiometry(copies: tuple[int, ...]) -> str:
@@ -20,6 +21,13 @@ def stoichiometry(copies: tuple[int, ...]) -> str:
     letters = (chr(ord("A") + n) if n < 26 else f"({n + 1})" for n in range(len(copies)))
     numbers = sorted(copies, reverse=True)
     return "".join(f"{a}{n if n > 1 else ''}" for a, n in zip(letters, numbers, strict=True))
+
+
+def chain_numbers(copies: Sequence[int]) -> np.ndarray:
+    """`i64[3, chains]`: numbers of every chain, its entity and its copy, from 1."""
+    entity = np.repeat(np.arange(1, len(copies) + 1), copies)
+    copy = np.concatenate([np.arange(1, number + 1) for number in copies])
+    return np.stack([np.arange(1, len(entity) + 1), entity, copy])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 RUN: Final = "run.json"
 STEPS: Final = "steps.jsonl"
-STRUCTURE: Final = "structure.npz"
+STRUCTURE: Final = "validated.npz"
 NONFINITE: Final = "nonfinite"
 """Folder of its steps without a finite gradient."""
 HANGS: Final = "hangs"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evofeed.assembly_record import AssemblyRecord
-from evofeed.chain_files import fasta_text
-from evofeed.chain_numbers import pseudo_beta, thinned
-from evofeed.residues import ATOM_ORDER
-from evofeed.structure_text import Structure, to_mmcif
+from evofeed.protein.assembly_record import AssemblyRecord, chain_numbers
+from evofeed.protein.chain_files import fasta_text
+from evofeed.protein.chain_numbers import pseudo_beta, thinned
+from evofeed.protein.residues import ATOM_ORDER
+from evofeed.protein.structure_text import Structure, to_mmcif
 
 CONTACT = 8.0
 """Ångström between CB atoms (of glycine CA)."""
@@ -76,20 +76,23 @@ def chains_of(record: AssemblyRecord) -> list[ChainOf]:
     near = seen.copy()
     if record.all_atom_positions is not None and record.all_atom_mask is not None:
         seen = record.all_atom_mask[:, ATOM_ORDER["CA"]] > 0
-        from evofeed.interfaces import interface_residues  # loads numba: no start waits for it
+        from evofeed.protein.interfaces import (
+            interface_residues,  # loads numba: no start waits for it
+        )
 
         found = (record.all_atom_positions, record.all_atom_mask, record.asym_id())
         near[interface_residues(*found)] = True
     chains: list[ChainOf] = []
     first = 0
-    pairs = zip(record.chains, record.copies, strict=True)
-    for entity, (chain, names) in enumerate(pairs, 1):
-        for copy, name in enumerate(names, 1):
-            own = slice(first, first + chain.num_res)
-            numbers = (int(seen[own].sum()), int(near[own].sum()))
-            ids = (len(chains) + 1, entity, copy)
-            chains.append(ChainOf(name, chain.chain_id, *ids, first, chain.num_res, *numbers))
-            first += chain.num_res
+    names = [name for names in record.copies for name in names]
+    numbers = chain_numbers([len(names) for names in record.copies])
+    for name, (asym, entity, sym) in zip(names, numbers.T.tolist(), strict=True):
+        chain = record.chains[entity - 1]
+        own = slice(first, first + chain.num_res)
+        ids = (asym, entity, sym)
+        counts = (int(seen[own].sum()), int(near[own].sum()))
+        chains.append(ChainOf(name, chain.chain_id, *ids, first, chain.num_res, *counts))
+        first += chain.num_res
     return chains
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, no_type_check
 import numpy as np
 from numba import njit
 
-from evofeed.shapes import Float, Int
+from evofeed.base.shapes import Float, Int
 
 UNIT: Final = 1000
 """Distances are compared in whole thousandths of an ångström, alike on every machine."""
@@ -44,6 +44,46 @@ def _spheres(fixed: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarr
     middle = np.where(known[..., None], fixed, 0).sum(1) / count[:, None]
     offset = np.where(known[..., None], fixed - middle[:, None], 0.0)
     return middle, np.sqrt((offset**2).sum(-1).max(-1)) + 1.0
+
+
+def near_other_chains(
+    points: Float[np.ndarray, "P 3"],
+    chain: np.ndarray,
+    targets: Float[np.ndarray, "T 3"],
+    target_chain: np.ndarray,
+    distance: float,
+) -> np.ndarray:
+    """Which points are within `distance`, in ångström, of a target of another chain, `bool[P]`.
+
+    Compared in double precision; the distance itself is near.
+    """
+    near: np.ndarray = _near_targets(
+        np.ascontiguousarray(points, np.float64),
+        np.asarray(chain, np.int64),
+        np.ascontiguousarray(targets, np.float64),
+        np.asarray(target_chain, np.int64),
+        float(distance) ** 2,
+    )
+    return near
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _near_targets(points: Any, chain: Any, targets: Any, target_chain: Any, limit: Any) -> Any:
+    """Which points have a target of another chain whose squared distance is at most `limit`."""
+    near = np.zeros(len(points), np.bool_)
+    for i in range(len(points)):
+        for j in range(len(targets)):
+            if chain[i] == target_chain[j]:
+                continue
+            square = 0.0
+            for x in range(3):
+                step = points[i, x] - targets[j, x]
+                square += step * step
+            if square <= limit:
+                near[i] = True
+                break
+    return near
 
 
 @njit(cache=True, nogil=True)

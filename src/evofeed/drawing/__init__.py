@@ -1,1 +1,0 @@
-"""Curves, bars and turnable structures as HTML, for the run report and the service's pages."""

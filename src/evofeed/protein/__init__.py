@@ -1,0 +1,1 @@
+"""What a protein is here: residues, geometry, the feature table, records."""

@@ -1,0 +1,79 @@
+"""Pictures: matplotlib writes files (`files`); pages and notebooks have panels.
+
+A panel is markup that a notebook shows as it is: charts and maps (`pages`), structures
+(`structures`) and alignments (`alignments`). `page_html` makes a page of several.
+"""
+
+from typing import TYPE_CHECKING
+
+from evofeed.base.lazy import names_from
+
+if TYPE_CHECKING:
+    from evofeed.viz.alignments import alignment_bytes, alignment_html
+    from evofeed.viz.document import LATER, SCRIPTS, Panel, page_html, script
+    from evofeed.viz.files import (
+        draw_card,
+        draw_check,
+        draw_complex,
+        draw_distances,
+        draw_distogram,
+        draw_msa_coverage,
+        draw_prediction,
+        draw_run,
+        expected_distances,
+    )
+    from evofeed.viz.pages import (
+        COLOURS,
+        FARTHEST,
+        MOST_RESIDUES,
+        Curve,
+        bars_html,
+        curves_html,
+        figure_html,
+        histogram_html,
+        map_html,
+        plddt_html,
+        usual_top,
+    )
+    from evofeed.viz.structures import (
+        TRUE_COLOUR,
+        Model,
+        model_of,
+        structure_html,
+    )
+
+__all__ = [
+    "COLOURS",
+    "FARTHEST",
+    "LATER",
+    "MOST_RESIDUES",
+    "SCRIPTS",
+    "TRUE_COLOUR",
+    "Curve",
+    "Model",
+    "Panel",
+    "alignment_bytes",
+    "alignment_html",
+    "bars_html",
+    "curves_html",
+    "draw_card",
+    "draw_check",
+    "draw_complex",
+    "draw_distances",
+    "draw_distogram",
+    "draw_msa_coverage",
+    "draw_prediction",
+    "draw_run",
+    "expected_distances",
+    "figure_html",
+    "histogram_html",
+    "map_html",
+    "model_of",
+    "page_html",
+    "plddt_html",
+    "script",
+    "structure_html",
+    "usual_top",
+]
+
+__getattr__ = names_from(__name__)

@@ -1,0 +1,165 @@
+"""Charts and maps of HTML pages, drawn in the browser by plotly.js."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from evofeed.protein.chain_numbers import thinned
+from evofeed.viz.document import Panel, panel_html
+
+COLOURS: Final = ("#1f77b4", "#e07b00", "#2b8a3e", "#8a3ea8")
+"""Of the runs of a page, in order."""
+PLDDT_BANDS: Final = ((0, "#ff7d45"), (50, "#ffdb13"), (70, "#65cbf3"), (90, "#0053d6"))
+"""Lower edge and colour, as AlphaFold DB shows confidence."""
+FARTHEST: Final = 22.0
+"""Distances from here on have one colour, in every map (ångström)."""
+MOST_RESIDUES: Final = 512
+"""Of a map in a page: of a longer one evenly chosen residues are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line of a chart; a value that is None or not finite is a gap."""
+
+    name: str
+    steps: Sequence[int | float]
+    values: Sequence[int | float | None]
+    colour: str = COLOURS[0]
+
+
+def figure_html(
+    data: Sequence[Mapping[str, Any]], title: str, note: str = "", **layout: Any
+) -> Panel:
+    """A panel with a figure.
+
+    Args:
+        data: plotly's traces; arrays may be numpy's, and what is not finite is a gap.
+        title: of the panel.
+        note: small, behind it.
+        layout: plotly's layout; `linked` names figures that are zoomed together.
+    """
+    return panel_html("figure", {"data": data, "layout": layout}, title, note)
+
+
+def curves_html(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    across: str = "step",
+) -> Panel:
+    """A panel with one line a curve and the last value of each in words; empty without a number."""
+    some = [
+        (curve, [v for v in curve.values if v is not None and math.isfinite(v)]) for curve in curves
+    ]
+    some = [(curve, values) for curve, values in some if values]
+    if not some:
+        return Panel()
+    data = [
+        {"type": "scatter", "mode": "lines" if len(values) > 50 else "lines+markers",
+         "name": curve.name, "x": list(curve.steps), "y": list(curve.values),
+         "line": {"color": curve.colour, "width": 1.5}}
+        for curve, values in some
+    ]  # fmt: skip
+    span = None if low is None and high is None else [low, high]
+    last = f"last {', '.join(f'{values[-1]:.4g}' for _, values in some)}"
+    return figure_html(
+        data, title, last if across == "step" else "",
+        xaxis={"title": {"text": across}}, yaxis={"range": span},
+    )  # fmt: skip
+
+
+def bars_html(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") -> Panel:
+    """A panel of horizontal bars: by name, the length of each series; empty without a length."""
+    series = list(dict.fromkeys(name for row in rows.values() for name in row))
+    if not any(value > 0 for row in rows.values() for value in row.values()):
+        return Panel()
+    data = [
+        {"type": "bar", "orientation": "h", "name": name, "y": list(rows),
+         "x": [row.get(name) for row in rows.values()], "marker": {"color": colour}}
+        for name, colour in zip(series, COLOURS, strict=False)
+    ]  # fmt: skip
+    return figure_html(
+        data, title, xaxis={"title": {"text": unit}}, yaxis={"autorange": "reversed"}
+    )
+
+
+def histogram_html(title: str, edges: Sequence[float], counts: Sequence[int], unit: str) -> Panel:
+    """A panel with one bar a bin, all equally wide; `edges` are one more than `counts`."""
+    if not counts:
+        return Panel()
+    names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+    data = [{"type": "bar", "x": names, "y": list(counts), "marker": {"color": COLOURS[0]}}]
+    return figure_html(
+        data, title, xaxis={"title": {"text": unit}, "automargin": True}, bargap=0.05
+    )
+
+
+def map_html(
+    title: str,
+    values: np.ndarray,
+    *,
+    low: float,
+    high: float,
+    unit: str,
+    near_dark: bool = True,
+    residues: Sequence[int | str] | None = None,
+    linked: str = "",
+) -> Panel:
+    """A panel with a map of residue pairs, its values under the pointer.
+
+    Args:
+        title: of the panel.
+        values: `[L, L]`, NaN where unknown; above `MOST_RESIDUES` evenly chosen ones are shown.
+        low: of the scale of colours.
+        high: likewise.
+        unit: of the values.
+        near_dark: whether low values are dark.
+        residues: number or name of each; without it they are counted from 1.
+        linked: maps of one page with this name are zoomed together.
+    """
+    every = np.arange(len(values))
+    at = thinned(every, MOST_RESIDUES)
+    names = [residues[i] for i in at] if residues is not None else (at + 1).tolist()
+    cells = np.asarray(values, np.float32)[np.ix_(at, at)]
+    data = [
+        {"type": "heatmap", "x": names, "y": names, "zmin": low, "zmax": high,
+         "z": {"dtype": "f4", "shape": f"{len(at)}, {len(at)}",
+               "bdata": b64encode(cells.astype("<f4").tobytes()).decode()},
+         "colorscale": "Viridis", "reversescale": near_dark, "hoverongaps": False,
+         "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.1f}} {unit}<extra></extra>",
+         "colorbar": {"title": {"text": unit}, "thickness": 12}}
+    ]  # fmt: skip
+    note = "" if len(at) == len(every) else f"{len(at)} of {len(every):,} residues"
+    return figure_html(
+        data, title, note, linked=linked, height=440,
+        xaxis={"title": {"text": "residue"}, "constrain": "domain"},
+        yaxis={"title": {"text": "residue"}, "autorange": "reversed", "scaleanchor": "x",
+               "constrain": "domain"},
+    )  # fmt: skip
+
+
+def plddt_html(title: str, curves: Mapping[str, np.ndarray]) -> Panel:
+    """A panel with the pLDDT of every residue, from 1, a line a prediction."""
+    return curves_html(
+        title,
+        [
+            Curve(name=name, steps=range(1, len(values) + 1), values=values.tolist(), colour=colour)
+            for (name, values), colour in zip(curves.items(), COLOURS, strict=False)
+        ],
+        low=0.0, high=100.0, across="residue",
+    )  # fmt: skip
+
+
+def usual_top(values: np.ndarray) -> float:
+    """Upper end of an axis: the few steps far above the others do not set it."""
+    usual = 1.5 * float(np.quantile(values, 0.9))
+    return usual if 0 < usual < values.max() / 2 else 1.05 * float(values.max()) or 1.0
